@@ -1,0 +1,337 @@
+//! Concurrent histories and whether they are linearizable.
+//!
+//! The theory: each operation has a moment of calling and one of returning, read from one global clock.
+//! A history is linearizable when every operation can be given one instant between its two moments so
+//! that, carried out in that order by one thread, each gives what it gave. Keys are independent, so each
+//! key is judged alone. The search is Wing and Gong's with Lowe's memoisation: walk the events in order,
+//! try each operation that had been called before the first return not yet explained, and back up when
+//! none fits; a set of (operations done, state) pairs already tried keeps it from trying twice.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The state of one key: its value, or nothing.
+pub type State = Option<Vec<u8>>;
+
+/// What was asked and what came back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// A read that gave this.
+    Get(State),
+    /// A question of presence and its answer.
+    Contains(bool),
+    /// A value stored.
+    Put(Vec<u8>),
+    /// A number added to the counter (little-endian in the first eight bytes, nothing being zero), and the
+    /// value that came of it.
+    Add(u64, Vec<u8>),
+    /// A delete, and whether the key was there.
+    Delete(bool),
+    /// Bytes appended, and the length that came of it.
+    Append(Vec<u8>, usize),
+}
+
+impl Action {
+    /// The state after this action on `state`, or `None` if the action could not have answered so.
+    fn step(&self, state: &State) -> Option<State> {
+        match self {
+            Action::Get(seen) => (seen == state).then(|| state.clone()),
+            Action::Contains(there) => (*there == state.is_some()).then(|| state.clone()),
+            Action::Put(value) => Some(Some(value.clone())),
+            Action::Add(by, result) => (&add(state.as_deref(), *by) == result).then(|| Some(result.clone())),
+            Action::Delete(there) => (*there == state.is_some()).then_some(None),
+            Action::Append(bytes, length) => {
+                let mut value = state.clone().unwrap_or_default();
+                value.extend_from_slice(bytes);
+                (value.len() == *length).then_some(Some(value))
+            }
+        }
+    }
+}
+
+/// The counter after adding `by`: the first eight bytes are the number, the rest stays.
+pub fn add(old: Option<&[u8]>, by: u64) -> Vec<u8> {
+    let mut value = old.unwrap_or_default().to_vec();
+    value.resize(value.len().max(8), 0);
+    let mut number = [0; 8];
+    number.copy_from_slice(&value[..8]);
+    value[..8].copy_from_slice(&u64::from_le_bytes(number).wrapping_add(by).to_le_bytes());
+    value
+}
+
+/// One finished operation.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// The key it concerned.
+    pub key: u64,
+    /// When it was called.
+    pub called: u64,
+    /// When it returned.
+    pub returned: u64,
+    /// What it was.
+    pub action: Action,
+}
+
+/// The clock every thread reads; each reading is a new moment.
+#[derive(Debug, Default)]
+pub struct Clock(AtomicU64);
+
+impl Clock {
+    /// The next moment.
+    pub fn now(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::SeqCst)
+    }
+}
+
+/// What one thread did.
+#[derive(Debug)]
+pub struct Recorder<'c> {
+    clock: &'c Clock,
+    events: Vec<Event>,
+}
+
+impl<'c> Recorder<'c> {
+    /// An empty record on this clock.
+    pub fn new(clock: &'c Clock) -> Recorder<'c> {
+        Recorder { clock, events: Vec::new() }
+    }
+
+    /// Does an operation on a key between two readings of the clock and records what it says it did.
+    pub fn record(&mut self, key: u64, operation: impl FnOnce() -> Action) {
+        let called = self.clock.now();
+        let action = operation();
+        let returned = self.clock.now();
+        self.events.push(Event { key, called, returned, action });
+    }
+
+    /// The record.
+    pub fn finish(self) -> Vec<Event> {
+        self.events
+    }
+}
+
+/// Parts a history by keys.
+pub fn by_key(events: impl IntoIterator<Item = Event>) -> BTreeMap<u64, Vec<Event>> {
+    let mut parts: BTreeMap<u64, Vec<Event>> = BTreeMap::new();
+    for event in events {
+        parts.entry(event.key).or_default().push(event);
+    }
+    parts
+}
+
+/// Judges the history of one key that began absent: `Err` holds the events round the place where no
+/// order fits.
+pub fn check(events: &[Event]) -> Result<(), Vec<Event>> {
+    Search::new(events).run()
+}
+
+/// The moments in order as a doubly linked list, so that an operation is lifted out and put back at O(1).
+/// Node 0 is the head; operation `i` has the nodes `2i + 1` (call) and `2i + 2` (return).
+struct Search<'e> {
+    events: &'e [Event],
+    next: Vec<usize>,
+    previous: Vec<usize>,
+    done: Vec<u64>,
+    tried: HashSet<(Vec<u64>, State)>,
+    trail: Vec<(usize, State)>,
+    furthest: (usize, usize),
+}
+
+const HEAD: usize = 0;
+
+impl<'e> Search<'e> {
+    fn new(events: &'e [Event]) -> Search<'e> {
+        let mut moments: Vec<(u64, usize)> = Vec::with_capacity(events.len() * 2);
+        for (i, event) in events.iter().enumerate() {
+            moments.push((event.called, 2 * i + 1));
+            moments.push((event.returned, 2 * i + 2));
+        }
+        moments.sort_unstable();
+        let mut search = Search {
+            events,
+            next: vec![HEAD; events.len() * 2 + 1],
+            previous: vec![HEAD; events.len() * 2 + 1],
+            done: vec![0; events.len().div_ceil(64)],
+            tried: HashSet::new(),
+            trail: Vec::new(),
+            furthest: (0, 0),
+        };
+        let mut last = HEAD;
+        for (_, node) in moments {
+            search.next[last] = node;
+            search.previous[node] = last;
+            last = node;
+        }
+        search
+    }
+
+    fn run(mut self) -> Result<(), Vec<Event>> {
+        let mut state: State = None;
+        let mut node = self.next[HEAD];
+        while self.next[HEAD] != HEAD {
+            let is_call = node % 2 == 1;
+            if is_call {
+                let operation = (node - 1) / 2;
+                match self.advance(operation, &state) {
+                    Some(after) => {
+                        self.trail.push((operation, std::mem::replace(&mut state, after)));
+                        self.lift(operation);
+                        node = self.next[HEAD];
+                    }
+                    None => node = self.next[node],
+                }
+                continue;
+            }
+            // A return not explained (or the end): back up and try the next one in place of the last.
+            if node != HEAD && self.trail.len() >= self.furthest.0 {
+                self.furthest = (self.trail.len(), (node - 1) / 2);
+            }
+            let Some((operation, before)) = self.trail.pop() else { return Err(self.blame()) };
+            self.put_back(operation);
+            state = before;
+            node = self.next[2 * operation + 1];
+        }
+        Ok(())
+    }
+
+    /// The state after `operation` if it fits and the pair was not tried yet.
+    fn advance(&mut self, operation: usize, state: &State) -> Option<State> {
+        let after = self.events[operation].action.step(state)?;
+        let mut done = self.done.clone();
+        done[operation / 64] |= 1 << (operation % 64);
+        self.tried.insert((done, after.clone())).then_some(after)
+    }
+
+    fn lift(&mut self, operation: usize) {
+        self.done[operation / 64] |= 1 << (operation % 64);
+        for node in [2 * operation + 1, 2 * operation + 2] {
+            let (before, after) = (self.previous[node], self.next[node]);
+            self.next[before] = after;
+            if after != HEAD {
+                self.previous[after] = before;
+            }
+        }
+    }
+
+    fn put_back(&mut self, operation: usize) {
+        self.done[operation / 64] &= !(1 << (operation % 64));
+        for node in [2 * operation + 2, 2 * operation + 1] {
+            let (before, after) = (self.previous[node], self.next[node]);
+            self.next[before] = node;
+            if after != HEAD {
+                self.previous[after] = node;
+            }
+        }
+    }
+
+    /// The events overlapping the one that could not be explained, and a few before it, in order of calling.
+    fn blame(&self) -> Vec<Event> {
+        let culprit = &self.events[self.furthest.1];
+        let from = culprit.called.saturating_sub(40);
+        let near = |e: &&Event| e.returned >= from && e.called <= culprit.returned;
+        let mut events: Vec<Event> = self.events.iter().filter(near).cloned().collect();
+        events.sort_by_key(|e| e.called);
+        events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(called: u64, returned: u64, action: Action) -> Event {
+        Event { key: 0, called, returned, action }
+    }
+
+    fn number(n: u64) -> Vec<u8> {
+        n.to_le_bytes().to_vec()
+    }
+
+    #[test]
+    fn accepts_a_sequence() {
+        let history = [
+            event(0, 1, Action::Get(None)),
+            event(2, 3, Action::Put(number(5))),
+            event(4, 5, Action::Add(2, number(7))),
+            event(6, 7, Action::Get(Some(number(7)))),
+            event(8, 9, Action::Delete(true)),
+            event(10, 11, Action::Delete(false)),
+            event(12, 13, Action::Append(vec![1, 2], 2)),
+            event(14, 15, Action::Contains(true)),
+        ];
+        assert!(check(&history).is_ok());
+        assert!(check(&[]).is_ok());
+    }
+
+    #[test]
+    fn accepts_overlapping_operations_in_any_order_that_fits() {
+        let history = [
+            event(0, 9, Action::Put(number(1))),
+            event(1, 8, Action::Put(number(2))),
+            event(2, 3, Action::Get(Some(number(2)))),
+            event(4, 5, Action::Get(Some(number(1)))),
+            event(10, 11, Action::Get(Some(number(1)))),
+        ];
+        assert!(check(&history).is_ok());
+    }
+
+    #[test]
+    fn rejects_a_stale_read() {
+        let history = [event(0, 1, Action::Put(number(1))), event(2, 3, Action::Put(number(2))), event(4, 5, Action::Get(Some(number(1))))];
+        assert!(!check(&history).unwrap_err().is_empty());
+    }
+
+    #[test]
+    fn rejects_reads_that_go_back() {
+        let history = [
+            event(0, 1, Action::Put(number(1))),
+            event(2, 20, Action::Put(number(2))),
+            event(3, 4, Action::Get(Some(number(2)))),
+            event(5, 6, Action::Get(Some(number(1)))),
+        ];
+        assert!(check(&history).is_err());
+    }
+
+    #[test]
+    fn rejects_a_lost_update() {
+        let history = [event(0, 1, Action::Put(number(0))), event(2, 5, Action::Add(1, number(1))), event(3, 6, Action::Add(1, number(1)))];
+        assert!(check(&history).is_err());
+    }
+
+    #[test]
+    fn rejects_a_delete_twice_and_a_lost_append() {
+        let twice = [event(0, 1, Action::Put(number(0))), event(2, 5, Action::Delete(true)), event(3, 6, Action::Delete(true))];
+        assert!(check(&twice).is_err());
+        let lost = [event(0, 5, Action::Append(vec![1], 1)), event(1, 6, Action::Append(vec![2], 1))];
+        assert!(check(&lost).is_err());
+    }
+
+    /// A long history made by a real register, then the same with one read spoiled.
+    #[test]
+    fn judges_a_recorded_history_of_threads() {
+        let clock = Clock::default();
+        let cell = std::sync::Mutex::new(None);
+        let mut events = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| exercise(&clock, &cell))).collect();
+            threads.into_iter().flat_map(|t| t.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert!(check(&events).is_ok());
+        let spoiled = events.iter().position(|e| matches!(e.action, Action::Get(Some(_)))).unwrap();
+        events[spoiled].action = Action::Get(Some(number(u64::MAX)));
+        assert!(check(&events).is_err());
+    }
+
+    fn exercise(clock: &Clock, cell: &std::sync::Mutex<State>) -> Vec<Event> {
+        let mut recorder = Recorder::new(clock);
+        for _ in 0..500 {
+            recorder.record(0, || {
+                let mut state = cell.lock().unwrap();
+                let result = add(state.as_deref(), 1);
+                *state = Some(result.clone());
+                Action::Add(1, result)
+            });
+            recorder.record(0, || Action::Get(cell.lock().unwrap().clone()));
+        }
+        recorder.finish()
+    }
+}

@@ -1,0 +1,13 @@
+//! Simulation for Esker's own tests: a disk that misbehaves, a model that is obviously right, and a
+//! judge of concurrent histories.
+//!
+//! The theory: a store is right when nobody can tell it from a map. [`model`] is that map with a
+//! generator of operations, [`subject`] drives a real store of any layout with the same operations,
+//! [`history`] tells whether what several threads saw could have come from one map, and [`disk`] is
+//! the device under it all, which is slow, out of order and faulty on demand. Everything random comes
+//! from a seed.
+
+pub mod disk;
+pub mod history;
+pub mod model;
+pub mod subject;

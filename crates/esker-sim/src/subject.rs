@@ -1,0 +1,248 @@
+//! A real store driven by the model's operations.
+//!
+//! The theory: the model speaks bytes, a store speaks types. A [`Subject`] is a store of one
+//! [`Layout`] that translates: fixed-width types to their little-endian bytes, the rest as it is. So one
+//! sequence of operations drives every layout, and what it gives compares with the model's byte by byte.
+
+use crate::disk::SimDisk;
+use crate::model::{Bytes, Layout, Operation, Outcome, change, operand};
+use esker::{Error, Options, Result, Stats, Store};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Where a store keeps its data.
+#[derive(Clone)]
+pub enum Place {
+    /// In memory only.
+    Memory,
+    /// On a simulated disk.
+    Disk(Arc<SimDisk>),
+    /// In a directory.
+    Directory(PathBuf),
+}
+
+/// A change of a value in bytes, called with the position of the key in its batch.
+pub type Change<'f> = &'f mut dyn FnMut(usize, Option<&[u8]>) -> Bytes;
+
+/// A store of any layout, in bytes.
+pub trait Subject: Send + Sync {
+    /// Reads a value.
+    fn get(&self, key: &[u8]) -> Result<Option<Bytes>>;
+    /// Reads a value through a view.
+    fn view(&self, key: &[u8]) -> Result<Option<Bytes>>;
+    /// Whether a key is there.
+    fn contains(&self, key: &[u8]) -> Result<bool>;
+    /// Stores a value.
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<()>;
+    /// Changes a value.
+    fn rmw(&self, key: &[u8], change: Change<'_>) -> Result<Bytes>;
+    /// Appends to a value.
+    fn append(&self, key: &[u8], bytes: &[u8]) -> Result<usize>;
+    /// Deletes a key.
+    fn delete(&self, key: &[u8]) -> Result<bool>;
+    /// Reads values; each position is to be told exactly once.
+    fn get_many(&self, keys: &[Bytes]) -> Result<Vec<Option<Bytes>>>;
+    /// Stores values.
+    fn put_many(&self, pairs: &[(Bytes, Bytes)]) -> Result<()>;
+    /// Changes values.
+    fn rmw_many(&self, keys: &[Bytes], change: Change<'_>) -> Result<()>;
+    /// Deletes keys.
+    fn delete_many(&self, keys: &[Bytes]) -> Result<usize>;
+    /// Sets the budget.
+    fn set_memory(&self, bytes: u64) -> Result<()>;
+    /// The store's account of itself.
+    fn stats(&self) -> Stats;
+    /// Closes the store.
+    fn close(&self) -> Result<()>;
+}
+
+/// Opens a store of a layout at a place with a budget.
+pub fn open(layout: Layout, budget: u64, place: &Place) -> Result<Box<dyn Subject>> {
+    let options = Options::new().memory(budget);
+    Ok(match layout {
+        Layout::Pairs => Box::new(Pairs::open(options, place)?),
+        Layout::Records => Box::new(Records::open(options, place)?),
+        Layout::Blobs => Box::new(Blobs::open(options, place)?),
+        Layout::Named => Box::new(Named::open(options, place)?),
+    })
+}
+
+/// Does an operation; reopening is the caller's, and does nothing here.
+pub fn apply(subject: &dyn Subject, layout: Layout, operation: &Operation) -> Result<Outcome> {
+    let width = layout.width();
+    Ok(match operation {
+        Operation::Get(key) => Outcome::Value(subject.get(key)?),
+        Operation::View(key) => Outcome::Value(subject.view(key)?),
+        Operation::Contains(key) => Outcome::Flag(subject.contains(key)?),
+        Operation::Put(key, value) => done(subject.put(key, value)?),
+        Operation::Rmw(key, by) => Outcome::Value(Some(subject.rmw(key, &mut |_, old| change(old, *by, width))?)),
+        Operation::Append(key, bytes) => Outcome::Count(subject.append(key, bytes)?),
+        Operation::Delete(key) => Outcome::Flag(subject.delete(key)?),
+        Operation::GetMany(keys) => Outcome::Values(subject.get_many(keys)?),
+        Operation::PutMany(pairs) => done(subject.put_many(pairs)?),
+        Operation::RmwMany(keys) => done(subject.rmw_many(keys, &mut |i, old| change(old, operand(&keys[i]), width))?),
+        Operation::DeleteMany(keys) => Outcome::Count(subject.delete_many(keys)?),
+        Operation::SetMemory(bytes) => done(subject.set_memory(*bytes)?),
+        Operation::Reopen => Outcome::Done,
+    })
+}
+
+fn done((): ()) -> Outcome {
+    Outcome::Done
+}
+
+/// The bytes of what a store gives.
+trait Seen {
+    fn seen(&self) -> Bytes;
+}
+
+impl Seen for u64 {
+    fn seen(&self) -> Bytes {
+        self.to_le_bytes().to_vec()
+    }
+}
+
+impl Seen for [u8; 24] {
+    fn seen(&self) -> Bytes {
+        self.to_vec()
+    }
+}
+
+impl Seen for &[u8] {
+    fn seen(&self) -> Bytes {
+        self.to_vec()
+    }
+}
+
+impl Seen for Vec<u8> {
+    fn seen(&self) -> Bytes {
+        self.clone()
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    bytes.try_into().expect("the width of the layout")
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(array(bytes))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("a key of this layout is text")
+}
+
+fn no_append<S>(_: &S, _: &[u8], _: &[u8]) -> Result<usize> {
+    Err(Error::Invalid("this layout cannot append".into()))
+}
+
+fn append_blob(store: &Store<[u8], [u8]>, key: &[u8], bytes: &[u8]) -> Result<usize> {
+    store.append(key, bytes)
+}
+
+fn append_named(store: &Store<str, [u8]>, key: &[u8], bytes: &[u8]) -> Result<usize> {
+    store.append(&text(key), bytes)
+}
+
+/// The values told by position; a position told twice or not at all is the store's mistake.
+fn told(slots: Vec<Option<Option<Bytes>>>) -> Vec<Option<Bytes>> {
+    slots.into_iter().map(|slot| slot.expect("get_many told every position")).collect()
+}
+
+fn tell(slots: &mut [Option<Option<Bytes>>], position: usize, value: Option<Bytes>) {
+    let before = slots[position].replace(value);
+    assert!(before.is_none(), "get_many told position {position} twice");
+}
+
+macro_rules! subject {
+    ($name:ident, $key:ty, $value:ty, $to_key:expr, $to_value:expr, $append:expr) => {
+        struct $name(Store<$key, $value>);
+
+        impl $name {
+            fn open(options: Options, place: &Place) -> Result<$name> {
+                Ok($name(match place {
+                    Place::Memory => options.in_memory()?,
+                    Place::Disk(disk) => options.open_on(disk.clone())?,
+                    Place::Directory(path) => options.open(path)?,
+                }))
+            }
+        }
+
+        impl Subject for $name {
+            fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
+                Ok(self.0.get(&$to_key(key))?.map(|v| v.seen()))
+            }
+
+            fn view(&self, key: &[u8]) -> Result<Option<Bytes>> {
+                self.0.get_with(&$to_key(key), |view| view.seen())
+            }
+
+            fn contains(&self, key: &[u8]) -> Result<bool> {
+                self.0.contains(&$to_key(key))
+            }
+
+            fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+                self.0.put(&$to_key(key), &$to_value(value))
+            }
+
+            fn rmw(&self, key: &[u8], change: Change<'_>) -> Result<Bytes> {
+                let new = self.0.rmw(&$to_key(key), |old| {
+                    let old = old.map(|v| v.seen());
+                    $to_value(&change(0, old.as_deref()))
+                })?;
+                Ok(new.seen())
+            }
+
+            fn append(&self, key: &[u8], bytes: &[u8]) -> Result<usize> {
+                $append(&self.0, key, bytes)
+            }
+
+            fn delete(&self, key: &[u8]) -> Result<bool> {
+                self.0.delete(&$to_key(key))
+            }
+
+            fn get_many(&self, keys: &[Bytes]) -> Result<Vec<Option<Bytes>>> {
+                let keys: Vec<_> = keys.iter().map(|k| $to_key(k)).collect();
+                let mut slots = vec![None; keys.len()];
+                self.0.get_many(&keys, |i, value| tell(&mut slots, i, value.map(|v| v.seen())))?;
+                Ok(told(slots))
+            }
+
+            fn put_many(&self, pairs: &[(Bytes, Bytes)]) -> Result<()> {
+                let pairs: Vec<_> = pairs.iter().map(|(k, v)| ($to_key(k), $to_value(v))).collect();
+                self.0.put_many(&pairs)
+            }
+
+            fn rmw_many(&self, keys: &[Bytes], change: Change<'_>) -> Result<()> {
+                let keys: Vec<_> = keys.iter().map(|k| $to_key(k)).collect();
+                self.0.rmw_many(&keys, |i, old| {
+                    let old = old.map(|v| v.seen());
+                    $to_value(&change(i, old.as_deref()))
+                })?;
+                Ok(())
+            }
+
+            fn delete_many(&self, keys: &[Bytes]) -> Result<usize> {
+                let keys: Vec<_> = keys.iter().map(|k| $to_key(k)).collect();
+                self.0.delete_many(&keys)
+            }
+
+            fn set_memory(&self, bytes: u64) -> Result<()> {
+                self.0.set_memory(bytes)
+            }
+
+            fn stats(&self) -> Stats {
+                self.0.stats()
+            }
+
+            fn close(&self) -> Result<()> {
+                self.0.close()
+            }
+        }
+    };
+}
+
+subject!(Pairs, u64, u64, number, number, no_append);
+subject!(Records, u64, [u8; 24], number, array::<24>, no_append);
+subject!(Blobs, [u8], [u8], <[u8]>::to_vec, <[u8]>::to_vec, append_blob);
+subject!(Named, str, [u8], text, <[u8]>::to_vec, append_named);

@@ -1,0 +1,67 @@
+//! A store keeps to its budget, as the operating system counts.
+//!
+//! The theory: what the budget promises is resident memory, so it is measured as such
+//! (`/proc/self/statm`), less what the process held before the store was opened. The data grow to a
+//! multiple of the budget and the resident bytes may pass it by 5 % and 8 MiB (stacks, buffers,
+//! allocator). There is one test in this binary, for another would be counted with it.
+//! `ESKER_GROWTH` sets the multiple: 2 unless told, 10 for the full run.
+
+#![cfg(target_os = "linux")]
+
+use esker::{Options, Store};
+
+const BUDGET: u64 = 32 << 20;
+const SLACK: u64 = BUDGET / 20 + (8 << 20);
+
+/// The resident bytes of this process.
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+fn growth() -> u64 {
+    std::env::var("ESKER_GROWTH").ok().and_then(|v| v.parse().ok()).unwrap_or(2)
+}
+
+/// Puts `count` keys, looking at the resident bytes now and then.
+fn grow(name: &str, baseline: u64, count: u64, put: impl Fn(u64)) {
+    let mut highest = 0;
+    for id in 0..count {
+        put(id);
+        if id % 4096 == 0 {
+            highest = highest.max(resident().saturating_sub(baseline));
+            assert!(highest <= BUDGET + SLACK, "{name}: {highest} resident bytes after {id} puts of a budget of {BUDGET}");
+        }
+    }
+    println!("{name}: at most {highest} resident bytes of a budget of {BUDGET}");
+    assert!(highest > BUDGET / 4, "{name}: only {highest} bytes resident: is anything measured?");
+}
+
+fn pairs() {
+    let baseline = resident();
+    let store: Store<u64, u64> = Options::new().memory(BUDGET).open_temporary().unwrap();
+    let count = growth() * BUDGET / 24;
+    grow("pairs", baseline, count, |id| store.put(&id, &(id * 3)).unwrap());
+    for id in (0..count).step_by(9973) {
+        assert_eq!(store.get(&id).unwrap(), Some(id * 3));
+    }
+    store.close().unwrap();
+}
+
+fn records() {
+    let baseline = resident();
+    let store: Store<u64, [u8; 100]> = Options::new().memory(BUDGET).open_temporary().unwrap();
+    let count = growth() * BUDGET / 116;
+    grow("records", baseline, count, |id| store.put(&id, &[id as u8; 100]).unwrap());
+    for id in (0..count).step_by(9973) {
+        assert_eq!(store.get(&id).unwrap(), Some([id as u8; 100]));
+    }
+    store.close().unwrap();
+}
+
+#[test]
+fn resident_memory_keeps_to_the_budget() {
+    pairs();
+    records();
+}

@@ -1,0 +1,123 @@
+//! Devices: where the cold part of the log lies. The only place that calls the operating system for files.
+//!
+//! The trait is small so that a simulated disk is short. Offsets and lengths are multiples of [`SECTOR_BYTES`].
+
+mod file;
+pub(crate) use file::FileDevice;
+
+use std::io;
+use std::sync::RwLock;
+
+/// The unit of every transfer, in bytes.
+pub const SECTOR_BYTES: usize = 4096;
+
+/// One read of a batch.
+#[derive(Debug)]
+pub struct ReadRequest<'a> {
+    /// Where to read, in bytes from the device's start.
+    pub offset: u64,
+    /// What to fill; all of it.
+    pub into: &'a mut [u8],
+    /// How it ended; set by [`Device::read_many`].
+    pub result: io::Result<()>,
+}
+
+/// A flat range of bytes that survives what memory does not.
+pub trait Device: Send + Sync {
+    /// Fills `into` from `offset`. Bytes never written may be missing (an error) or zero.
+    ///
+    /// # Errors
+    /// Whatever the device reports; a short read is an error.
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
+
+    /// Writes all of `bytes` at `offset`; durable only after [`Device::sync`].
+    ///
+    /// # Errors
+    /// Whatever the device reports; part of the bytes may have been written then.
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// Makes all completed writes durable.
+    ///
+    /// # Errors
+    /// Whatever the device reports; nothing may be assumed durable then.
+    fn sync(&self) -> io::Result<()>;
+
+    /// Does many reads, together where the device can; each gets its own result.
+    fn read_many(&self, requests: &mut [ReadRequest<'_>]) {
+        for request in requests {
+            request.result = self.read(request.offset, request.into);
+        }
+    }
+}
+
+/// A device in memory, for tests and experiments.
+#[derive(Debug, Default)]
+pub struct MemoryDevice {
+    bytes: RwLock<Vec<u8>>,
+}
+
+impl MemoryDevice {
+    /// An empty one.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Device for MemoryDevice {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let bytes = self.bytes.read().unwrap_or_else(|e| e.into_inner());
+        let from = offset as usize;
+        let source = bytes.get(from..from + into.len());
+        into.copy_from_slice(source.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, source: &[u8]) -> io::Result<()> {
+        let mut bytes = self.bytes.write().unwrap_or_else(|e| e.into_inner());
+        let from = offset as usize;
+        if bytes.len() < from + source.len() {
+            bytes.resize(from + source.len(), 0);
+        }
+        bytes[from..from + source.len()].copy_from_slice(source);
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A growable buffer aligned for direct I/O.
+pub(crate) struct AlignedBuffer {
+    sectors: Vec<Sector>,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(4096))]
+struct Sector([u8; SECTOR_BYTES]);
+
+impl AlignedBuffer {
+    pub(crate) fn new(sectors: usize) -> Self {
+        Self { sectors: vec![Sector([0; SECTOR_BYTES]); sectors] }
+    }
+
+    pub(crate) fn sector_mut(&mut self, at: usize) -> &mut [u8; SECTOR_BYTES] {
+        &mut self.sectors[at].0
+    }
+
+    pub(crate) fn sector(&self, at: usize) -> &[u8; SECTOR_BYTES] {
+        &self.sectors[at].0
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        let len = self.sectors.len() * SECTOR_BYTES;
+        // SAFETY: `Sector` is a byte array without padding (size 4096 = align 4096), so the vector is `len` plain bytes.
+        unsafe { std::slice::from_raw_parts_mut(self.sectors.as_mut_ptr().cast(), len) }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: as in `bytes_mut`.
+        unsafe { std::slice::from_raw_parts(self.sectors.as_ptr().cast(), self.sectors.len() * SECTOR_BYTES) }
+    }
+}

@@ -1,0 +1,416 @@
+//! The engine: epochs, index and log put together, and the driver that moves their boundaries.
+//!
+//! Operations (`store.rs`) run under a pin and never wait while they hold it. What needs waiting (room in the log) is
+//! done by whoever waits: [`Engine::make_room`] does the driver's work itself. The driver thread only does it earlier.
+
+use crate::device::Device;
+use crate::directory::{Directory, Image};
+use crate::epoch::{Counter, Epochs, Pin};
+use crate::error::{Error, Result};
+use crate::index::{Chain, Index};
+use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log};
+use crate::record::Record;
+use crate::stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
+
+/// Buffers, slots, thread state: what is taken off the budget before log and index share it.
+const FIXED_BYTES: u64 = 2 << 20;
+pub(crate) const BUDGET_BYTES_MIN: u64 = 16 << 20;
+const HUGE_PAGE_BUDGET_BYTES: u64 = 256 << 20;
+const VALUE_BYTES_MAX: u64 = 16 << 20;
+const SPLITS_PER_TURN: usize = 256;
+const DRIVER_PAUSE: Duration = Duration::from_millis(1);
+
+/// How this store's records look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Layout {
+    /// Keys of this width, values of at most eight bytes.
+    Word {
+        key_bytes: usize,
+        value_bytes: usize,
+    },
+    Bytes,
+}
+
+pub(crate) struct Engine {
+    pub(crate) epochs: Epochs,
+    pub(crate) index: Index,
+    pub(crate) log: Log,
+    pub(crate) layout: Layout,
+    pub(crate) hasher: Hasher,
+    directory: Option<Directory>,
+    budget: AtomicU64,
+    latched: Mutex<Option<Error>>,
+    boundaries: Mutex<()>,
+    growth: Mutex<()>,
+}
+
+/// Keyed by the store's own random seed, so that nobody can choose colliding keys.
+pub(crate) struct Hasher {
+    seed: [u64; 2],
+    secret: [u8; 192],
+}
+
+impl Hasher {
+    pub(crate) fn new(seed: [u64; 2]) -> Self {
+        let mut secret = [0; 192];
+        for (i, part) in secret.chunks_exact_mut(8).enumerate() {
+            part.copy_from_slice(&fold(seed[0] ^ i as u64, seed[1] | 1).to_le_bytes());
+        }
+        Self { seed: [seed[0], seed[1] | 1], secret }
+    }
+
+    /// `width` is a constant where the key type has one, so that eight bytes cost two multiplications.
+    #[inline(always)]
+    pub(crate) fn hash(&self, key: &[u8], width: Option<usize>) -> u64 {
+        if width == Some(8) {
+            let word = u64::from_ne_bytes([key[0], key[1], key[2], key[3], key[4], key[5], key[6], key[7]]);
+            return fold(fold(word ^ self.seed[0], self.seed[1]) ^ self.seed[1], 0x9e37_79b9_7f4a_7c15);
+        }
+        xxhash_rust::xxh3::xxh3_64_with_secret(key, &self.secret)
+    }
+}
+
+#[inline(always)]
+fn fold(a: u64, b: u64) -> u64 {
+    let wide = u128::from(a) * u128::from(b);
+    wide as u64 ^ (wide >> 64) as u64
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// What an engine is made of.
+pub(crate) struct Parts {
+    pub(crate) layout: Layout,
+    pub(crate) budget: u64,
+    pub(crate) device: Option<Arc<dyn Device>>,
+    pub(crate) directory: Option<Directory>,
+    pub(crate) image: Option<Image>,
+}
+
+impl Engine {
+    pub(crate) fn new(parts: Parts) -> Result<Self> {
+        check_budget(parts.budget)?;
+        let identity = parts.directory.as_ref().map_or_else(crate::directory::Identity::random, |directory| Ok(directory.identity()))?;
+        let tail = parts.image.as_ref().map_or(FIRST_ADDRESS, |image| image.tail);
+        let huge = parts.budget >= HUGE_PAGE_BUDGET_BYTES;
+        let engine = Self {
+            epochs: Epochs::new(),
+            index: Index::new()?,
+            log: Log::new(parts.device, identity.store_id, tail, huge)?,
+            layout: parts.layout,
+            hasher: Hasher::new(identity.hash_seed),
+            directory: parts.directory,
+            budget: AtomicU64::new(parts.budget),
+            latched: Mutex::new(None),
+            boundaries: Mutex::new(()),
+            growth: Mutex::new(()),
+        };
+        if let Some(image) = parts.image {
+            engine.restore(&image)?;
+        }
+        engine.share_budget();
+        Ok(engine)
+    }
+
+    fn restore(&self, image: &Image) -> Result<()> {
+        if !self.index.restore_shape(image.shape) || image.buckets.len() as u64 != self.index.buckets() {
+            return Err(Error::corruption("the index image has an impossible shape"));
+        }
+        for (at, words) in image.buckets.iter().enumerate() {
+            self.index.restore(at as u64, words);
+        }
+        let (index, budget) = (self.index.bytes(), self.budget.load(Relaxed));
+        if index + FIXED_BYTES + BUDGET_BYTES_MIN / 4 > budget {
+            return Err(Error::invalid(format!("the memory budget is below what this store's index needs budget={budget} index={index}")));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_in_memory(&self) -> bool {
+        self.log.device.is_none()
+    }
+
+    pub(crate) fn value_bytes_max(&self) -> u64 {
+        VALUE_BYTES_MAX.min(self.budget.load(Relaxed) / 4)
+    }
+
+    pub(crate) fn set_budget(&self, bytes: u64) -> Result<()> {
+        check_budget(bytes)?;
+        let held = self.index.bytes() + FIXED_BYTES + if self.is_in_memory() { self.log_bytes() } else { BUDGET_BYTES_MIN / 4 };
+        if bytes < held {
+            return Err(Error::invalid(format!("the memory budget is below what cannot be given back budget={bytes} held={held}")));
+        }
+        self.budget.store(bytes, Relaxed);
+        self.share_budget();
+        if self.is_in_memory() { Ok(()) } else { self.shift_boundaries(&lock(&self.boundaries), 0) }
+    }
+
+    fn log_bytes(&self) -> u64 {
+        self.log.tail() - self.log.bounds.evicted.load(Acquire)
+    }
+
+    /// The index may take half; the log gets what the index and the rest leave.
+    fn share_budget(&self) {
+        let budget = self.budget.load(Relaxed);
+        let index = self.index.bytes();
+        self.log.budget.store(budget.saturating_sub(index + FIXED_BYTES), Relaxed);
+        let limit = if self.is_in_memory() {
+            let room = budget.saturating_sub(FIXED_BYTES + self.log_bytes() + index);
+            index + room / 2
+        } else {
+            budget / 2
+        };
+        self.index.set_limit(limit);
+    }
+
+    /// Waits until `bytes` more can be allocated. Must not be called under a pin.
+    #[cold]
+    pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
+        let guard = lock(&self.boundaries);
+        if self.epochs.is_closed() {
+            return Err(Error::Closed);
+        }
+        self.share_budget();
+        // A record of up to a quarter piece makes the thread take a whole one.
+        let bytes = bytes.next_multiple_of(BLOCK_BYTES).max(16 * BLOCK_BYTES);
+        if self.log_bytes() + bytes <= self.log.budget.load(Relaxed) {
+            return Ok(());
+        }
+        if self.is_in_memory() {
+            return Err(Error::Full);
+        }
+        self.shift_boundaries(&guard, bytes)?;
+        if self.log_bytes() + bytes <= self.log.budget.load(Relaxed) { Ok(()) } else { Ok(std::thread::yield_now()) }
+    }
+
+    /// Freezes, writes and evicts so that the log keeps to its share with `room` bytes to spare. The driver's one step.
+    fn shift_boundaries(&self, _: &MutexGuard<'_, ()>, room: u64) -> Result<()> {
+        if let Some(error) = &*lock(&self.latched) {
+            return Err(error.clone());
+        }
+        let (bounds, budget) = (&self.log.bounds, self.log.budget.load(Relaxed));
+        let tail = self.log.tail();
+        let spare = room.max(budget / 16);
+        let head = block_ceil((tail + spare).saturating_sub(budget)).min(tail);
+        let lag = budget / 8 * 7;
+        let read_only = bounds.read_only.load(Relaxed);
+        // Freezing goes in steps of a sixteenth: a drain each time, not each block.
+        let due = tail - read_only > lag || head > bounds.flushed_until.load(Relaxed);
+        if due {
+            self.freeze(block_ceil((tail + budget / 16).saturating_sub(lag)).max(head).min(tail).max(read_only));
+            self.flush()?;
+        }
+        self.evict(head.min(bounds.flushed_until.load(Relaxed)));
+        Ok(())
+    }
+
+    fn freeze(&self, to: u64) {
+        let bounds = &self.log.bounds;
+        bounds.read_only.store(to, SeqCst);
+        self.epochs.drain();
+        bounds.safe_read_only.store(to, Release);
+    }
+
+    fn flush(&self) -> Result<()> {
+        let bounds = &self.log.bounds;
+        let (from, to) = (bounds.flushed_until.load(Relaxed), bounds.safe_read_only.load(Relaxed));
+        let result = self.log.flush(from, to);
+        match &result {
+            Ok(()) => bounds.flushed_until.store(to, Release),
+            Err(error) => self.latch(error),
+        }
+        result
+    }
+
+    fn latch(&self, error: &Error) {
+        lock(&self.latched).get_or_insert_with(|| error.clone());
+    }
+
+    fn evict(&self, to: u64) {
+        let bounds = &self.log.bounds;
+        if to > bounds.head.load(Relaxed) {
+            bounds.head.store(to, SeqCst);
+            self.epochs.drain();
+            self.log.release_below(to);
+        }
+    }
+
+    /// Fuzzy region: a pinned thread may still write a record there in place. Waits until none can.
+    #[cold]
+    pub(crate) fn wait_until_safe(&self) {
+        std::thread::yield_now();
+    }
+
+    /// Called with a thread's own count of new index entries, now and then.
+    #[cold]
+    pub(crate) fn entries_added(&self, pin: &Pin<'_>) {
+        let slot = pin.slot;
+        self.index.add_to_count(slot.entries.load(Relaxed));
+        slot.entries.store(0, Relaxed);
+    }
+
+    /// Splits some buckets if that is due; false when there is nothing to do (or somebody else does it).
+    pub(crate) fn grow(&self) -> bool {
+        let guard = match self.growth.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(guard)) => guard.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let Ok(pin) = self.epochs.pin() else { return false };
+        let mut splits = 0;
+        while splits < SPLITS_PER_TURN && self.index.wants_split() {
+            self.index.split_next(|at| self.chain_of(at));
+            splits += 1;
+        }
+        drop((pin, guard));
+        if splits > 0 {
+            self.share_budget();
+        }
+        splits == SPLITS_PER_TURN
+    }
+
+    /// Under a pin.
+    fn chain_of(&self, at: u64) -> Chain {
+        if at < self.log.bounds.head.load(Acquire) {
+            return Chain::Unknown;
+        }
+        // SAFETY: `at >= head` was read under the caller's pin, and index entries hold published addresses only.
+        let record = unsafe { Record::new(self.log.pointer(at)) };
+        if record.previous() != 0 {
+            return Chain::Unknown;
+        }
+        Chain::Alone(match self.layout {
+            Layout::Word { key_bytes, .. } => self.hasher.hash(record.word_key(key_bytes), Some(key_bytes)),
+            Layout::Bytes => self.hasher.hash(record.bytes_key(), None),
+        })
+    }
+
+    /// The driver thread's loop.
+    pub(crate) fn run_driver(&self) {
+        while !self.epochs.is_closed() {
+            let mut busy = self.grow();
+            self.share_budget();
+            if !self.is_in_memory() {
+                let guard = lock(&self.boundaries);
+                // A failure is latched; whoever needs room hears of it.
+                let _ = self.shift_boundaries(&guard, 0);
+            }
+            let ahead = (self.log.budget.load(Relaxed) / 16).min(16 << 20);
+            self.log.populate_ahead(ahead);
+            busy |= self.index.wants_split();
+            if !busy {
+                std::thread::park_timeout(DRIVER_PAUSE);
+            }
+        }
+    }
+
+    /// Writes everything to the device and, in a directory, what reopening needs. Once.
+    pub(crate) fn close(&self) -> Result<()> {
+        if !self.epochs.close() || self.is_in_memory() {
+            return Ok(());
+        }
+        let _growth = lock(&self.growth);
+        let _boundaries = lock(&self.boundaries);
+        let Some(directory) = &self.directory else { return Ok(()) };
+        let saved = self.save(directory);
+        directory.unlock();
+        saved
+    }
+
+    fn save(&self, directory: &Directory) -> Result<()> {
+        if let Some(error) = &*lock(&self.latched) {
+            return Err(error.clone());
+        }
+        self.freeze(self.log.tail());
+        self.flush()?;
+        if let Some(device) = &self.log.device {
+            device.sync().map_err(Error::from).inspect_err(|error| self.latch(error))?;
+        }
+        directory.save(self.layout, &self.index, self.log.tail())
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let bounds = &self.log.bounds;
+        let count = |what: Counter| self.epochs.slots().map(|slot| slot.counters[what as usize].load(Relaxed)).sum();
+        let (log_bytes, index_bytes) = (self.log_bytes(), self.index.bytes());
+        let waiting: u64 = self.epochs.slots().map(|slot| slot.entries.load(Relaxed)).sum();
+        Stats {
+            in_memory: self.is_in_memory(),
+            memory: MemoryStats {
+                budget_bytes: self.budget.load(Relaxed),
+                total_bytes: log_bytes + index_bytes + FIXED_BYTES,
+                log_bytes,
+                index_bytes,
+                fixed_bytes: FIXED_BYTES,
+            },
+            log: LogStats {
+                begin: bounds.begin.load(Relaxed),
+                head: bounds.head.load(Relaxed),
+                flushed_until: bounds.flushed_until.load(Relaxed),
+                safe_read_only: bounds.safe_read_only.load(Relaxed),
+                read_only: bounds.read_only.load(Relaxed),
+                tail: self.log.tail(),
+            },
+            index: IndexStats {
+                buckets: self.index.buckets(),
+                entries: self.index.entries() + waiting,
+                overflow_buckets: self.index.overflow_buckets(),
+                chain_lengths: self.sample_chains(),
+            },
+            operations: OperationStats {
+                gets: count(Counter::Get),
+                puts: count(Counter::Put),
+                rmws: count(Counter::Rmw),
+                appends: count(Counter::Append),
+                deletes: count(Counter::Delete),
+                device_reads: count(Counter::DeviceRead),
+            },
+            latched: lock(&self.latched).as_ref().map(ToString::to_string),
+        }
+    }
+
+    /// How many of some entries have a chain of one, two, ... records in memory.
+    fn sample_chains(&self) -> Vec<u64> {
+        let mut lengths = Vec::new();
+        let buckets = self.index.buckets();
+        for at in (0..buckets).step_by((buckets / 1024).max(1) as usize) {
+            let Ok(_pin) = self.epochs.pin() else { return lengths };
+            for word in self.index.words(at) {
+                let length = self.chain_length(word & crate::index::ADDRESS_MASK);
+                if length > 0 {
+                    lengths.resize(lengths.len().max(length), 0);
+                    lengths[length - 1] += 1;
+                }
+            }
+        }
+        lengths
+    }
+
+    /// Under a pin.
+    fn chain_length(&self, mut at: u64) -> usize {
+        let head = self.log.bounds.head.load(Acquire);
+        let mut length = 0;
+        while at != 0 && at >= head {
+            length += 1;
+            // SAFETY: `at >= head` under the caller's pin, and chains hold published addresses only.
+            at = unsafe { Record::new(self.log.pointer(at)) }.previous();
+        }
+        length
+    }
+}
+
+fn check_budget(bytes: u64) -> Result<()> {
+    if bytes < BUDGET_BYTES_MIN {
+        return Err(Error::invalid(format!("the memory budget is at least 16 MiB budget={bytes}")));
+    }
+    Ok(())
+}
+
+fn block_ceil(address: u64) -> u64 {
+    address.next_multiple_of(BLOCK_BYTES)
+}

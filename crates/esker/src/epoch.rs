@@ -1,0 +1,241 @@
+//! Epochs: who may still be looking at what.
+//!
+//! Each thread owns one [`Slot`] per store. An operation stores the current epoch into it (a *pin*: one plain store,
+//! no fence) and clears it at its end. Whoever moves a boundary calls [`Epochs::drain`]: it advances the epoch, makes
+//! every running thread's stores visible with `membarrier(2)`, and waits until no slot holds an older epoch. From then
+//! on nobody can act on the boundary's old value. Pins last one operation and never span a device access, so a drain
+//! takes microseconds. The scheme is FASTER's (SIGMOD 2018), with the heavy fence moved to the rare side.
+//!
+//! Where `membarrier` is missing, the pin itself fences (SeqCst).
+
+use crate::error::{Error, Result};
+use std::cell::Cell;
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*, compiler_fence, fence};
+
+const SLOTS_PER_CHUNK: usize = 64;
+const CHUNKS: usize = 1024;
+
+/// One thread's state in one store: two cache lines that only this thread writes (others read `epoch` and the counters).
+#[repr(align(128))]
+#[derive(Default)]
+pub(crate) struct Slot {
+    /// 0: not inside the store. Otherwise the epoch that was current when the operation began.
+    epoch: AtomicU64,
+    /// The unused rest of this thread's piece of the log: `[cursor, end)`.
+    pub(crate) cursor: AtomicU64,
+    pub(crate) end: AtomicU64,
+    /// Index entries added since they were last counted globally.
+    pub(crate) entries: AtomicU64,
+    pub(crate) counters: [AtomicU64; Counter::COUNT],
+}
+
+/// What each slot counts.
+#[derive(Clone, Copy)]
+pub(crate) enum Counter {
+    Get,
+    Put,
+    Rmw,
+    Append,
+    Delete,
+    DeviceRead,
+}
+
+impl Counter {
+    pub(crate) const COUNT: usize = 6;
+}
+
+impl Slot {
+    pub(crate) fn count(&self, what: Counter, by: u64) {
+        // Only the owner writes: a load and a store, no locked instruction.
+        let counter = &self.counters[what as usize];
+        counter.store(counter.load(Relaxed) + by, Relaxed);
+    }
+}
+
+pub(crate) struct Epochs {
+    current: AtomicU64,
+    closed: AtomicBool,
+    fence_on_pin: bool,
+    chunks: Box<[AtomicPtr<[Slot; SLOTS_PER_CHUNK]>]>,
+}
+
+/// Keeps everything reachable at the time of the pin in place until it is dropped.
+pub(crate) struct Pin<'a> {
+    pub(crate) slot: &'a Slot,
+}
+
+impl Drop for Pin<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire in `drain`; all that was done under the pin happened before.
+        self.slot.epoch.store(0, Release);
+    }
+}
+
+impl Epochs {
+    pub(crate) fn new() -> Self {
+        Self {
+            current: AtomicU64::new(1),
+            closed: AtomicBool::new(false),
+            fence_on_pin: !membarrier::register(),
+            chunks: (0..CHUNKS).map(|_| AtomicPtr::new(ptr::null_mut())).collect(),
+        }
+    }
+
+    /// Enters the store. `Invalid` inside a closure of the same store on the same thread: waiting there would deadlock.
+    #[inline(always)]
+    pub(crate) fn pin(&self) -> Result<Pin<'_>> {
+        let slot = self.slot()?;
+        if slot.epoch.load(Relaxed) != 0 || self.closed.load(Relaxed) {
+            return Err(self.refusal());
+        }
+        slot.epoch.store(self.current.load(Relaxed), Relaxed);
+        if self.fence_on_pin {
+            fence(SeqCst);
+        } else {
+            compiler_fence(SeqCst);
+        }
+        Ok(Pin { slot })
+    }
+
+    #[cold]
+    fn refusal(&self) -> Error {
+        if self.closed.load(Relaxed) { Error::Closed } else { Error::invalid("the store was called from inside a closure that it runs") }
+    }
+
+    #[inline(always)]
+    pub(crate) fn slot(&self) -> Result<&Slot> {
+        let thread = thread_index();
+        if thread >= SLOTS_PER_CHUNK * CHUNKS {
+            return Err(Error::invalid("more than 65536 threads use the store"));
+        }
+        let chunk = self.chunks[thread / SLOTS_PER_CHUNK].load(Acquire);
+        let chunk = if chunk.is_null() { self.add_chunk(thread / SLOTS_PER_CHUNK) } else { chunk };
+        // SAFETY: a chunk, once published, lives as long as `self`.
+        Ok(unsafe { &(*chunk)[thread % SLOTS_PER_CHUNK] })
+    }
+
+    #[cold]
+    fn add_chunk(&self, at: usize) -> *mut [Slot; SLOTS_PER_CHUNK] {
+        let fresh = Box::into_raw(Box::new(std::array::from_fn(|_| Slot::default())));
+        match self.chunks[at].compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire) {
+            Ok(_) => fresh,
+            Err(theirs) => {
+                // SAFETY: `fresh` was never published; nobody else knows it.
+                drop(unsafe { Box::from_raw(fresh) });
+                theirs
+            }
+        }
+    }
+
+    pub(crate) fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.chunks
+            .iter()
+            .filter_map(|chunk| {
+                let chunk = chunk.load(Acquire);
+                // SAFETY: a chunk, once published, lives as long as `self`.
+                (!chunk.is_null()).then(|| unsafe { &*chunk }.iter())
+            })
+            .flatten()
+    }
+
+    /// Returns once every operation that began before this call has ended. Must not be called under a pin.
+    pub(crate) fn drain(&self) {
+        let safe = self.current.fetch_add(1, SeqCst) + 1;
+        if self.fence_on_pin {
+            fence(SeqCst);
+        } else {
+            membarrier::everywhere();
+        }
+        for slot in self.slots() {
+            let mut spins = 0u32;
+            // Acquire: pairs with the Release in `Pin::drop`.
+            while (1..safe).contains(&slot.epoch.load(Acquire)) {
+                spins += 1;
+                if spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+            }
+        }
+    }
+
+    pub(crate) fn close(&self) -> bool {
+        let was_open = !self.closed.swap(true, SeqCst);
+        self.drain();
+        was_open
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+}
+
+impl Drop for Epochs {
+    fn drop(&mut self) {
+        for chunk in &self.chunks {
+            let chunk = chunk.load(Relaxed);
+            if !chunk.is_null() {
+                // SAFETY: `&mut self`: no pin is left, and each chunk came from `Box::into_raw`.
+                drop(unsafe { Box::from_raw(chunk) });
+            }
+        }
+    }
+}
+
+static FREE_INDEXES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static NEXT_INDEX: AtomicUsize = AtomicUsize::new(0);
+
+struct Registration(usize);
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        INDEX.with(|index| index.set(usize::MAX));
+        FREE_INDEXES.lock().unwrap_or_else(|e| e.into_inner()).push(self.0);
+    }
+}
+
+thread_local! {
+    static INDEX: Cell<usize> = const { Cell::new(usize::MAX) };
+    static REGISTRATION: Cell<Option<Registration>> = const { Cell::new(None) };
+}
+
+/// A small number that no other living thread has.
+#[inline(always)]
+fn thread_index() -> usize {
+    let index = INDEX.with(Cell::get);
+    if index != usize::MAX { index } else { register_thread() }
+}
+
+#[cold]
+fn register_thread() -> usize {
+    let free = FREE_INDEXES.lock().unwrap_or_else(|e| e.into_inner()).pop();
+    let index = free.unwrap_or_else(|| NEXT_INDEX.fetch_add(1, Relaxed));
+    INDEX.with(|cell| cell.set(index));
+    // While the thread's own locals are being destroyed the index is simply never reused.
+    let _ = REGISTRATION.try_with(|cell| cell.set(Some(Registration(index))));
+    index
+}
+
+mod membarrier {
+    const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
+    const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
+
+    #[cfg(target_os = "linux")]
+    fn call(command: libc::c_int) -> bool {
+        // SAFETY: membarrier takes no pointers.
+        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn call(_: libc::c_int) -> bool {
+        false
+    }
+
+    pub(super) fn register() -> bool {
+        call(REGISTER_PRIVATE_EXPEDITED)
+    }
+
+    pub(super) fn everywhere() {
+        assert!(call(PRIVATE_EXPEDITED), "membarrier was registered and must work");
+    }
+}

@@ -1,0 +1,62 @@
+//! Errors tell the caller what to do next; a kind exists only if the caller would act differently.
+
+use std::{fmt, io, path::PathBuf, sync::Arc};
+
+/// What went wrong, named for what the caller should do about it.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Error {
+    /// Bytes on the device are not what was written. Stop and restore from a copy.
+    Corruption(String),
+    /// The device failed. The store is latched: writes refuse, reads go on; reopen it.
+    Io(Arc<io::Error>),
+    /// The memory budget has no room for a new record. Delete something or raise the budget.
+    Full,
+    /// The call cannot be right. Fix the call; nothing was changed.
+    Invalid(String),
+    /// Another process holds the directory.
+    Locked(PathBuf),
+    /// The store was closed.
+    Closed,
+}
+
+/// The result of every fallible call of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::Invalid(message.into())
+    }
+
+    pub(crate) fn corruption(message: impl Into<String>) -> Self {
+        Self::Corruption(message.into())
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Corruption(what) => write!(f, "corruption: {what}"),
+            Self::Io(error) => write!(f, "device failed: {error}"),
+            Self::Full => f.write_str("the memory budget is full"),
+            Self::Invalid(what) => write!(f, "invalid: {what}"),
+            Self::Locked(path) => write!(f, "locked by another process path={}", path.display()),
+            Self::Closed => f.write_str("the store is closed"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io(error) => Some(error.as_ref()),
+            _ => None,
+        }
+    }
+}
+
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        Self::Io(Arc::new(error))
+    }
+}

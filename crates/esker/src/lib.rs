@@ -1,0 +1,40 @@
+//! Esker: a key-value store for data larger than memory, at the speed of memory.
+//!
+//! ```
+//! use esker::{Options, Store};
+//!
+//! let counts: Store<u64, u64> = Options::new().memory("64MiB").in_memory()?;
+//! counts.put(&7, &1)?;
+//! let seen = counts.rmw(&7, |old| old.unwrap_or(0) + 1)?;
+//! assert_eq!((seen, counts.get(&7)?), (2, Some(2)));
+//!
+//! let logs: Store<[u8], [u8]> = Options::new().memory("64MiB").open_temporary()?; // the cold part goes to disk
+//! logs.append(b"user:7", b"login;")?;
+//! assert_eq!(logs.append(b"user:7", b"logout;")?, 13);
+//! assert!(logs.delete(b"user:7")?);
+//! # Ok::<(), esker::Error>(())
+//! ```
+//!
+//! Layers, bottom to top; a layer knows only those below it: `memory`, `device`, `epoch` - `record`, `log` - `index` -
+//! `engine` (boundaries, growth, close) - `store` (one operation on one key, and batches). `ARCHITECTURE.md` has the picture.
+
+mod device;
+mod directory;
+mod engine;
+mod epoch;
+mod error;
+mod index;
+mod log;
+mod memory;
+mod options;
+mod record;
+mod stats;
+mod store;
+mod types;
+
+pub use device::{Device, MemoryDevice, ReadRequest, SECTOR_BYTES};
+pub use error::{Error, Result};
+pub use options::{ByteCount, Options};
+pub use stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
+pub use store::Store;
+pub use types::{Key, Value};

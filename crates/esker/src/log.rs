@@ -1,0 +1,262 @@
+//! The hybrid log: one address space, three regions.
+//!
+//! ```text
+//! 0 ..... begin ........ head ........ read_only ........ tail
+//! |       | on the device | in memory, frozen | in memory, mutable |
+//! ```
+//! Always: begin <= head <= flushed_until <= safe_read_only <= read_only <= tail, and each only grows.
+//!
+//! * **Memory** is one region; the byte of address `a` is at `a mod region`. Only `[evicted, tail)` is backed, so the
+//!   budget can be any number and can change: it is a matter of where `head` goes.
+//! * **Allocation**: a thread takes a piece of the tail (64 KiB) and fills it alone. What it leaves is zero, and a zero
+//!   header means: nothing more up to the next block. A thread leaves its piece when `read_only` has passed its cursor.
+//! * **Boundaries** move in the driver only (`engine.rs`), each in two steps: move it, drain the epoch, then act. So a
+//!   pinned thread may write what it saw at or above `read_only` and read what it saw at or above `head`.
+//! * **On the device** a block of 4080 payload bytes has a 16-byte trailer: its number and a checksum keyed by the store,
+//!   so that stale and misdirected sectors show. 4080 = 170 x 24: no pair of u64 straddles two blocks.
+
+use crate::device::{AlignedBuffer, Device, ReadRequest, SECTOR_BYTES};
+use crate::epoch::Slot;
+use crate::error::{Error, Result};
+use crate::memory::Region;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Payload bytes of a block.
+pub(crate) const BLOCK_BYTES: u64 = 4080;
+const TRAILER_BYTES: usize = 16;
+const _: () = assert!(BLOCK_BYTES as usize + TRAILER_BYTES == SECTOR_BYTES);
+
+const PIECE_BYTES: u64 = 16 * BLOCK_BYTES;
+/// Records above this get an extent of their own: at most a quarter of a piece is left unused.
+const PIECE_RECORD_MAX: u64 = PIECE_BYTES / 4;
+/// Blocks written by one call.
+const FLUSH_BLOCKS: u64 = 64;
+
+/// The first address: block 0 stays empty, so that 0 can mean "none".
+pub(crate) const FIRST_ADDRESS: u64 = BLOCK_BYTES;
+
+pub(crate) struct Log {
+    region: Region,
+    mask: u64,
+    pub(crate) bounds: Bounds,
+    /// Bytes of `[evicted, tail)` that may be backed.
+    pub(crate) budget: AtomicU64,
+    pub(crate) device: Option<Arc<dyn Device>>,
+    store_id: u64,
+}
+
+/// The boundaries, on lines of their own: every operation reads the first three.
+#[repr(align(128))]
+pub(crate) struct Bounds {
+    pub(crate) begin: AtomicU64,
+    pub(crate) head: AtomicU64,
+    pub(crate) read_only: AtomicU64,
+    pub(crate) safe_read_only: AtomicU64,
+    pub(crate) flushed_until: AtomicU64,
+    pub(crate) evicted: AtomicU64,
+    pub(crate) populated: AtomicU64,
+    pub(crate) tail: Tail,
+}
+
+#[repr(align(128))]
+pub(crate) struct Tail(pub(crate) AtomicU64);
+
+fn block_floor(address: u64) -> u64 {
+    address / BLOCK_BYTES * BLOCK_BYTES
+}
+
+impl Log {
+    pub(crate) fn new(device: Option<Arc<dyn Device>>, store_id: u64, tail: u64, huge_pages: bool) -> Result<Self> {
+        let region = Region::reserve(1 << 42, 1 << 30)?;
+        if huge_pages {
+            region.prefer_huge_pages();
+        }
+        let at = || AtomicU64::new(tail);
+        Ok(Self {
+            mask: region.bytes() as u64 - 1,
+            region,
+            bounds: Bounds {
+                begin: AtomicU64::new(FIRST_ADDRESS),
+                head: at(),
+                read_only: at(),
+                safe_read_only: at(),
+                flushed_until: at(),
+                evicted: at(),
+                populated: at(),
+                tail: Tail(at()),
+            },
+            budget: AtomicU64::new(0),
+            device,
+            store_id,
+        })
+    }
+
+    /// Where the byte of `address` is, if it is in memory at all.
+    #[inline(always)]
+    pub(crate) fn pointer(&self, address: u64) -> *mut u8 {
+        // SAFETY: the mask keeps the offset inside the region.
+        unsafe { self.region.base().add((address & self.mask) as usize) }
+    }
+
+    pub(crate) fn tail(&self) -> u64 {
+        self.bounds.tail.0.load(Acquire)
+    }
+
+    /// `bytes` (a multiple of 8) of fresh, zeroed, mutable log for the pinned thread that owns `slot`; `None` when
+    /// memory must be made first.
+    #[inline(always)]
+    pub(crate) fn allocate(&self, slot: &Slot, bytes: u64) -> Option<u64> {
+        let cursor = slot.cursor.load(Relaxed);
+        if cursor + bytes <= slot.end.load(Relaxed) && cursor >= self.bounds.read_only.load(Acquire) {
+            slot.cursor.store(cursor + bytes, Relaxed);
+            return Some(cursor);
+        }
+        self.allocate_piece(slot, bytes)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn allocate_piece(&self, slot: &Slot, bytes: u64) -> Option<u64> {
+        if bytes > PIECE_RECORD_MAX {
+            return self.claim(bytes.next_multiple_of(BLOCK_BYTES));
+        }
+        let at = self.claim(PIECE_BYTES)?;
+        slot.cursor.store(at + bytes, Relaxed);
+        slot.end.store(at + PIECE_BYTES, Relaxed);
+        Some(at)
+    }
+
+    fn claim(&self, bytes: u64) -> Option<u64> {
+        loop {
+            let tail = self.tail();
+            let to = tail + bytes;
+            if to - self.bounds.evicted.load(Acquire) > self.budget.load(Relaxed) {
+                return None;
+            }
+            let wraps = (tail & self.mask) + bytes > self.mask + 1;
+            // At the region's end the rest of it stays empty; the next piece starts in the first whole block behind it.
+            let to = if wraps { (tail | self.mask).next_multiple_of(BLOCK_BYTES) + BLOCK_BYTES } else { to };
+            if self.bounds.tail.0.compare_exchange(tail, to, AcqRel, Relaxed).is_ok() && !wraps {
+                return Some(tail);
+            }
+        }
+    }
+
+    /// Backs the memory just above the tail, so that operations do not pay the page faults.
+    pub(crate) fn populate_ahead(&self, bytes: u64) {
+        let tail = self.tail();
+        let from = self.bounds.populated.load(Relaxed).max(tail);
+        let to = (tail + bytes).min(self.bounds.evicted.load(Acquire) + self.budget.load(Relaxed));
+        if from + bytes / 2 < to && (from & self.mask) < (to & self.mask) {
+            self.region.populate((from & self.mask) as usize, (to & self.mask) as usize);
+            self.bounds.populated.store(to, Relaxed);
+        }
+    }
+
+    /// Gives the memory below `to` back. Only when nobody can be reading there any more.
+    pub(crate) fn release_below(&self, to: u64) {
+        let from = self.bounds.evicted.load(Relaxed);
+        let (a, b) = ((from & self.mask) as usize, (to & self.mask) as usize);
+        // The page that holds the start of `from` was kept by the call before; it goes with this one.
+        if a <= b {
+            self.region.release(a & !4095, b);
+        } else {
+            self.region.release(a & !4095, self.region.bytes());
+            self.region.release(0, b);
+        }
+        self.bounds.evicted.store(to, Release);
+    }
+
+    /// Writes the frozen blocks `[from, to)` to the device.
+    pub(crate) fn flush(&self, from: u64, to: u64) -> Result<()> {
+        let Some(device) = &self.device else { return Ok(()) };
+        let (mut block, end) = (from / BLOCK_BYTES, to / BLOCK_BYTES);
+        while block < end {
+            let count = FLUSH_BLOCKS.min(end - block);
+            let mut buffer = AlignedBuffer::new(count as usize);
+            for i in 0..count {
+                self.seal_block(block + i, buffer.sector_mut(i as usize));
+            }
+            device.write(block * SECTOR_BYTES as u64, buffer.bytes())?;
+            block += count;
+        }
+        Ok(())
+    }
+
+    fn seal_block(&self, block: u64, sector: &mut [u8; SECTOR_BYTES]) {
+        let (payload, trailer) = sector.split_at_mut(BLOCK_BYTES as usize);
+        let start = block * BLOCK_BYTES;
+        if (start & self.mask) + BLOCK_BYTES <= self.mask + 1 {
+            // SAFETY: `[start, start + 4080)` is below `safe_read_only` and not evicted: in memory, and nobody writes it.
+            let frozen = unsafe { std::slice::from_raw_parts(self.pointer(start), BLOCK_BYTES as usize) };
+            payload.copy_from_slice(frozen);
+        }
+        trailer[..8].copy_from_slice(&block.to_le_bytes());
+        trailer[8..].copy_from_slice(&self.checksum(payload, block).to_le_bytes());
+    }
+
+    fn checksum(&self, payload: &[u8], block: u64) -> u64 {
+        xxh3_64_with_seed(payload, self.store_id ^ block.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    /// Reads cold bytes `[at, at + bytes)` of several places together. Must not be called under a pin.
+    pub(crate) fn read_cold(&self, places: &[(u64, u64)]) -> Vec<Result<ColdBytes>> {
+        let Some(device) = &self.device else {
+            return places.iter().map(|_| Err(Error::corruption("an address below the head of a log in memory"))).collect();
+        };
+        let mut buffers: Vec<AlignedBuffer> = places.iter().map(|&(at, bytes)| AlignedBuffer::new(blocks_of(at, bytes))).collect();
+        let mut requests: Vec<ReadRequest<'_>> = places
+            .iter()
+            .zip(&mut buffers)
+            .map(|(&(at, _), buffer)| ReadRequest {
+                offset: at / BLOCK_BYTES * SECTOR_BYTES as u64,
+                into: buffer.bytes_mut(),
+                result: Ok(()),
+            })
+            .collect();
+        device.read_many(&mut requests);
+        let results: Vec<_> = requests.into_iter().map(|request| request.result).collect();
+        let parts = places.iter().zip(buffers).zip(results);
+        parts.map(|((&(at, _), buffer), result)| result.map_err(Error::from).and_then(|()| self.open_blocks(at, &buffer))).collect()
+    }
+
+    fn open_blocks(&self, at: u64, buffer: &AlignedBuffer) -> Result<ColdBytes> {
+        let first = at / BLOCK_BYTES;
+        let count = buffer.bytes().len() / SECTOR_BYTES;
+        let mut bytes = Vec::with_capacity(count * BLOCK_BYTES as usize);
+        for i in 0..count {
+            let block = first + i as u64;
+            let (payload, trailer) = buffer.sector(i).split_at(BLOCK_BYTES as usize);
+            let want = self.checksum(payload, block);
+            let number = u64::from_le_bytes(trailer[..8].try_into().unwrap_or_default());
+            let got = u64::from_le_bytes(trailer[8..].try_into().unwrap_or_default());
+            if want != got || number != block {
+                return Err(Error::corruption(format!(
+                    "block checksum differs block={block} number={number} want={want:016x} got={got:016x}"
+                )));
+            }
+            bytes.extend_from_slice(payload);
+        }
+        Ok(ColdBytes { start: block_floor(at), bytes })
+    }
+}
+
+fn blocks_of(at: u64, bytes: u64) -> usize {
+    ((at + bytes).div_ceil(BLOCK_BYTES) - at / BLOCK_BYTES) as usize
+}
+
+/// Verified bytes from the device.
+pub(crate) struct ColdBytes {
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl ColdBytes {
+    /// `bytes` bytes from address `at`, if this read brought them all.
+    pub(crate) fn get(&self, at: u64, bytes: u64) -> Option<&[u8]> {
+        let from = at.checked_sub(self.start)? as usize;
+        self.bytes.get(from..from.checked_add(bytes as usize)?)
+    }
+}

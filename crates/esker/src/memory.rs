@@ -1,0 +1,88 @@
+//! Address space: reserved once, backed by memory only where it is touched.
+//!
+//! The index and the log each live in one [`Region`], far larger than any budget. Growing is touching the next byte,
+//! giving back is `madvise(MADV_DONTNEED)`; both keep pointers valid, and released bytes read as zero again.
+
+use crate::error::{Error, Result};
+use std::io;
+
+pub(crate) struct Region {
+    base: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: a `Region` is plain address space; what may be read or written where is its users' protocol.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Reserves `bytes` (a power of two), or as much as half of it at a time allows, but not less than `least`.
+    pub(crate) fn reserve(bytes: usize, least: usize) -> Result<Self> {
+        let mut bytes = bytes;
+        loop {
+            match Self::map(bytes) {
+                Ok(region) => return Ok(region),
+                Err(_) if bytes / 2 >= least => bytes /= 2,
+                Err(error) => return Err(Error::from(error)),
+            }
+        }
+    }
+
+    fn map(bytes: usize) -> io::Result<Self> {
+        // SAFETY: a fresh anonymous mapping; no existing memory is affected.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { base: base.cast(), bytes })
+    }
+
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Asks for 2 MiB pages: fewer TLB misses, cheaper first touch.
+    pub(crate) fn prefer_huge_pages(&self) {
+        #[cfg(target_os = "linux")]
+        self.advise(0, self.bytes, libc::MADV_HUGEPAGE);
+    }
+
+    /// Backs `[from, to)` with memory ahead of its first use, where the system can.
+    pub(crate) fn populate(&self, from: usize, to: usize) {
+        #[cfg(target_os = "linux")]
+        self.advise(from & !4095, to.next_multiple_of(4096).min(self.bytes), libc::MADV_POPULATE_WRITE);
+    }
+
+    /// Gives the whole 4 KiB pages inside `[from, to)` back.
+    pub(crate) fn release(&self, from: usize, to: usize) {
+        self.advise(from.next_multiple_of(4096), to & !4095, libc::MADV_DONTNEED);
+    }
+
+    fn advise(&self, from: usize, to: usize, advice: libc::c_int) {
+        if from < to && to <= self.bytes {
+            // SAFETY: the range lies inside our own mapping; DONTNEED is asked only for bytes nobody may read any more.
+            unsafe { libc::madvise(self.base.add(from).cast(), to - from, advice) };
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, and nobody can hold a pointer into it without a reference to `self`.
+        unsafe { libc::munmap(self.base.cast(), self.bytes) };
+    }
+}

@@ -1,0 +1,249 @@
+//! Records: what lies in the log.
+//!
+//! ```text
+//! header:  [ flags 16 | previous address 48 ]            the next record of the same index entry, older
+//! word:    [ header ][ key, padded to 8 ][ value 8 ]     key of fixed width, value of at most 8 bytes: an atomic
+//! bytes:   [ header ][ version 46 | latch 1 | key length 17 ][ capacity 32 | length 32 ][ key, padded ][ value room ]
+//! ```
+//! Keys never change once a record is published. A word value is one atomic. A bytes value changes in place only under
+//! the record's latch; readers copy it word by word with atomic loads and accept the copy if the version stood still
+//! (46 bits do not wrap during one read). `SEALED` is set under the latch when the record was superseded.
+
+use crate::index::ADDRESS_MASK;
+use std::sync::atomic::{AtomicU64, Ordering::*, fence};
+
+/// The record says: this key is absent.
+pub(crate) const TOMBSTONE: u64 = 1 << 48;
+/// Superseded by a newer record; writers look again.
+pub(crate) const SEALED: u64 = 1 << 49;
+/// Never zero, so that a zero header means "no record".
+pub(crate) const VALID: u64 = 1 << 63;
+
+const HEADER_BYTES: u64 = 8;
+pub(crate) const BYTES_HEADER_BYTES: u64 = 24;
+const KEY_BITS: u64 = (1 << 17) - 1;
+const LATCH: u64 = 1 << 17;
+const VERSION: u64 = 1 << 18;
+
+/// Keys in bytes layout, in bytes.
+pub(crate) const KEY_BYTES_MAX: usize = 64 << 10;
+
+fn padded(bytes: usize) -> u64 {
+    (bytes as u64).next_multiple_of(8)
+}
+
+/// Bytes of a word record with keys of this width.
+#[inline(always)]
+pub(crate) fn word_record_bytes(key_bytes: usize) -> u64 {
+    HEADER_BYTES + padded(key_bytes) + 8
+}
+
+pub(crate) fn bytes_record_bytes(key_bytes: usize, capacity: usize) -> u64 {
+    BYTES_HEADER_BYTES + padded(key_bytes) + padded(capacity)
+}
+
+/// A record in memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Record {
+    at: *mut u8,
+}
+
+impl Record {
+    /// # Safety
+    /// `at` points to a record's bytes, 8-aligned, that stay in memory while the value is used: the caller holds a pin
+    /// taken before the address was compared with `head`, or allocated the record itself under a pin.
+    #[inline(always)]
+    pub(crate) unsafe fn new(at: *mut u8) -> Self {
+        Self { at }
+    }
+
+    #[inline(always)]
+    fn word(&self, offset: u64) -> &AtomicU64 {
+        // SAFETY: `offset` is a multiple of 8 inside the record (callers derive it from the record's own lengths).
+        unsafe { &*self.at.add(offset as usize).cast::<AtomicU64>() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn header(&self) -> &AtomicU64 {
+        self.word(0)
+    }
+
+    #[inline(always)]
+    pub(crate) fn previous(&self) -> u64 {
+        self.header().load(Acquire) & ADDRESS_MASK
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_live(&self) -> bool {
+        self.header().load(Acquire) & TOMBSTONE == 0
+    }
+
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.header().load(Acquire) & SEALED != 0
+    }
+
+    /// The key of a word record of this key width.
+    #[inline(always)]
+    pub(crate) fn word_key(&self, width: usize) -> &[u8] {
+        // SAFETY: the key follows the header and never changes after publication.
+        unsafe { std::slice::from_raw_parts(self.at.add(HEADER_BYTES as usize), width) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn word_value(&self, key_width: usize) -> &AtomicU64 {
+        self.word(HEADER_BYTES + padded(key_width))
+    }
+
+    /// Fills a fresh word record; it is published later.
+    #[inline(always)]
+    pub(crate) fn write_word(&self, key: &[u8], value: u64, previous: u64, flags: u64) {
+        // SAFETY: the allocation has room for the key, and nobody else knows the record yet.
+        unsafe { std::ptr::copy_nonoverlapping(key.as_ptr(), self.at.add(HEADER_BYTES as usize), key.len()) };
+        self.word_value(key.len()).store(value, Relaxed);
+        self.header().store(previous | flags | VALID, Release);
+    }
+
+    /// Fills a fresh bytes record; the value room is zero and is filled by `set_value`.
+    pub(crate) fn write_bytes(&self, key: &[u8], value: &[u8], capacity: usize, previous: u64, flags: u64) {
+        self.word(8).store(key.len() as u64, Relaxed);
+        self.word(16).store(((padded(capacity)) << 32) | value.len() as u64, Relaxed);
+        // SAFETY: the allocation has room for key and capacity >= value, and nobody else knows the record yet.
+        unsafe {
+            let to = self.at.add(BYTES_HEADER_BYTES as usize);
+            std::ptr::copy_nonoverlapping(key.as_ptr(), to, key.len());
+            std::ptr::copy_nonoverlapping(value.as_ptr(), to.add(padded(key.len()) as usize), value.len());
+        }
+        self.header().store(previous | flags | VALID, Release);
+    }
+
+    fn key_len(&self) -> usize {
+        (self.word(8).load(Relaxed) & KEY_BITS) as usize
+    }
+
+    pub(crate) fn bytes_key(&self) -> &[u8] {
+        // SAFETY: as `word_key`; the length never changes.
+        unsafe { std::slice::from_raw_parts(self.at.add(BYTES_HEADER_BYTES as usize), self.key_len()) }
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        (self.word(16).load(Relaxed) >> 32) as usize
+    }
+
+    fn value_offset(&self) -> u64 {
+        BYTES_HEADER_BYTES + padded(self.key_len())
+    }
+
+    /// Copies the value into `into` (cleared first); consistent whatever writers do.
+    pub(crate) fn read_value(&self, into: &mut Vec<u8>) {
+        let version = self.word(8);
+        let mut spins = 0u32;
+        loop {
+            // Acquire: pairs with the Release in `unlatch`.
+            let before = version.load(Acquire);
+            if before & LATCH == 0 {
+                self.copy_value(into);
+                fence(Acquire);
+                if version.load(Relaxed) == before {
+                    return;
+                }
+            }
+            spins += 1;
+            if spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+    }
+
+    fn copy_value(&self, into: &mut Vec<u8>) {
+        let len = (self.word(16).load(Relaxed) as u32) as usize;
+        let from = self.value_offset();
+        into.clear();
+        into.reserve(len.next_multiple_of(8));
+        for i in 0..len.div_ceil(8) {
+            into.extend_from_slice(&self.word(from + 8 * i as u64).load(Relaxed).to_ne_bytes());
+        }
+        into.truncate(len);
+    }
+
+    /// Excludes other writers of this record until the guard goes.
+    pub(crate) fn latch(&self) -> Latched {
+        let version = self.word(8);
+        let mut spins = 0u32;
+        loop {
+            let seen = version.load(Relaxed);
+            if seen & LATCH == 0 && version.compare_exchange_weak(seen, seen | LATCH, Acquire, Relaxed).is_ok() {
+                // Release fence: the latch is visible before any byte that changes under it.
+                fence(Release);
+                return Latched(*self);
+            }
+            spins += 1;
+            if spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+    }
+}
+
+/// A latched bytes record.
+pub(crate) struct Latched(pub(crate) Record);
+
+impl Drop for Latched {
+    fn drop(&mut self) {
+        let version = self.0.word(8);
+        let seen = version.load(Relaxed);
+        // Release: the changed bytes are visible to readers that see the new version.
+        version.store((seen & !LATCH).wrapping_add(VERSION), Release);
+    }
+}
+
+impl Latched {
+    /// The value; other threads at most read it now.
+    pub(crate) fn value(&self) -> &[u8] {
+        let len = (self.0.word(16).load(Relaxed) as u32) as usize;
+        // SAFETY: inside the record (length <= capacity); writers are excluded by the latch.
+        unsafe { std::slice::from_raw_parts(self.0.at.add(self.0.value_offset() as usize), len) }
+    }
+
+    /// Replaces the value from byte `from` on. `from + bytes.len() <= capacity`.
+    pub(crate) fn set_value(&self, from: usize, bytes: &[u8]) {
+        debug_assert!(from + bytes.len() <= self.0.capacity());
+        let base = self.0.value_offset();
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = from + done;
+            let (word, skip) = (self.0.word(base + (at & !7) as u64), at % 8);
+            let count = (8 - skip).min(bytes.len() - done);
+            let mut mixed = word.load(Relaxed).to_ne_bytes();
+            mixed[skip..skip + count].copy_from_slice(&bytes[done..done + count]);
+            word.store(u64::from_ne_bytes(mixed), Relaxed);
+            done += count;
+        }
+        let lengths = self.0.word(16);
+        lengths.store((lengths.load(Relaxed) >> 32 << 32) | (from + bytes.len()) as u64, Relaxed);
+    }
+}
+
+/// A record's facts, read from bytes that came from the device.
+pub(crate) struct ColdRecord<'a> {
+    pub(crate) header: u64,
+    pub(crate) key: &'a [u8],
+    pub(crate) value: &'a [u8],
+}
+
+fn word_at(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).map_or(0, |word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
+}
+
+/// How many bytes a bytes record has, from its first 24.
+pub(crate) fn cold_bytes_record_bytes(header: &[u8]) -> u64 {
+    BYTES_HEADER_BYTES + padded((word_at(header, 8) & KEY_BITS) as usize) + padded((word_at(header, 16) as u32) as usize)
+}
+
+pub(crate) fn parse_word(bytes: &[u8], key_width: usize) -> ColdRecord<'_> {
+    let key = &bytes[8..8 + key_width];
+    ColdRecord { header: word_at(bytes, 0), key, value: &bytes[8 + padded(key_width) as usize..] }
+}
+
+pub(crate) fn parse_bytes(bytes: &[u8]) -> Option<ColdRecord<'_>> {
+    let key_len = (word_at(bytes, 8) & KEY_BITS) as usize;
+    let value_len = (word_at(bytes, 16) as u32) as usize;
+    let from = BYTES_HEADER_BYTES as usize;
+    let value = from + padded(key_len) as usize;
+    Some(ColdRecord { header: word_at(bytes, 0), key: bytes.get(from..from + key_len)?, value: bytes.get(value..value + value_len)? })
+}

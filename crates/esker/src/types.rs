@@ -1,0 +1,90 @@
+//! Types come in through two small traits (the idea is redb's).
+//!
+//! Every `Copy` type without padding is fixed-width through `zerocopy`: integers, floats, arrays, derived structs.
+//! `[u8]` and `str` have any length. A type is its bytes: two keys are equal when their bytes are.
+
+use std::borrow::Borrow;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// What a value can be.
+#[diagnostic::on_unimplemented(
+    note = "implemented for `[u8]`, `str` and every `Copy` type with zerocopy's FromBytes, IntoBytes, Immutable, KnownLayout"
+)]
+pub trait Value {
+    /// The value by itself: `u64` for `u64`, `Vec<u8>` for `[u8]`.
+    type Owned: Borrow<Self>;
+    /// The value as a reader sees it: `u64` for `u64`, `&[u8]` for `[u8]`.
+    type View<'a>;
+    /// Its width in bytes where all have the same.
+    const WIDTH: Option<usize>;
+
+    /// Its bytes.
+    fn bytes(&self) -> &[u8];
+    /// The view of bytes that came from [`Value::bytes`].
+    fn view(bytes: &[u8]) -> Self::View<'_>;
+    /// An own copy of the same.
+    fn own(bytes: &[u8]) -> Self::Owned;
+}
+
+/// What a key can be: any [`Value`].
+pub trait Key: Value {}
+
+impl<T: Value + ?Sized> Key for T {}
+
+impl<T: Copy + FromBytes + IntoBytes + Immutable + KnownLayout> Value for T {
+    type Owned = T;
+    type View<'a> = T;
+    const WIDTH: Option<usize> = Some(size_of::<T>());
+
+    #[inline(always)]
+    fn bytes(&self) -> &[u8] {
+        self.as_bytes()
+    }
+
+    #[inline(always)]
+    fn view(bytes: &[u8]) -> T {
+        Self::own(bytes)
+    }
+
+    #[inline(always)]
+    fn own(bytes: &[u8]) -> T {
+        T::read_from_bytes(bytes).unwrap_or_else(|_| unreachable!("the width was checked when the record was read"))
+    }
+}
+
+impl Value for [u8] {
+    type Owned = Vec<u8>;
+    type View<'a> = &'a [u8];
+    const WIDTH: Option<usize> = None;
+
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+
+    fn view(bytes: &[u8]) -> &[u8] {
+        bytes
+    }
+
+    fn own(bytes: &[u8]) -> Vec<u8> {
+        bytes.to_vec()
+    }
+}
+
+impl Value for str {
+    type Owned = String;
+    type View<'a> = &'a str;
+    const WIDTH: Option<usize> = None;
+
+    fn bytes(&self) -> &[u8] {
+        self.as_bytes()
+    }
+
+    fn view(bytes: &[u8]) -> &str {
+        // Only `str::bytes` and appends of whole `str`s come here, and every block is checksummed on its way back.
+        std::str::from_utf8(bytes).unwrap_or("\u{fffd}")
+    }
+
+    fn own(bytes: &[u8]) -> String {
+        Self::view(bytes).to_owned()
+    }
+}

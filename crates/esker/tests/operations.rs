@@ -1,0 +1,171 @@
+//! Every operation, in memory and spilling to a device, on both layouts; reopening keeps all.
+
+use esker::{Error, MemoryDevice, Options, Store};
+use std::sync::Arc;
+
+const KEYS: u64 = 400_000;
+
+fn everything(store: &Store<u64, u64>) {
+    for key in 0..KEYS {
+        store.put(&key, &(key + 1)).unwrap();
+    }
+    for key in 0..KEYS {
+        assert_eq!(store.get(&key).unwrap(), Some(key + 1), "key {key}");
+    }
+    assert_eq!(store.get(&KEYS).unwrap(), None);
+    for key in (0..KEYS).step_by(2) {
+        assert_eq!(store.rmw(&key, |old| old.unwrap() * 2).unwrap(), (key + 1) * 2);
+    }
+    for key in (0..KEYS).step_by(5) {
+        assert!(store.delete(&key).unwrap());
+        assert!(!store.delete(&key).unwrap());
+    }
+    let keys: Vec<u64> = (0..KEYS).collect();
+    let mut visited = 0;
+    store
+        .get_many(&keys, |i, value| {
+            visited += 1;
+            let key = i as u64;
+            let want = if key % 5 == 0 {
+                None
+            } else if key % 2 == 0 {
+                Some((key + 1) * 2)
+            } else {
+                Some(key + 1)
+            };
+            assert_eq!(value, want, "key {key}");
+        })
+        .unwrap();
+    assert_eq!(visited, KEYS);
+}
+
+#[test]
+fn words_in_memory() {
+    everything(&Options::new().memory("64MiB").in_memory().unwrap());
+}
+
+#[test]
+fn words_larger_than_memory() {
+    let store = Options::new().memory("16MiB").open_on(Arc::new(MemoryDevice::new())).unwrap();
+    everything(&store);
+    for key in KEYS..2 * KEYS {
+        store.put(&key, &key).unwrap();
+    }
+    assert!(store.stats().log.head > store.stats().log.begin, "the data must have spilled");
+    for key in KEYS..2 * KEYS {
+        assert_eq!(store.get(&key).unwrap(), Some(key));
+    }
+}
+
+#[test]
+fn bytes_larger_than_memory() {
+    let store: Store<[u8], [u8]> = Options::new().memory("16MiB").open_temporary().unwrap();
+    let key = |n: u32| format!("user:{n}").into_bytes();
+    for n in 0..100_000 {
+        store.put(&key(n), &vec![n as u8; n as usize % 300]).unwrap();
+    }
+    for n in 0..100_000 {
+        assert_eq!(store.append(&key(n), b"tail").unwrap(), n as usize % 300 + 4);
+    }
+    for n in 0..100_000 {
+        let want = [vec![n as u8; n as usize % 300], b"tail".to_vec()].concat();
+        assert_eq!(store.get(&key(n)).unwrap(), Some(want), "key {n}");
+    }
+    assert!(store.stats().operations.device_reads > 0);
+}
+
+#[test]
+fn reopening_keeps_everything() {
+    const NAMES: u64 = 6_000;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let value = |n: u64, round: u64| [vec![n as u8; 2_000], round.to_le_bytes().to_vec()].concat();
+    {
+        let store: Store<str, [u8]> = Options::new().memory("16MiB").open(&path).unwrap();
+        for n in 0..NAMES {
+            store.put(&format!("key {n}"), &value(n, 0)).unwrap();
+        }
+        assert!(matches!(Options::new().open::<str, [u8]>(&path), Err(Error::Locked(_))));
+        store.close().unwrap();
+        assert!(matches!(store.get("key 1"), Err(Error::Closed)));
+    }
+    for round in 0..3 {
+        let store: Store<str, [u8]> = Options::new().memory("16MiB").open(&path).unwrap();
+        for n in 0..NAMES {
+            assert_eq!(store.get(&format!("key {n}")).unwrap(), Some(value(n, round)), "key {n}");
+            store.rmw(&format!("key {n}"), |_| value(n, round + 1)).unwrap();
+        }
+    }
+    assert!(matches!(Options::new().open::<u64, u64>(&path), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn a_foreign_directory_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("notes.txt"), "mine").unwrap();
+    assert!(matches!(Options::new().open::<u64, u64>(folder.path()), Err(Error::Invalid(_))));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_full_memory_store_says_so_and_goes_on_in_place() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
+    let mut stored = 0;
+    while store.put(&stored, &stored).is_ok() {
+        stored += 1;
+    }
+    assert!(matches!(store.put(&stored, &0), Err(Error::Full)));
+    assert!(stored > 300_000, "only {stored} pairs fit");
+    for key in 0..stored {
+        assert_eq!(store.get(&key).unwrap(), Some(key));
+        store.put(&key, &(key + 1)).unwrap();
+    }
+}
+
+#[test]
+fn closures_may_not_come_back_into_the_store() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
+    store.put(&1, &1).unwrap();
+    store
+        .rmw(&1, |old| {
+            assert!(matches!(store.put(&2, &2), Err(Error::Invalid(_))));
+            old.unwrap()
+        })
+        .unwrap();
+}
+
+#[test]
+fn sizes_at_their_limits() {
+    let store: Store<[u8], [u8]> = Options::new().memory("64MiB").open_temporary().unwrap();
+    store.put(b"", b"").unwrap();
+    assert_eq!(store.get(b"").unwrap(), Some(vec![]));
+    let key = vec![7; 64 << 10];
+    for n in 0..12u8 {
+        store.put(&key, &vec![n; 16 << 20]).unwrap();
+        assert_eq!(store.get(&key).unwrap(), Some(vec![n; 16 << 20]));
+    }
+    assert!(matches!(store.put(b"k", &vec![0; (16 << 20) + 1]), Err(Error::Invalid(_))));
+    assert!(matches!(store.put(&vec![0; (64 << 10) + 1], b""), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn threads_lose_no_update() {
+    for hybrid in [false, true] {
+        let options = Options::new().memory("16MiB");
+        let store: Store<u64, u64> = if hybrid { options.open_temporary().unwrap() } else { options.in_memory().unwrap() };
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let store = &store;
+                scope.spawn(move || {
+                    for n in 0..40_000u64 {
+                        store.rmw(&(n % 16), |old| old.unwrap_or(0) + 1).unwrap();
+                        store.put(&(1_000 + thread * 40_000 + n), &n).unwrap();
+                    }
+                });
+            }
+        });
+        for key in 0..16 {
+            assert_eq!(store.get(&key).unwrap(), Some(20_000));
+        }
+    }
+}
