@@ -1,0 +1,131 @@
+//! The command line: what can be said, and its help.
+//!
+//! Keys and values are arbitrary bytes, so they are taken as the operating system gives them and never forced
+//! through UTF-8.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::bytes::parse_size;
+
+/// Load, look into and try an Esker store: keys and values larger than memory, at the speed of memory
+#[derive(Debug, Parser)]
+#[command(name = "esker", version, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    /// Memory budget of the store, such as 64MiB or 1GiB [default: 256MiB; 16MiB for the demo]
+    #[arg(long, global = true, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) memory: Option<u64>,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Load the rows of a CSV, TSV or JSON Lines file, plain or gzip
+    Load(LoadArgs),
+    /// Print the value of a key; exit code 1 if it is absent
+    Get {
+        /// The store's directory, which must exist
+        dir: PathBuf,
+        /// The key
+        #[arg(allow_negative_numbers = true)]
+        key: OsString,
+    },
+    /// Set the value of a key
+    Put {
+        /// The store's directory, made if absent
+        dir: PathBuf,
+        /// The key
+        #[arg(allow_negative_numbers = true)]
+        key: OsString,
+        /// The value
+        #[arg(allow_negative_numbers = true)]
+        value: OsString,
+    },
+    /// Add bytes to the end of a key's value, which is made if absent
+    Append {
+        /// The store's directory, made if absent
+        dir: PathBuf,
+        /// The key
+        #[arg(allow_negative_numbers = true)]
+        key: OsString,
+        /// The bytes to add
+        #[arg(allow_negative_numbers = true)]
+        value: OsString,
+    },
+    /// Remove a key; exit code 1 if it is absent
+    Delete {
+        /// The store's directory, which must exist
+        dir: PathBuf,
+        /// The key
+        #[arg(allow_negative_numbers = true)]
+        key: OsString,
+    },
+    /// Show a store's regions, memory, index and operations
+    Stats {
+        /// The store's directory, which must exist
+        dir: PathBuf,
+        /// Print the figures as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Try the engine: the flights of a year through a store smaller than its data
+    Demo,
+}
+
+/// What `load` is told.
+#[derive(Args, Debug)]
+pub(crate) struct LoadArgs {
+    /// The store's directory, made if absent
+    pub(crate) dir: PathBuf,
+    /// The file to load, or - for standard input
+    pub(crate) file: PathBuf,
+    /// What the file holds [default: by the file's name]
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<Format>,
+    /// The column or columns that make the key
+    #[arg(long, value_name = "COL[,COL]", value_delimiter = ',', required = true)]
+    pub(crate) key: Vec<String>,
+    /// The column or columns that make the value [default: the whole row; for count: one a row]
+    #[arg(long, value_name = "COL[,COL]", value_delimiter = ',')]
+    pub(crate) value: Vec<String>,
+    /// What a row does to its key
+    #[arg(long, value_enum, default_value_t = Mode::Put)]
+    pub(crate) mode: Mode,
+}
+
+/// How the rows of a file are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Comma-separated, with a header row
+    Csv,
+    /// Tab-separated, with a header row
+    Tsv,
+    /// One JSON object a line
+    Jsonl,
+}
+
+/// What a row does to its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mode {
+    /// Replace the value
+    Put,
+    /// Add the value and a line break to the end
+    Append,
+    /// Add the value, a whole decimal number, to the number stored
+    Count,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,79 @@
+//! Quantities as people write and read them.
+//!
+//! Sizes are binary (`MiB` is 2^20 bytes) both ways. A size given on the command line must be exact, so only
+//! whole numbers are taken; a size or a count that is shown is rounded to three or four digits, or grouped.
+
+const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
+
+/// Reads `256MiB`, `256M`, `1 GiB` or a plain number of bytes.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let number: u64 = digits.parse().map_err(|_| explain(text))?;
+    let shift = unit_shift(text[digits.len()..].trim()).ok_or_else(|| explain(text))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is too large"))
+}
+
+fn explain(text: &str) -> String {
+    format!("`{text}` is not a size such as 256MiB or 1GiB")
+}
+
+fn unit_shift(unit: &str) -> Option<u32> {
+    let same = |name: &str| unit.eq_ignore_ascii_case(name) || (unit.len() == 1 && unit.eq_ignore_ascii_case(&name[..1]));
+    if unit.is_empty() {
+        return Some(0);
+    }
+    UNITS.iter().find(|(name, _)| same(name)).map(|&(_, shift)| shift)
+}
+
+/// Shows a size with its unit: `64.0 MiB`, `512 B`.
+pub(crate) fn size(bytes: u64) -> String {
+    let (unit, shift) = UNITS.into_iter().find(|&(_, shift)| bytes >> shift > 0).unwrap_or(("B", 0));
+    if shift == 0 {
+        return format!("{bytes} B");
+    }
+    format!("{:.1} {unit}", bytes as f64 / (1_u64 << shift) as f64)
+}
+
+/// Shows a count with its thousands apart: `1,234,567`.
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut shown = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            shown.push(',');
+        }
+        shown.push(digit);
+    }
+    shown
+}
+
+/// Shows how many of something happened in a second.
+pub(crate) fn rate(number: u64, seconds: f64) -> String {
+    count((number as f64 / seconds.max(1e-9)) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_exactly() {
+        assert_eq!(parse_size("256MiB"), Ok(256 << 20));
+        assert_eq!(parse_size(" 1 gib "), Ok(1 << 30));
+        assert_eq!(parse_size("16m"), Ok(16 << 20));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        for bad in ["", "MiB", "1.5GiB", "12 parsecs", "-1", "99999999999TiB"] {
+            assert!(parse_size(bad).is_err(), "{bad} was taken");
+        }
+    }
+
+    #[test]
+    fn quantities_are_shown_short() {
+        assert_eq!(size(512), "512 B");
+        assert_eq!(size(64 << 20), "64.0 MiB");
+        assert_eq!(size(0), "0 B");
+        assert_eq!(count(1_234_567), "1,234,567");
+        assert_eq!(count(999), "999");
+    }
+}

@@ -1,0 +1,245 @@
+//! `esker demo`: a year of flights through a store with far less memory than data.
+//!
+//! Every flight is appended to the history of its aircraft and counted for the airport it went to, so each row
+//! is one append and one read-modify-write on keys that come back all year long. The year is stored several
+//! times over, each time into histories of its own, until the data is four times the memory. Then some histories are read back. Whether one came from
+//! memory or from disk is not guessed: the store counts its device reads, and the demo shows by how much that
+//! count moved.
+//!
+//! The demo keeps its own books in a [`Ledger`], in plain maps beside the store, and at the end compares what
+//! the store holds with them.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use esker::Options;
+use indicatif::ProgressBar;
+
+use crate::bytes::{count, rate, size};
+use crate::failure::{Failure, Outcome};
+use crate::flights::{self, Flight};
+use crate::interrupt::Interrupt;
+use crate::store::Bytes;
+use crate::{out, progress, stats};
+
+/// The budget where none is given, the least that a store takes.
+const MEMORY: u64 = 16 << 20;
+/// How many times the budget the stored rows are.
+const TIMES_MEMORY: u64 = 4;
+const ROWS_A_MESSAGE: u64 = 32_768;
+/// How many histories of each kind are read back.
+const SHOWN: usize = 3;
+
+/// What the demo knows of an aircraft, apart from the store.
+#[derive(Default)]
+struct Aircraft {
+    flights: u64,
+    bytes: u64,
+    /// The number of the row that was its last.
+    last: u64,
+}
+
+/// What went into the store, written down beside it.
+#[derive(Default)]
+struct Ledger {
+    rows: u64,
+    bytes: u64,
+    aircraft: HashMap<String, Aircraft>,
+    airports: HashMap<String, u64>,
+}
+
+/// Runs the demo.
+pub(crate) fn run(memory: Option<u64>) -> Outcome {
+    let memory = memory.unwrap_or(MEMORY);
+    let years = memory.saturating_mul(TIMES_MEMORY).div_ceil(flights::BYTES);
+    let store: Bytes = Options::new().memory(memory).open_temporary()?;
+    introduce(memory, years)?;
+    let ledger = fill(&store, years)?;
+    show_regions(&store)?;
+    read_back(&store, &ledger)?;
+    check(&store, &ledger)?;
+    store.close()?;
+    out::line("\nThe store was temporary and is gone. Next: esker load --help")
+}
+
+fn introduce(memory: u64, years: u64) -> Outcome {
+    out::line(format!(
+        "The {} flights that left New York City in 2013, stored {years} times over: {} of rows\n\
+         through a temporary store that may use {} of memory. Each flight is appended to its\n\
+         aircraft's history of that round (append, key such as N725MQ.1) and counted for the airport it went to (rmw).\n",
+        count(flights::ROWS),
+        size(years * flights::BYTES),
+        size(memory),
+    ))
+}
+
+/// Stores the years and tells how fast that went.
+fn fill(store: &Bytes, years: u64) -> Result<Ledger, Failure> {
+    let bar = progress::of_bytes(years * flights::BYTES);
+    let interrupt = Interrupt::catch()?;
+    let mut ledger = Ledger::default();
+    let start = Instant::now();
+    for year in 1..=years {
+        flights::each(|flight| {
+            let key = format!("{}.{year}", flight.tailnum);
+            add(store, &key, flight)?;
+            ledger.note(&key, flight);
+            if ledger.rows.is_multiple_of(ROWS_A_MESSAGE) {
+                show_progress(&bar, store, &ledger, start);
+            }
+            interrupt.check()
+        })?;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    bar.finish_and_clear();
+    let (rows, bytes) = (count(ledger.rows), size(ledger.bytes));
+    let operations = rate(2 * ledger.rows, seconds);
+    out::line(format!("stored     {rows} flights, {bytes}, in {seconds:.2} s"))?;
+    out::line(format!("           {operations} operations/s on one thread, unpacking included\n"))?;
+    Ok(ledger)
+}
+
+fn add(store: &Bytes, key: &str, flight: Flight<'_>) -> Outcome {
+    store.append(key.as_bytes(), flight.row.as_bytes())?;
+    store.rmw(&airport_key(flight.dest)[..], |old| (decimal(old) + 1).to_string().into_bytes())?;
+    Ok(())
+}
+
+impl Ledger {
+    fn note(&mut self, key: &str, flight: Flight<'_>) {
+        self.rows += 1;
+        self.bytes += flight.row.len() as u64;
+        let aircraft = entry(&mut self.aircraft, key);
+        aircraft.flights += 1;
+        aircraft.bytes += flight.row.len() as u64;
+        aircraft.last = self.rows;
+        *entry(&mut self.airports, flight.dest) += 1;
+    }
+
+    /// The known aircraft, ordered by a measure.
+    fn ordered<T: Ord>(&self, measure: impl Fn(&Aircraft) -> T) -> Vec<(&str, &Aircraft)> {
+        let known = self.aircraft.iter().filter(|(tailnum, _)| !tailnum.starts_with(flights::UNKNOWN));
+        let mut known: Vec<_> = known.map(|(tailnum, aircraft)| (&tailnum[..], aircraft)).collect();
+        known.sort_by_key(|(tailnum, aircraft)| (measure(aircraft), *tailnum));
+        known
+    }
+}
+
+/// The entry of a name, which becomes a string only the first time.
+fn entry<'a, T: Default>(map: &'a mut HashMap<String, T>, name: &str) -> &'a mut T {
+    if !map.contains_key(name) {
+        map.insert(name.to_owned(), T::default());
+    }
+    map.get_mut(name).expect("the name was put in just before")
+}
+
+fn airport_key(airport: &str) -> Vec<u8> {
+    format!("airport:{airport}").into_bytes()
+}
+
+/// A count as the store has it: decimal text, nothing for none yet.
+fn decimal(text: Option<&[u8]>) -> u64 {
+    text.and_then(|text| std::str::from_utf8(text).ok()?.parse().ok()).unwrap_or(0)
+}
+
+fn show_progress(bar: &ProgressBar, store: &Bytes, ledger: &Ledger, start: Instant) {
+    if bar.is_hidden() {
+        return;
+    }
+    let log = store.stats().log;
+    let operations = rate(2 * ledger.rows, start.elapsed().as_secs_f64());
+    let disk = size(log.head.saturating_sub(log.begin));
+    bar.set_position(ledger.bytes);
+    progress::say(bar, format!("{operations} operations/s, {disk} only on disk"));
+}
+
+fn show_regions(store: &Bytes) -> Outcome {
+    let now = store.stats();
+    out::line(stats::log(&now.log) + stats::memory(&now.memory).trim_end())?;
+    out::line("")
+}
+
+/// Reads back the histories of busy, of recent and of long unseen aircraft.
+fn read_back(store: &Bytes, ledger: &Ledger) -> Outcome {
+    let busiest = ledger.ordered(|aircraft| (u64::MAX - aircraft.flights, u64::MAX - aircraft.last));
+    let recent = ledger.ordered(|aircraft| u64::MAX - aircraft.last);
+    let unseen = ledger.ordered(|aircraft| aircraft.last);
+    out::line("histories  aircraft   flights      bytes     time  read from")?;
+    for (kind, aircraft) in [("busiest", busiest), ("latest", recent), ("unseen", unseen)] {
+        for (tailnum, aircraft) in aircraft.into_iter().take(SHOWN) {
+            read_one(store, kind, tailnum, aircraft)?;
+        }
+    }
+    Ok(())
+}
+
+fn read_one(store: &Bytes, kind: &str, tailnum: &str, aircraft: &Aircraft) -> Outcome {
+    let reads_before = store.stats().operations.device_reads;
+    let start = Instant::now();
+    let history = store.get(tailnum.as_bytes())?.unwrap_or_default();
+    let micros = start.elapsed().as_micros() as u64;
+    let reads = store.stats().operations.device_reads - reads_before;
+    check_history(tailnum, aircraft, &history)?;
+    let from = match reads {
+        0 => "memory".to_owned(),
+        1 => "disk, 1 device read".to_owned(),
+        more => format!("disk, {} device reads", count(more)),
+    };
+    let (flights, bytes, micros) = (count(aircraft.flights), count(aircraft.bytes), count(micros));
+    out::line(format!("{kind:<10} {tailnum:<9} {flights:>8} {bytes:>10} {micros:>5} µs  {from}"))
+}
+
+/// A history must have every flight of its aircraft and of no other.
+fn check_history(tailnum: &str, aircraft: &Aircraft, history: &[u8]) -> Outcome {
+    let own = format!(",{},", tailnum.split('.').next().unwrap_or(tailnum));
+    let text = std::str::from_utf8(history).unwrap_or_default();
+    let flights = text.lines().filter(|row| row.contains(&own)).count() as u64;
+    must_equal(&format!("flights in the history of {tailnum}"), flights, aircraft.flights)?;
+    must_equal(&format!("bytes in the history of {tailnum}"), history.len() as u64, aircraft.bytes)
+}
+
+/// Compares everything in the store with the ledger.
+fn check(store: &Bytes, ledger: &Ledger) -> Outcome {
+    let start = Instant::now();
+    let reads_before = store.stats().operations.device_reads;
+    let flights = count_flights(store, ledger)?;
+    let bytes = count_bytes(store, ledger)?;
+    must_equal("flights counted at the airports", flights, ledger.rows)?;
+    must_equal("bytes in all histories", bytes, ledger.bytes)?;
+    let reads = store.stats().operations.device_reads - reads_before;
+    let airports = count(ledger.airports.len() as u64);
+    let aircraft = count(ledger.aircraft.len() as u64);
+    out::line(format!("\nchecked    {airports} airports count {} flights, as stored", count(flights)))?;
+    out::line(format!("           {aircraft} histories have {} bytes, as appended", count(bytes)))?;
+    let seconds = start.elapsed().as_secs_f64();
+    out::line(format!("           in {seconds:.2} s with {} device reads", count(reads)))
+}
+
+/// The sum of the airports' counts, each of which must be right by itself too.
+fn count_flights(store: &Bytes, ledger: &Ledger) -> Result<u64, Failure> {
+    let mut sum = 0;
+    for (airport, &flights) in &ledger.airports {
+        let stored = store.get_with(&airport_key(airport)[..], |text| decimal(Some(text)))?.unwrap_or(0);
+        must_equal(&format!("flights to {airport}"), stored, flights)?;
+        sum += stored;
+    }
+    Ok(sum)
+}
+
+/// The length of all histories together, each of which must be right by itself too.
+fn count_bytes(store: &Bytes, ledger: &Ledger) -> Result<u64, Failure> {
+    let mut sum = 0;
+    for (tailnum, aircraft) in &ledger.aircraft {
+        let stored = store.get_with(tailnum.as_bytes(), |history| history.len() as u64)?.unwrap_or(0);
+        must_equal(&format!("bytes in the history of {tailnum}"), stored, aircraft.bytes)?;
+        sum += stored;
+    }
+    Ok(sum)
+}
+
+fn must_equal(what: &str, stored: u64, expected: u64) -> Outcome {
+    if stored == expected {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{what}: the store has {}, not {}", count(stored), count(expected))))
+}

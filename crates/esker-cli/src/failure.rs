@@ -1,0 +1,84 @@
+//! What can go wrong, as the person at the terminal sees it.
+//!
+//! A failure is one line of text and an exit code. A closed standard output (`esker stats | head -1`) is no
+//! failure at all: whoever closed it had seen enough, so it ends the program quietly.
+
+use std::fmt::Display;
+use std::io;
+use std::process::ExitCode;
+
+/// What a subcommand returns.
+pub(crate) type Outcome = Result<(), Failure>;
+
+/// Why a subcommand stopped.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The command line makes no sense: exit code 2.
+    Usage(String),
+    /// The operation failed: exit code 1.
+    Failed(String),
+    /// Nobody reads the output any more: exit code 0.
+    OutputClosed,
+}
+
+impl Failure {
+    /// The failure of an operation, from its message.
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self::Failed(message.into())
+    }
+
+    /// The failure of an operation, with what it was done to: `flights.csv: No such file`.
+    pub(crate) fn about(what: impl Display, why: impl Display) -> Self {
+        Self::Failed(format!("{what}: {why}"))
+    }
+
+    /// Changes the message of a failed operation.
+    pub(crate) fn map(self, change: impl FnOnce(&str) -> String) -> Self {
+        match self {
+            Self::Failed(message) => Self::Failed(change(&message)),
+            other => other,
+        }
+    }
+
+    /// The failure to write to standard output.
+    pub(crate) fn output(why: &io::Error) -> Self {
+        if why.kind() == io::ErrorKind::BrokenPipe {
+            return Self::OutputClosed;
+        }
+        Self::about("standard output", why)
+    }
+
+    /// Prints the message on standard error and gives the exit code.
+    pub(crate) fn report(&self) -> ExitCode {
+        match self {
+            Self::Usage(message) => {
+                complain(message);
+                eprintln!("For more information, try 'esker --help'.");
+                ExitCode::from(2)
+            }
+            Self::Failed(message) => {
+                complain(message);
+                ExitCode::FAILURE
+            }
+            Self::OutputClosed => ExitCode::SUCCESS,
+        }
+    }
+}
+
+impl From<esker::Error> for Failure {
+    fn from(error: esker::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// One line on standard error, whatever line breaks the message brings along.
+fn complain(message: &str) {
+    let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    eprintln!("esker: {line}");
+}

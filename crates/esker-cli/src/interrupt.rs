@@ -1,0 +1,38 @@
+//! Stopping when asked to.
+//!
+//! A store that was not closed in order may be refused when it is opened next. So the first interrupt (Ctrl-C,
+//! or a request to terminate) only raises a flag, which long work looks at between two rows; it then closes the
+//! store and fails like any other work. A second interrupt ends the program at once, for whoever cannot wait.
+
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::failure::{Failure, Outcome};
+
+/// What a shell reports for a program that an interrupt ended.
+const INTERRUPTED: i32 = 130;
+
+/// Tells whether an interrupt has come.
+#[derive(Clone, Default)]
+pub(crate) struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// Catches interrupts from now on; to be called once in a program.
+    pub(crate) fn catch() -> Result<Self, Failure> {
+        let interrupt = Self::default();
+        let raised = Arc::clone(&interrupt.0);
+        let handler = move || {
+            if raised.swap(true, Ordering::Relaxed) {
+                process::exit(INTERRUPTED);
+            }
+        };
+        ctrlc::set_handler(handler).map_err(|error| Failure::about("interrupts", error))?;
+        Ok(interrupt)
+    }
+
+    /// Fails once an interrupt has come.
+    pub(crate) fn check(&self) -> Outcome {
+        if self.0.load(Ordering::Relaxed) { Err(Failure::new("interrupted")) } else { Ok(()) }
+    }
+}

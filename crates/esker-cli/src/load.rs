@@ -1,0 +1,160 @@
+//! `esker load`: the rows of a file into a store.
+//!
+//! The file is opened, and its header read, before the store is: a wrong name or column leaves no store behind.
+//! Rows take effect one by one. At the first that does not parse, loading stops and says where; the rows before
+//! it stay, and the message counts them, so that the rest can be loaded after a repair. An interrupt ends it the
+//! same way, between two rows.
+
+use std::time::Instant;
+
+use indicatif::ProgressBar;
+
+use crate::args::{Format, LoadArgs, Mode};
+use crate::bytes::{count, rate, size};
+use crate::failure::{Failure, Outcome};
+use crate::input::{self, Input};
+use crate::interrupt::Interrupt;
+use crate::jsonl::Jsonl;
+use crate::rows::{Pair, Rows, Wanted};
+use crate::separated::Separated;
+use crate::store::{self, Bytes};
+use crate::{out, progress};
+
+/// How many rows go by between two messages behind the bar.
+const ROWS_A_MESSAGE: u64 = 8192;
+
+/// What was loaded so far.
+#[derive(Default)]
+struct Loaded {
+    rows: u64,
+    bytes: u64,
+}
+
+/// What is done between two rows: showing how far the load is, and ending it when asked to.
+struct Watch<'a> {
+    bar: &'a ProgressBar,
+    interrupt: Interrupt,
+    start: Instant,
+}
+
+impl Watch<'_> {
+    fn see(&self, loaded: &Loaded) -> Outcome {
+        let rows = count(loaded.rows);
+        if loaded.rows.is_multiple_of(ROWS_A_MESSAGE) && !self.bar.is_hidden() {
+            let rate = rate(loaded.rows, self.start.elapsed().as_secs_f64());
+            progress::say(self.bar, format!("{rows} rows, {rate} rows/s"));
+        }
+        let asked = self.interrupt.check();
+        asked.map_err(|failure| failure.map(|why| format!("{why} (rows loaded: {rows})")))
+    }
+}
+
+/// Loads a file.
+pub(crate) fn run(args: &LoadArgs, memory: Option<u64>) -> Outcome {
+    let format = format_of(args)?;
+    check_count(args)?;
+    let Input { text, bar } = input::open(&args.file)?;
+    let wanted = Wanted { key: args.key.clone(), value: args.value.clone() };
+    let mut rows: Box<dyn Rows> = match format {
+        Format::Jsonl => Box::new(Jsonl::new(text, wanted)),
+        _ => Box::new(Separated::new(text, format, &wanted).map_err(|why| in_file(args, why))?),
+    };
+    let start = Instant::now();
+    let watch = Watch { bar: &bar, interrupt: Interrupt::catch()?, start };
+    let loaded = store::with(&args.dir, memory, |store| load_all(store, args, &mut *rows, &watch))?;
+    bar.finish_and_clear();
+    report(&loaded, start.elapsed().as_secs_f64())
+}
+
+fn format_of(args: &LoadArgs) -> Result<Format, Failure> {
+    args.format.or_else(|| input::guess_format(&args.file)).ok_or_else(|| {
+        let name = input::name(&args.file);
+        Failure::Usage(format!("{name}: the name does not tell the format; give --format csv, tsv or jsonl"))
+    })
+}
+
+fn check_count(args: &LoadArgs) -> Outcome {
+    if args.mode == Mode::Count && args.value.len() > 1 {
+        return Err(Failure::Usage("--mode count adds up one column; give one --value, or none".to_owned()));
+    }
+    Ok(())
+}
+
+fn load_all(store: &Bytes, args: &LoadArgs, rows: &mut dyn Rows, watch: &Watch<'_>) -> Result<Loaded, Failure> {
+    let mut loaded = Loaded::default();
+    let mut pair = Pair::default();
+    while step(store, args, rows, &mut pair).map_err(|why| at_line(args, rows.line(), loaded.rows, why))? {
+        loaded.rows += 1;
+        loaded.bytes += (pair.key.len() + pair.value.len()) as u64;
+        watch.see(&loaded)?;
+    }
+    Ok(loaded)
+}
+
+/// Reads one row and stores it; false at the end of the file.
+fn step(store: &Bytes, args: &LoadArgs, rows: &mut dyn Rows, pair: &mut Pair) -> Result<bool, Failure> {
+    if !rows.next(pair)? {
+        return Ok(false);
+    }
+    match args.mode {
+        Mode::Put => store.put(&pair.key[..], &pair.value[..])?,
+        Mode::Append => {
+            pair.value.push(b'\n');
+            store.append(&pair.key[..], &pair.value[..])?;
+        }
+        Mode::Count if args.value.is_empty() => add(store, &pair.key, 1)?,
+        Mode::Count => add(store, &pair.key, parse_number(&pair.value)?)?,
+    }
+    Ok(true)
+}
+
+/// Adds to a number stored as decimal text. The closure may run again, so it decides everything anew.
+fn add(store: &Bytes, key: &[u8], amount: i64) -> Outcome {
+    let mut wrong = None;
+    store.rmw(key, |old| match sum(old, amount) {
+        Ok(sum) => {
+            wrong = None;
+            sum.to_string().into_bytes()
+        }
+        Err(failure) => {
+            wrong = Some(failure);
+            old.map(<[u8]>::to_vec).unwrap_or_default()
+        }
+    })?;
+    wrong.map_or(Ok(()), Err)
+}
+
+fn sum(old: Option<&[u8]>, amount: i64) -> Result<i64, Failure> {
+    let stored = old.map_or(Ok(0), parse_number).map_err(in_store)?;
+    stored.checked_add(amount).ok_or_else(|| Failure::new("the sum is too large for 64 bits"))
+}
+
+fn in_store(why: Failure) -> Failure {
+    why.map(|why| format!("the value stored for the key: {why}"))
+}
+
+fn parse_number(text: &[u8]) -> Result<i64, Failure> {
+    let number = std::str::from_utf8(text).ok().and_then(|text| text.trim().parse().ok());
+    number.ok_or_else(|| {
+        let start = &text[..text.len().min(40)];
+        Failure::new(format!("`{}` is not a whole decimal number", String::from_utf8_lossy(start)))
+    })
+}
+
+fn in_file(args: &LoadArgs, why: Failure) -> Failure {
+    why.map(|why| format!("{}: {why}", input::name(&args.file)))
+}
+
+fn at_line(args: &LoadArgs, line: u64, before: u64, why: Failure) -> Failure {
+    let name = input::name(&args.file);
+    why.map(|why| format!("{name}: line {line}: {why} (rows loaded before it: {before})"))
+}
+
+fn report(loaded: &Loaded, seconds: f64) -> Outcome {
+    out::line(format!(
+        "loaded {} rows, {} of keys and values, in {seconds:.2} s: {} rows/s",
+        count(loaded.rows),
+        size(loaded.bytes),
+        rate(loaded.rows, seconds),
+    ))
+}

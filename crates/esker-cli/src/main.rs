@@ -1,0 +1,51 @@
+//! `esker`: load, look into and try an Esker store from the command line.
+//!
+//! Every store this program opens maps bytes to bytes. Each subcommand is a function from its arguments to
+//! `Result<(), Failure>`; this file alone turns a failure into a message and an exit code, so that the rest of
+//! the program never prints an error and never exits. The codes are 0 for success, 1 for an operation that
+//! failed (an absent key included) and 2 for a command line that makes no sense.
+
+mod args;
+mod bytes;
+mod demo;
+mod failure;
+mod figure;
+mod flights;
+mod input;
+mod interrupt;
+mod jsonl;
+mod load;
+mod out;
+mod points;
+mod progress;
+mod rows;
+mod separated;
+mod stats;
+mod store;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Cli, Command};
+use crate::failure::Outcome;
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(cli: Cli) -> Outcome {
+    let memory = cli.memory;
+    match cli.command {
+        Command::Load(args) => load::run(&args, memory),
+        Command::Get { dir, key } => points::get(&dir, key, memory),
+        Command::Put { dir, key, value } => points::put(&dir, key, value, memory),
+        Command::Append { dir, key, value } => points::append(&dir, key, value, memory),
+        Command::Delete { dir, key } => points::delete(&dir, key, memory),
+        Command::Stats { dir, json } => stats::run(&dir, json, memory),
+        Command::Demo => demo::run(memory),
+    }
+}

@@ -1,0 +1,43 @@
+//! The commands that touch one key.
+//!
+//! Each opens the store, does one operation and closes it again: exact, and as slow as opening a store is.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use crate::failure::{Failure, Outcome};
+use crate::out;
+use crate::store::{self, with_existing};
+
+/// Prints the value of a key.
+pub(crate) fn get(dir: &Path, key: OsString, memory: Option<u64>) -> Outcome {
+    let key = key.into_encoded_bytes();
+    let value = with_existing(dir, memory, |store| Ok(store.get(&key[..])?))?;
+    out::line(value.ok_or_else(|| absent(&key))?)
+}
+
+/// Sets the value of a key.
+pub(crate) fn put(dir: &Path, key: OsString, value: OsString, memory: Option<u64>) -> Outcome {
+    let (key, value) = (key.into_encoded_bytes(), value.into_encoded_bytes());
+    store::with(dir, memory, |store| Ok(store.put(&key[..], &value[..])?))
+}
+
+/// Adds to the end of a key's value.
+pub(crate) fn append(dir: &Path, key: OsString, value: OsString, memory: Option<u64>) -> Outcome {
+    let (key, value) = (key.into_encoded_bytes(), value.into_encoded_bytes());
+    store::with(dir, memory, |store| {
+        store.append(&key[..], &value[..])?;
+        Ok(())
+    })
+}
+
+/// Removes a key.
+pub(crate) fn delete(dir: &Path, key: OsString, memory: Option<u64>) -> Outcome {
+    let key = key.into_encoded_bytes();
+    let was_there = with_existing(dir, memory, |store| Ok(store.delete(&key[..])?))?;
+    if was_there { Ok(()) } else { Err(absent(&key)) }
+}
+
+fn absent(key: &[u8]) -> Failure {
+    Failure::new(format!("no such key: {}", String::from_utf8_lossy(key)))
+}

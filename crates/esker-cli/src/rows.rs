@@ -1,0 +1,76 @@
+//! Rows, whatever they were written in.
+//!
+//! A reader of rows fills one [`Pair`] again and again, so loading allocates per file and not per row. The key
+//! or value of one column is that column's bare content. Several columns make one text, in the file's own
+//! notation, quoted where it needs to be, so that different columns never make the same key.
+
+use crate::failure::Failure;
+
+/// A row's key and value; the buffers are used again.
+#[derive(Debug, Default)]
+pub(crate) struct Pair {
+    /// From the columns of `--key`.
+    pub(crate) key: Vec<u8>,
+    /// From the columns of `--value`, or the whole row.
+    pub(crate) value: Vec<u8>,
+}
+
+/// Which columns to take, by name.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    /// The columns of the key, at least one.
+    pub(crate) key: Vec<String>,
+    /// The columns of the value; none means the whole row.
+    pub(crate) value: Vec<String>,
+}
+
+/// Where rows come from.
+pub(crate) trait Rows {
+    /// Reads the next row into `pair`; false at the end. The message of an error lacks file and line.
+    fn next(&mut self, pair: &mut Pair) -> Result<bool, Failure>;
+
+    /// The line, from 1, where the row read last began.
+    fn line(&self) -> u64;
+}
+
+/// Adds fields to `to`, with `delimiter` between them and quotes around those that would be misread.
+pub(crate) fn join<'a>(to: &mut Vec<u8>, fields: impl Iterator<Item = &'a [u8]>, delimiter: u8, quotes: bool) {
+    for (at, field) in fields.enumerate() {
+        if at > 0 {
+            to.push(delimiter);
+        }
+        if quotes && field.iter().any(|&byte| byte == delimiter || matches!(byte, b'"' | b'\n' | b'\r')) {
+            quote(to, field);
+        } else {
+            to.extend_from_slice(field);
+        }
+    }
+}
+
+fn quote(to: &mut Vec<u8>, field: &[u8]) {
+    to.push(b'"');
+    for &byte in field {
+        if byte == b'"' {
+            to.push(b'"');
+        }
+        to.push(byte);
+    }
+    to.push(b'"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn joined_fields_stay_apart() {
+        let joined = |fields: [&str; 2]| {
+            let mut to = Vec::new();
+            join(&mut to, fields.iter().map(|field| field.as_bytes()), b',', true);
+            String::from_utf8(to).unwrap()
+        };
+        assert_eq!(joined(["a", "b"]), "a,b");
+        assert_eq!(joined(["a,b", ""]), "\"a,b\",");
+        assert_eq!(joined(["say \"a\"", "b"]), "\"say \"\"a\"\"\",b");
+    }
+}

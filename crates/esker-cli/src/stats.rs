@@ -1,0 +1,120 @@
+//! `esker stats`: a store at a glance.
+//!
+//! The picture follows the log from its oldest address to its newest: what is only on disk, what is in memory
+//! and frozen, what is in memory and still changed in place. Counts of operations start anew with every
+//! opening, so here they show what opening the store itself took; a program that embeds a store sees its own
+//! counts through `Store::stats`.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use esker::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
+
+use crate::bytes::{count, size};
+use crate::failure::{Failure, Outcome};
+use crate::figure::{filled, percent, shares};
+use crate::{out, store};
+
+const WIDTH: usize = 60;
+const NARROW: usize = 40;
+
+/// Shows the store in `dir`.
+pub(crate) fn run(dir: &Path, json: bool, memory: Option<u64>) -> Outcome {
+    let stats = store::with_existing(dir, memory, |store| Ok(store.stats()))?;
+    if json {
+        let text = serde_json::to_string_pretty(&stats);
+        return out::line(text.map_err(|error| Failure::new(error.to_string()))?);
+    }
+    out::line(describe(&dir.display().to_string(), &stats).trim_end())
+}
+
+/// The figures as text, under a title.
+pub(crate) fn describe(title: &str, stats: &Stats) -> String {
+    let kind = if stats.in_memory { "in memory only" } else { "memory and disk" };
+    let mut text = format!("{title}  ({kind})\n\n");
+    text += &log(&stats.log);
+    text += &memory(&stats.memory);
+    text += &index(&stats.index);
+    text += &operations(&stats.operations);
+    if let Some(failure) = &stats.latched {
+        row(&mut text, "FAILED", failure);
+    }
+    text
+}
+
+/// The regions of the log as one bar, with the addresses at its borders below.
+pub(crate) fn log(log: &LogStats) -> String {
+    let disk = log.head.saturating_sub(log.begin);
+    let frozen = log.read_only.saturating_sub(log.head);
+    let mutable = log.tail.saturating_sub(log.read_only);
+    let mut text = String::new();
+    row(&mut text, "log", &format!("[{}]", shares(&[(disk, '░'), (frozen, '▒'), (mutable, '█')], WIDTH)));
+    row(&mut text, "", &format!("░ on disk {}   ▒ in memory, frozen {}", size(disk), size(frozen)));
+    row(&mut text, "", &format!("█ in memory, changed in place {}", size(mutable)));
+    let borders = [("begin", log.begin), ("head", log.head), ("read only", log.read_only), ("tail", log.tail)];
+    for (name, address) in borders {
+        row(&mut text, "", &format!("{name:<10} {:>18}", count(address)));
+    }
+    row(&mut text, "", &format!("{:<10} {:>18}", "flushed", count(log.flushed_until)));
+    text + "\n"
+}
+
+/// How much of the budget is used, and by what.
+pub(crate) fn memory(memory: &MemoryStats) -> String {
+    let (used, budget) = (memory.total_bytes, memory.budget_bytes);
+    let mut text = String::new();
+    row(&mut text, "memory", &format!("[{}] {}", filled(used, budget, NARROW), percent(used, budget)));
+    row(&mut text, "", &format!("{} of {}", size(used), size(budget)));
+    let parts = [("log", memory.log_bytes), ("index", memory.index_bytes), ("fixed", memory.fixed_bytes)];
+    let parts: Vec<_> = parts.iter().map(|&(name, bytes)| format!("{name} {}", size(bytes))).collect();
+    row(&mut text, "", &parts.join(", "));
+    text + "\n"
+}
+
+fn index(index: &IndexStats) -> String {
+    let load = index.entries as f64 / index.buckets.max(1) as f64;
+    let mut text = String::new();
+    row(&mut text, "index", &format!("{} entries in {} buckets", count(index.entries), count(index.buckets)));
+    row(&mut text, "", &format!("load {load:.2} entries a bucket"));
+    let overflow = percent(index.overflow_buckets, index.buckets);
+    row(&mut text, "", &format!("{} overflow buckets ({overflow})", count(index.overflow_buckets)));
+    text + "\n" + &chains(&index.chain_lengths)
+}
+
+/// The sampled lengths of chains in memory, as a histogram.
+fn chains(lengths: &[u64]) -> String {
+    let all: u64 = lengths.iter().sum();
+    if all == 0 {
+        return String::new();
+    }
+    let mut text = String::new();
+    let sample = format!("records in memory on one chain, of {} sampled entries", count(all));
+    row(&mut text, "chains", &sample);
+    for (at, &number) in lengths.iter().enumerate().filter(|&(_, &number)| number > 0) {
+        let bar = shares(&[(number, '█'), (all - number, ' ')], NARROW);
+        row(&mut text, "", &format!("{:>4}  {bar} {:>7}", at + 1, percent(number, all)));
+    }
+    text + "\n"
+}
+
+fn operations(done: &OperationStats) -> String {
+    let counts = [
+        ("gets", done.gets),
+        ("puts", done.puts),
+        ("rmws", done.rmws),
+        ("appends", done.appends),
+        ("deletes", done.deletes),
+        ("device reads", done.device_reads),
+    ];
+    let mut text = String::new();
+    for (at, (name, number)) in counts.into_iter().enumerate() {
+        let label = if at == 0 { "since open" } else { "" };
+        row(&mut text, label, &format!("{name:<12} {:>16}", count(number)));
+    }
+    text
+}
+
+fn row(text: &mut String, name: &str, content: &str) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{name:<11}{content}");
+}

@@ -1,0 +1,46 @@
+//! Opening the store that a command line names.
+//!
+//! A command that only reads must not bring a store into being: a mistyped path should say so rather than
+//! leave an empty store behind. So reading asks for a directory that exists and holds something first, and
+//! only writing creates one. Every command closes the store itself, since an error while closing, which writes
+//! what was still in memory, must be told and not be lost in a drop.
+
+use std::fs;
+use std::path::Path;
+
+use esker::{Options, Store};
+
+use crate::failure::{Failure, Outcome};
+
+/// The stores of this program.
+pub(crate) type Bytes = Store<[u8], [u8]>;
+
+/// The budget where none is given.
+const MEMORY: u64 = 256 << 20;
+
+/// Does `work` on the store in `dir`, made if absent, and closes it.
+pub(crate) fn with<T>(dir: &Path, memory: Option<u64>, work: impl FnOnce(&Bytes) -> Result<T, Failure>) -> Result<T, Failure> {
+    let store = open(dir, memory)?;
+    let done = work(&store);
+    let closed = store.close().map_err(|error| Failure::about(dir.display(), error));
+    done.and_then(|value| closed.map(|()| value))
+}
+
+/// Does `work` on the store in `dir`, which must be there, and closes it.
+pub(crate) fn with_existing<T>(dir: &Path, memory: Option<u64>, work: impl FnOnce(&Bytes) -> Result<T, Failure>) -> Result<T, Failure> {
+    must_exist(dir)?;
+    with(dir, memory, work)
+}
+
+fn open(dir: &Path, memory: Option<u64>) -> Result<Bytes, Failure> {
+    let options = Options::new().memory(memory.unwrap_or(MEMORY));
+    options.open(dir).map_err(|error| Failure::about(dir.display(), error))
+}
+
+fn must_exist(dir: &Path) -> Outcome {
+    let mut entries = fs::read_dir(dir).map_err(|error| Failure::about(dir.display(), error))?;
+    match entries.next() {
+        Some(_) => Ok(()),
+        None => Err(Failure::about(dir.display(), "the directory is empty, there is no store in it")),
+    }
+}

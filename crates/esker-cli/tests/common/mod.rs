@@ -1,0 +1,98 @@
+//! A directory for one test and a way to run `esker` in it.
+
+#![allow(dead_code)] // Every test program compiles this file, and not every one uses all of it.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use tempfile::TempDir;
+
+/// What a run of the program left behind.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// A directory that is gone after the test.
+pub(crate) struct Place(TempDir);
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        fs::write(self.path(name), content).unwrap();
+    }
+
+    pub(crate) fn write_gzip(&self, name: &str, content: &str) {
+        let mut packer = GzEncoder::new(Vec::new(), Compression::default());
+        packer.write_all(content.as_bytes()).unwrap();
+        self.write(name, packer.finish().unwrap());
+    }
+
+    /// Runs `esker` with the arguments, which are split at spaces.
+    pub(crate) fn run(&self, arguments: &str) -> Run {
+        self.run_with(arguments.split(' '), "")
+    }
+
+    pub(crate) fn run_with(&self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>, input: &str) -> Run {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_esker"))
+            .args(arguments)
+            .current_dir(self.0.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // A program that does not read its input may be gone before it is written.
+        let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+        Run::from(child.wait_with_output().unwrap())
+    }
+
+    /// Runs `esker`, which must succeed, and gives its standard output.
+    #[track_caller]
+    pub(crate) fn ok(&self, arguments: &str) -> String {
+        let run = self.run(arguments);
+        assert_eq!(run.code, 0, "{arguments}: {run:?}");
+        assert_eq!(run.stderr, "", "{arguments}");
+        run.stdout
+    }
+
+    /// Runs `esker`, which must fail with exit code 1 and one line that contains `message`.
+    #[track_caller]
+    pub(crate) fn fails(&self, arguments: &str, message: &str) {
+        self.run(arguments).must_fail(message);
+    }
+}
+
+impl Run {
+    #[track_caller]
+    pub(crate) fn must_fail(&self, message: &str) {
+        assert_eq!(self.code, 1, "{self:?}");
+        assert!(self.stderr.starts_with("esker: "), "{self:?}");
+        assert_eq!(self.stderr.lines().count(), 1, "{self:?}");
+        assert!(self.stderr.contains(message), "{message:?} is not in {self:?}");
+    }
+}
+
+impl From<Output> for Run {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code().unwrap(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}

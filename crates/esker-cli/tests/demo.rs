@@ -1,0 +1,32 @@
+//! `demo`: it checks itself against its own books, so that it ends well is most of what there is to test.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use common::Place;
+
+#[test]
+fn the_demo_checks_itself() {
+    let place = Place::new();
+    let text = place.ok("demo");
+    for part in ["336,776 flights", "16.0 MiB", "N725MQ", "105 airports", "20,220 histories", "as appended"] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+}
+
+#[test]
+fn cold_histories_come_from_disk_and_hot_ones_from_memory() {
+    let text = Place::new().ok("demo");
+    let reads = |kind: &str| text.lines().filter(|line| line.starts_with(kind)).collect::<Vec<_>>();
+    assert_eq!(reads("unseen").len(), 3, "{text}");
+    assert!(reads("unseen").iter().all(|line| line.contains("device read")), "{text}");
+    assert!(reads("latest").iter().any(|line| line.ends_with("memory")), "{text}");
+}
+
+#[test]
+fn the_demo_takes_a_budget() {
+    let run = Place::new().run("demo --memory 24MiB");
+    assert_eq!(run.code, 0, "{run:?}");
+    assert!(run.stdout.contains("24.0 MiB"), "{run:?}");
+}

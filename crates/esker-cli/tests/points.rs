@@ -1,0 +1,151 @@
+//! `get`, `put`, `append`, `delete` and `stats`, each as a program run of its own: what one run stores, the next
+//! must find.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use common::Place;
+
+#[test]
+fn a_value_is_found_by_the_next_run() {
+    let place = Place::new();
+    assert_eq!(place.ok("put store colour blue"), "");
+    assert_eq!(place.ok("get store colour"), "blue\n");
+    place.ok("put store colour green");
+    assert_eq!(place.ok("get store colour"), "green\n");
+}
+
+#[test]
+fn appends_add_up() {
+    let place = Place::new();
+    place.ok("append store log one");
+    place.ok("append store log ,two");
+    assert_eq!(place.ok("get store log"), "one,two\n");
+}
+
+#[test]
+fn a_deleted_key_is_absent() {
+    let place = Place::new();
+    place.ok("put store a 1");
+    place.ok("put store b 2");
+    assert_eq!(place.ok("delete store a"), "");
+    place.fails("get store a", "no such key: a");
+    place.fails("delete store a", "no such key: a");
+    assert_eq!(place.ok("get store b"), "2\n");
+}
+
+#[test]
+fn reading_makes_no_store() {
+    let place = Place::new();
+    for command in ["get none key", "delete none key", "stats none", "stats none --json"] {
+        place.fails(command, "none: ");
+        assert!(!place.path("none").exists(), "{command} made a directory");
+    }
+}
+
+#[test]
+fn reading_leaves_an_empty_directory_empty() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("empty")).unwrap();
+    place.fails("get empty key", "no store");
+    assert_eq!(std::fs::read_dir(place.path("empty")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_file_is_no_store() {
+    let place = Place::new();
+    place.write("file", "not a store");
+    place.fails("get file key", "file: ");
+    place.fails("put file key value", "file: ");
+}
+
+#[test]
+fn keys_and_values_may_be_empty_negative_or_long() {
+    let place = Place::new();
+    place.ok("put store -1 -2");
+    assert_eq!(place.ok("get store -1"), "-2\n");
+    assert_eq!(place.run_with(["put", "store", "empty", ""], "").code, 0);
+    assert_eq!(place.ok("get store empty"), "\n");
+    let long = "x".repeat(100_000);
+    place.ok(&format!("put store long {long}"));
+    assert_eq!(place.ok("get store long").trim_end(), long);
+}
+
+#[cfg(unix)]
+#[test]
+fn bytes_that_are_no_text_are_kept() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let place = Place::new();
+    let key = OsStr::from_bytes(b"\xff\xfe");
+    let arguments = |last: &[&'static str]| {
+        let words = last.iter().map(|&word| OsStr::new(word));
+        words.collect::<Vec<_>>()
+    };
+    let mut put = arguments(&["put", "store"]);
+    put.extend([key, OsStr::new("found")]);
+    assert_eq!(place.run_with(put, "").code, 0);
+    let mut get = arguments(&["get", "store"]);
+    get.push(key);
+    assert_eq!(place.run_with(get, "").stdout, "found\n");
+}
+
+#[test]
+fn stats_are_a_picture() {
+    let place = Place::new();
+    place.ok("put store a 1");
+    let text = place.ok("stats store --memory 32MiB");
+    for part in ["log", "begin", "head", "read only", "tail", "memory", "of 32.0 MiB", "index", "appends"] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+}
+
+#[test]
+fn stats_are_json() {
+    let place = Place::new();
+    place.ok("put store a 1");
+    let stats: serde_json::Value = serde_json::from_str(&place.ok("stats store --json")).unwrap();
+    assert_eq!(stats["in_memory"], false);
+    assert_eq!(stats["memory"]["budget_bytes"], 256 << 20);
+    assert!(stats["log"]["tail"].as_u64() > stats["log"]["begin"].as_u64(), "{stats}");
+}
+
+#[test]
+fn a_wrong_command_line_is_exit_code_2() {
+    let place = Place::new();
+    for wrong in [
+        "",
+        "fly",
+        "get",
+        "get store",
+        "put store key",
+        "get store key --memory much",
+        "load store file.csv",
+        "load store file.csv --key a --mode twist",
+        "load store file.txt --key a",
+        "load store - --key a",
+        "load store file.csv --key a --value b,c --mode count",
+    ] {
+        let run = place.run(wrong);
+        assert_eq!(run.code, 2, "{wrong}: {run:?}");
+        assert!(!place.path("store").exists(), "{wrong} made a store");
+    }
+}
+
+#[test]
+fn help_and_version_succeed() {
+    let place = Place::new();
+    let help = place.ok("--help");
+    for command in ["load", "get", "put", "append", "delete", "stats", "demo", "--memory"] {
+        assert!(help.contains(command), "no {command} in\n{help}");
+    }
+    assert!(place.ok("--version").starts_with("esker "));
+}
+
+#[test]
+fn a_budget_below_the_least_is_refused() {
+    let place = Place::new();
+    place.fails("put store a 1 --memory 1KiB", "");
+}
