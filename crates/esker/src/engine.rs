@@ -59,15 +59,15 @@ impl Hasher {
         for (i, part) in secret.chunks_exact_mut(8).enumerate() {
             part.copy_from_slice(&fold(seed[0] ^ i as u64, seed[1] | 1).to_le_bytes());
         }
-        Self { seed: [seed[0], seed[1] | 1], secret }
+        Self { seed: [seed[0], fold(seed[1] ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93) | 1], secret }
     }
 
-    /// `width` is a constant where the key type has one, so that eight bytes cost two multiplications.
+    /// `width` is a constant where the key type has one, so that eight bytes cost one multiplication.
     #[inline(always)]
     pub(crate) fn hash(&self, key: &[u8], width: Option<usize>) -> u64 {
         if width == Some(8) {
             let word = u64::from_ne_bytes([key[0], key[1], key[2], key[3], key[4], key[5], key[6], key[7]]);
-            return fold(fold(word ^ self.seed[0], self.seed[1]) ^ self.seed[1], 0x9e37_79b9_7f4a_7c15);
+            return fold(word ^ self.seed[0], self.seed[1]);
         }
         xxhash_rust::xxh3::xxh3_64_with_secret(key, &self.secret)
     }
@@ -185,7 +185,8 @@ impl Engine {
             return Err(Error::Full);
         }
         self.shift_boundaries(&guard, bytes)?;
-        if self.log_bytes() + bytes <= self.log.budget.load(Relaxed) { Ok(()) } else { Ok(std::thread::yield_now()) }
+        // The caller tries again, and comes back if others took the room.
+        Ok(())
     }
 
     /// Freezes, writes and evicts so that the log keeps to its share with `room` bytes to spare. The driver's one step.

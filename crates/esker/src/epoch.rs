@@ -55,7 +55,11 @@ impl Slot {
 }
 
 pub(crate) struct Epochs {
+    /// Never reused within the process, never 0.
+    id: u64,
     current: AtomicU64,
+    /// A pin must take the long way: the store is closed, or pins must fence.
+    long_way: AtomicBool,
     closed: AtomicBool,
     fence_on_pin: bool,
     chunks: Box<[AtomicPtr<[Slot; SLOTS_PER_CHUNK]>]>,
@@ -76,10 +80,13 @@ impl Drop for Pin<'_> {
 
 impl Epochs {
     pub(crate) fn new() -> Self {
+        let fence_on_pin = !membarrier::register();
         Self {
+            id: NEXT_ID.fetch_add(1, Relaxed),
             current: AtomicU64::new(1),
+            long_way: AtomicBool::new(fence_on_pin),
             closed: AtomicBool::new(false),
-            fence_on_pin: !membarrier::register(),
+            fence_on_pin,
             chunks: (0..CHUNKS).map(|_| AtomicPtr::new(ptr::null_mut())).collect(),
         }
     }
@@ -88,15 +95,22 @@ impl Epochs {
     #[inline(always)]
     pub(crate) fn pin(&self) -> Result<Pin<'_>> {
         let slot = self.slot()?;
-        if slot.epoch.load(Relaxed) != 0 || self.closed.load(Relaxed) {
+        if slot.epoch.load(Relaxed) != 0 || self.long_way.load(Relaxed) {
+            return self.pin_slowly(slot);
+        }
+        slot.epoch.store(self.current.load(Relaxed), Relaxed);
+        compiler_fence(SeqCst);
+        Ok(Pin { slot })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn pin_slowly<'a>(&'a self, slot: &'a Slot) -> Result<Pin<'a>> {
+        if slot.epoch.load(Relaxed) != 0 || self.is_closed() {
             return Err(self.refusal());
         }
         slot.epoch.store(self.current.load(Relaxed), Relaxed);
-        if self.fence_on_pin {
-            fence(SeqCst);
-        } else {
-            compiler_fence(SeqCst);
-        }
+        fence(SeqCst);
         Ok(Pin { slot })
     }
 
@@ -105,8 +119,20 @@ impl Epochs {
         if self.closed.load(Relaxed) { Error::Closed } else { Error::invalid("the store was called from inside a closure that it runs") }
     }
 
+    /// This thread's own slot. The last one asked for is remembered: two thread-local loads.
     #[inline(always)]
     pub(crate) fn slot(&self) -> Result<&Slot> {
+        let (owner, slot) = LAST_SLOT.with(Cell::get);
+        if owner == self.id {
+            // SAFETY: ids are never reused, so `slot` is one of `self`'s, which live as long as `self`.
+            return Ok(unsafe { &*slot });
+        }
+        self.find_slot()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_slot(&self) -> Result<&Slot> {
         let thread = thread_index();
         if thread >= SLOTS_PER_CHUNK * CHUNKS {
             return Err(Error::invalid("more than 65536 threads use the store"));
@@ -114,7 +140,9 @@ impl Epochs {
         let chunk = self.chunks[thread / SLOTS_PER_CHUNK].load(Acquire);
         let chunk = if chunk.is_null() { self.add_chunk(thread / SLOTS_PER_CHUNK) } else { chunk };
         // SAFETY: a chunk, once published, lives as long as `self`.
-        Ok(unsafe { &(*chunk)[thread % SLOTS_PER_CHUNK] })
+        let slot = unsafe { &(*chunk)[thread % SLOTS_PER_CHUNK] };
+        LAST_SLOT.with(|last| last.set((self.id, slot)));
+        Ok(slot)
     }
 
     #[cold]
@@ -161,6 +189,7 @@ impl Epochs {
 
     pub(crate) fn close(&self) -> bool {
         let was_open = !self.closed.swap(true, SeqCst);
+        self.long_way.store(true, SeqCst);
         self.drain();
         was_open
     }
@@ -183,6 +212,7 @@ impl Drop for Epochs {
 }
 
 static FREE_INDEXES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 static NEXT_INDEX: AtomicUsize = AtomicUsize::new(0);
 
 struct Registration(usize);
@@ -190,11 +220,13 @@ struct Registration(usize);
 impl Drop for Registration {
     fn drop(&mut self) {
         INDEX.with(|index| index.set(usize::MAX));
+        LAST_SLOT.with(|last| last.set((0, ptr::null())));
         FREE_INDEXES.lock().unwrap_or_else(|e| e.into_inner()).push(self.0);
     }
 }
 
 thread_local! {
+    static LAST_SLOT: Cell<(u64, *const Slot)> = const { Cell::new((0, ptr::null())) };
     static INDEX: Cell<usize> = const { Cell::new(usize::MAX) };
     static REGISTRATION: Cell<Option<Registration>> = const { Cell::new(None) };
 }

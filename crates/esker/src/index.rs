@@ -76,8 +76,18 @@ impl Shape {
 /// The first hash bit that tags at this level hold. Constant for six doublings, so that at least nine bits tell.
 #[inline(always)]
 fn base(level: u32) -> u32 {
-    if level <= 14 { level } else { 14 + (level - 14) / 6 * 6 }
+    u32::from(BASES[level as usize & 63])
 }
+
+const BASES: [u8; 64] = {
+    let mut bases = [0; 64];
+    let mut level = 0;
+    while level < 64 {
+        bases[level] = if level <= 14 { level } else { 14 + (level - 14) / 6 * 6 } as u8;
+        level += 1;
+    }
+    bases
+};
 
 #[inline(always)]
 fn full_tag(hash: u64, level: u32) -> u64 {
@@ -216,15 +226,22 @@ impl Index {
     #[cold]
     #[inline(never)]
     fn lookup_further(&self, bucket: &Bucket, tag: u64) -> u64 {
+        self.find(bucket, tag).map_or(0, |(_, word)| word)
+    }
+
+    /// The entry for a full tag: a full match if there is one, else the longest short one.
+    fn find<'a>(&'a self, bucket: &'a Bucket, tag: u64) -> Option<(&'a AtomicU64, u64)> {
+        let mut has_short = false;
         for part in self.chain(bucket) {
             if let Some(slot) = part.find_full(tag) {
                 let word = part.0[slot].load(Acquire);
                 if word >> ADDRESS_BITS == tag {
-                    return word;
+                    return Some((&part.0[slot], word));
                 }
             }
+            has_short |= part.has_short();
         }
-        self.longest_match(bucket, tag).map_or(0, |(_, word)| word)
+        if has_short { self.longest_match(bucket, tag) } else { None }
     }
 
     fn longest_match<'a>(&'a self, bucket: &'a Bucket, tag: u64) -> Option<(&'a AtomicU64, u64)> {
@@ -256,7 +273,7 @@ impl Index {
     pub(crate) fn publish(&self, hash: u64, seen: &Seen, at: u64, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
         let (bucket, level) = self.latch(hash);
         let tag = full_tag(hash, level);
-        let outcome = match self.longest_match(bucket, tag) {
+        let outcome = match self.find(bucket, tag) {
             Some((_, word)) if word & ADDRESS_MASK != seen.address() => Published::Changed,
             Some((_, word)) if word & ADDRESS_MASK > at => Published::TooLow,
             Some((slot, word)) => {

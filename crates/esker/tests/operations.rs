@@ -26,9 +26,9 @@ fn everything(store: &Store<u64, u64>) {
         .get_many(&keys, |i, value| {
             visited += 1;
             let key = i as u64;
-            let want = if key % 5 == 0 {
+            let want = if key.is_multiple_of(5) {
                 None
-            } else if key % 2 == 0 {
+            } else if key.is_multiple_of(2) {
                 Some((key + 1) * 2)
             } else {
                 Some(key + 1)

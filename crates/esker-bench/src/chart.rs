@@ -1,0 +1,214 @@
+//! Charts as SVG: grouped bars and lines, drawn without a library or fonts of our own.
+//!
+//! Both share a frame: a title, a value axis from zero with round steps, and a legend.
+
+use std::fmt::Write as _;
+
+use crate::report::{Row, Spread};
+
+const COLOURS: [&str; 8] = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#a463f2", "#97bbf5", "#9c6b4e"];
+const HEIGHT: f64 = 320.0;
+const LEFT: f64 = 70.0;
+const TOP: f64 = 70.0;
+const BAR: f64 = 12.0;
+const GAP: f64 = 22.0;
+
+/// A group of bars: its label and the bar of each series, where there is one.
+struct Group {
+    label: String,
+    bars: Vec<Option<Spread>>,
+}
+
+/// The rates of rows: a group for each setting, a bar for each engine and batch.
+pub(crate) fn rates(title: &str, rows: &[Row]) -> String {
+    let series = distinct(rows.iter().map(series));
+    let groups = distinct(rows.iter().map(setting)).into_iter().map(|label| {
+        let bar = |name: &String| {
+            let mut rows = rows.iter();
+            let row = rows.find(|row| setting(row) == label && series_is(row, name));
+            row.map(|row| row.ops_per_second)
+        };
+        Group { bars: series.iter().map(bar).collect(), label }
+    });
+    bars(title, &series, &groups.collect::<Vec<_>>())
+}
+
+fn series_is(row: &Row, name: &str) -> bool {
+    series(row) == name
+}
+
+fn series(row: &Row) -> String {
+    match row.batch {
+        0 | 1 => row.engine.clone(),
+        batch => format!("{} ×{batch}", row.engine),
+    }
+}
+
+fn setting(row: &Row) -> String {
+    let threads = format!("{} thread{}", row.threads, if row.threads == 1 { "" } else { "s" });
+    match row.operation.as_str() {
+        "load" => format!("load|{threads}"),
+        operation if row.experiment == "ycsb" => {
+            format!("{}% reads, {operation}|{}, {threads}", row.reads_percent, row.distribution)
+        }
+        operation => format!("{operation}|{threads}"),
+    }
+}
+
+fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut known = Vec::new();
+    for name in names {
+        if !known.contains(&name) {
+            known.push(name);
+        }
+    }
+    known
+}
+
+/// Draws grouped bars with whiskers from the lowest to the highest run.
+fn bars(title: &str, series: &[String], groups: &[Group]) -> String {
+    let group_width = (series.len() as f64 * BAR + GAP).max(120.0);
+    let width = LEFT + groups.len() as f64 * group_width + 20.0;
+    let spreads = groups.iter().flat_map(|group| group.bars.iter().flatten());
+    let scale = Scale::up_to(spreads.map(|spread| spread.max).fold(0.0, f64::max));
+    let mut svg = frame(title, width, series, &scale);
+    for (index, group) in groups.iter().enumerate() {
+        draw_group(&mut svg, group, LEFT + index as f64 * group_width, group_width, &scale);
+    }
+    svg + "</svg>\n"
+}
+
+fn draw_group(svg: &mut String, group: &Group, left: f64, width: f64, scale: &Scale) {
+    let start = left + (width - group.bars.len() as f64 * BAR) / 2.0;
+    for (index, spread) in group.bars.iter().enumerate() {
+        let Some(spread) = spread else { continue };
+        let (x, y) = (start + index as f64 * BAR, scale.y(spread.median));
+        let colour = COLOURS[index % COLOURS.len()];
+        let (bar, height) = (BAR - 1.0, TOP + HEIGHT - y);
+        put(svg, &format!(r#"<rect x="{x:.1}" y="{y:.1}" width="{bar}" height="{height:.1}" fill="{colour}"/>"#));
+        let (middle, low, high) = (x + bar / 2.0, scale.y(spread.min), scale.y(spread.max));
+        put(svg, &format!(r##"<path d="M{middle:.1} {low:.1}V{high:.1}" stroke="#333"/>"##));
+    }
+    for (row, part) in group.label.split('|').enumerate() {
+        let y = TOP + HEIGHT + 16.0 + row as f64 * 14.0;
+        text(svg, left + width / 2.0, y, "middle", part);
+    }
+}
+
+/// Draws lines over a common count of steps; `unit` names the steps.
+pub(crate) fn lines(title: &str, unit: &str, lines: &[(String, Vec<f64>)]) -> String {
+    let width = 900.0;
+    let names: Vec<_> = lines.iter().map(|(name, _)| name.clone()).collect();
+    let highest = lines.iter().flat_map(|(_, values)| values).copied().fold(0.0, f64::max);
+    let steps = lines.iter().map(|(_, values)| values.len()).max().unwrap_or(0);
+    let scale = Scale::up_to(highest);
+    let mut svg = frame(title, width, &names, &scale);
+    let across = (width - LEFT - 20.0) / (steps.max(2) - 1) as f64;
+    for (index, (_, values)) in lines.iter().enumerate() {
+        let point = |(step, value): (usize, &f64)| format!("{:.1},{:.1}", LEFT + step as f64 * across, scale.y(*value));
+        let points = values.iter().enumerate().map(point).collect::<Vec<_>>().join(" ");
+        let colour = COLOURS[index % COLOURS.len()];
+        put(&mut svg, &format!(r#"<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>"#));
+    }
+    text(&mut svg, LEFT, TOP + HEIGHT + 16.0, "start", "1");
+    text(&mut svg, width - 20.0, TOP + HEIGHT + 16.0, "end", &format!("{steps} {unit}"));
+    svg + "</svg>\n"
+}
+
+/// The value axis.
+struct Scale {
+    top: f64,
+    step: f64,
+}
+
+impl Scale {
+    /// An axis with about five round steps.
+    fn up_to(highest: f64) -> Self {
+        let rough = highest.max(1.0) / 5.0;
+        let power = 10f64.powf(rough.log10().floor());
+        let factor = [1.0, 2.0, 5.0, 10.0].into_iter().find(|f| f * power >= rough).unwrap_or(10.0);
+        let step = factor * power;
+        Self { top: (highest.max(1.0) / step).ceil() * step, step }
+    }
+
+    fn y(&self, value: f64) -> f64 {
+        TOP + HEIGHT * (1.0 - value / self.top)
+    }
+}
+
+/// The beginning of a drawing: title, legend and axis.
+fn frame(title: &str, width: f64, series: &[String], scale: &Scale) -> String {
+    let legend = LEFT + series.iter().map(|name| legend_width(name)).sum::<f64>();
+    let (width, height) = (width.max(legend), TOP + HEIGHT + 50.0);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
+         width=\"{width:.0}\" height=\"{height:.0}\" font-family=\"sans-serif\" \
+         font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+    );
+    let title = escape(title);
+    put(&mut svg, &format!(r#"<text x="{LEFT}" y="24" font-size="15">{title}</text>"#));
+    draw_legend(&mut svg, series);
+    draw_axis(&mut svg, width, scale);
+    svg
+}
+
+fn legend_width(name: &str) -> f64 {
+    name.chars().count() as f64 * 6.5 + 30.0
+}
+
+fn draw_legend(svg: &mut String, series: &[String]) {
+    let mut x = LEFT;
+    for (index, name) in series.iter().enumerate() {
+        let colour = COLOURS[index % COLOURS.len()];
+        put(svg, &format!(r#"<rect x="{x:.1}" y="38" width="10" height="10" fill="{colour}"/>"#));
+        text(svg, x + 14.0, 47.0, "start", name);
+        x += legend_width(name);
+    }
+}
+
+fn draw_axis(svg: &mut String, width: f64, scale: &Scale) {
+    for index in 0..=(scale.top / scale.step).round() as u32 {
+        let value = f64::from(index) * scale.step;
+        let (y, right) = (scale.y(value), width - 20.0);
+        put(svg, &format!(r##"<path d="M{LEFT} {y:.1}H{right:.0}" stroke="#ddd"/>"##));
+        text(svg, LEFT - 6.0, y + 4.0, "end", &amount(value));
+    }
+}
+
+fn amount(value: f64) -> String {
+    match value {
+        v if v >= 1e6 => format!("{} M/s", v / 1e6),
+        v if v >= 1e3 => format!("{} k/s", v / 1e3),
+        v => format!("{v}"),
+    }
+}
+
+fn text(svg: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
+    let words = escape(words);
+    put(svg, &format!(r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{words}</text>"#));
+}
+
+fn put(svg: &mut String, element: &str) {
+    writeln!(svg, "{element}").expect("writing to a string does not fail");
+}
+
+fn escape(words: &str) -> String {
+    words.replace('&', "&amp;").replace('<', "&lt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_are_round() {
+        let scale = Scale::up_to(43.0);
+        assert!((scale.step - 10.0).abs() < 1e-9 && (scale.top - 50.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn drawings_are_closed_and_escaped() {
+        let svg = lines("a < b", "millions", &[("one".to_owned(), vec![1.0, 2.0])]);
+        assert!(svg.contains("a &lt; b") && svg.ends_with("</svg>\n"));
+    }
+}

@@ -1,0 +1,98 @@
+//! Esker as a contestant.
+//!
+//! Without `--memory` the store is memory only and its budget a share of the machine's memory: a
+//! bound, not a hint of the number of keys. With it the store is hybrid in a temporary directory.
+
+use esker::{Options, Store};
+
+use super::{Appender, Engine, Session, Settings};
+use crate::memory;
+
+/// A store of integers.
+pub(crate) struct Esker(Store<u64, u64>);
+
+impl Esker {
+    /// Opens an empty store.
+    pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
+        Ok(Self(match settings.hybrid_bytes {
+            Some(bytes) => Options::new().memory(bytes).open_temporary()?,
+            None => Options::new().memory(default_budget()).in_memory()?,
+        }))
+    }
+}
+
+/// Three quarters of the machine's memory.
+fn default_budget() -> u64 {
+    memory::physical_bytes() / 4 * 3
+}
+
+/// Gives up on an engine's failure.
+fn must<T>(result: esker::Result<T>) -> T {
+    result.unwrap_or_else(|error| panic!("esker failed: {error}"))
+}
+
+impl Engine for Esker {
+    type Session<'a> = &'a Store<u64, u64>;
+
+    fn session(&self) -> Self::Session<'_> {
+        &self.0
+    }
+}
+
+impl Session for &Store<u64, u64> {
+    #[inline]
+    fn get(&mut self, key: u64) -> Option<u64> {
+        must(Store::get(self, &key))
+    }
+
+    #[inline]
+    fn put(&mut self, key: u64, value: u64) {
+        must(Store::put(self, &key, &value));
+    }
+
+    #[inline]
+    fn increment(&mut self, key: u64, first: u64) -> u64 {
+        must(Store::rmw(self, &key, |old| old.map_or(first, |old| old + 1)))
+    }
+
+    fn get_many(&mut self, keys: &[u64], seen: impl FnMut(usize, Option<u64>)) {
+        must(Store::get_many(self, keys, seen));
+    }
+
+    fn put_many(&mut self, pairs: &[(u64, u64)]) {
+        must(Store::put_many(self, pairs));
+    }
+
+    fn increment_many(&mut self, keys: &[u64], mut seen: impl FnMut(usize, Option<u64>)) {
+        must(Store::rmw_many(self, keys, |index, old| {
+            seen(index, old);
+            old.map_or(0, |old| old + 1)
+        }));
+    }
+}
+
+/// A store of byte strings.
+pub(crate) struct EskerVectors(Store<u64, [u8]>);
+
+impl EskerVectors {
+    /// Opens an empty store.
+    pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
+        Ok(Self(match settings.hybrid_bytes {
+            Some(bytes) => Options::new().memory(bytes).open_temporary()?,
+            None => Options::new().memory(default_budget()).in_memory()?,
+        }))
+    }
+}
+
+impl Appender for EskerVectors {
+    #[inline]
+    fn append(&mut self, key: u64, bytes: &[u8]) {
+        must(self.0.append(&key, bytes));
+    }
+
+    fn read(&self, key: u64, f: &mut dyn FnMut(&[u8])) {
+        if must(self.0.get_with(&key, |bytes| f(bytes))).is_none() {
+            f(&[]);
+        }
+    }
+}

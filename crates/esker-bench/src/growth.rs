@@ -1,0 +1,107 @@
+//! The rate of inserts into a map that grows from nothing.
+//!
+//! A map that doubles by copying everything shows it here twice: as dips of the rate, and as one
+//! insert that waits for the copy. Timing every insert slows all of them, so the rate and the
+//! slowest insert come from two passes over fresh maps.
+
+use anyhow::{Context, Result};
+use indicatif::ProgressBar;
+
+use crate::engines::{Name, Settings};
+use crate::report::{self, Row, Spread};
+use crate::run::{Growth, MILLION};
+use crate::{Outputs, chart, memory, progress, size};
+
+/// The options of `growth`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Number of keys
+    #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    keys: u64,
+    /// The contestants
+    #[arg(long, value_delimiter = ',', default_value = "esker")]
+    engines: Vec<Name>,
+    /// Memory of a hybrid store in a temporary directory; memory only if not given
+    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    memory: Option<u64>,
+    #[command(flatten)]
+    outputs: Outputs,
+}
+
+/// Runs the experiment.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let bar = progress::bar(arguments.keys * 2 * arguments.engines.len() as u64);
+    let rows = arguments.engines.iter().map(|&name| grow(arguments, name, &bar));
+    let mut rows = rows.collect::<Result<Vec<_>>>()?;
+    bar.finish_and_clear();
+    report::compare(&mut rows);
+    print(&rows);
+    report::write_json(arguments.outputs.json.as_deref(), &rows)?;
+    report::write_svg(arguments.outputs.svg.as_deref(), || draw(&rows))
+}
+
+fn grow(arguments: &Arguments, name: Name, bar: &ProgressBar) -> Result<Row> {
+    bar.set_message(name.text());
+    let (course, bytes_per_entry, peak) = pass(arguments, name, false, bar)?;
+    let (timed, ..) = pass(arguments, name, true, bar)?;
+    let seconds: f64 = course.rates.iter().zip(sizes(arguments.keys)).map(|(r, n)| n / r).sum();
+    let rate = arguments.keys as f64 / seconds;
+    Ok(Row {
+        experiment: "growth",
+        engine: name.text().to_owned(),
+        operation: "insert".to_owned(),
+        distribution: "scattered",
+        threads: 1,
+        keys: arguments.keys,
+        value_bytes: 8,
+        batch: 1,
+        runs: 1,
+        ops_per_second: Spread::of(&[rate]),
+        bytes_per_entry,
+        memory_bytes: arguments.memory.filter(|_| name == Name::Esker),
+        million_ops_per_second: course.rates,
+        slowest_insert_ns: Some(u64::try_from(timed.slowest.as_nanos())?),
+        peak_bytes: Some(peak),
+        ..Row::default()
+    })
+}
+
+/// One pass over a fresh map: its course, bytes per entry and peak bytes.
+fn pass(arguments: &Arguments, name: Name, time_each: bool, bar: &ProgressBar) -> Result<(Growth, f64, u64)> {
+    let settings = Settings { hybrid_bytes: arguments.memory, capacity: None };
+    let base = memory::settled_bytes();
+    memory::reset_peak();
+    let contestant = name.open(&settings).with_context(|| name.text())?;
+    let growth = contestant.grow(arguments.keys, time_each, &|inserts| bar.inc(inserts));
+    let per_entry = memory::per_entry(base, arguments.keys);
+    Ok((growth, per_entry, memory::peak_bytes().saturating_sub(base)))
+}
+
+/// The number of inserts behind each sample.
+fn sizes(keys: u64) -> impl Iterator<Item = f64> {
+    (0..keys).step_by(MILLION as usize).map(move |from| (keys - from).min(MILLION) as f64)
+}
+
+fn draw(rows: &[Row]) -> String {
+    let lines: Vec<_> = rows.iter().map(|row| (row.engine.clone(), row.million_ops_per_second.clone())).collect();
+    chart::lines("Inserts per second into a growing map", "million keys", &lines)
+}
+
+fn print(rows: &[Row]) {
+    let head = ["engine", "rate", "slowest million", "fastest million", "slowest insert", "bytes/entry", "peak MiB", "to best peer"];
+    report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    let millions = Spread::of(&row.million_ops_per_second);
+    vec![
+        row.engine.clone(),
+        report::rate(row.ops_per_second.median),
+        report::rate(millions.min),
+        report::rate(millions.max),
+        report::nanoseconds(row.slowest_insert_ns.unwrap_or(0)),
+        format!("{:.1}", row.bytes_per_entry),
+        (row.peak_bytes.unwrap_or(0) >> 20).to_string(),
+        report::optional(row.ratio_to_best_peer),
+    ]
+}

@@ -1,0 +1,63 @@
+//! Benchmarks of Esker, alone and against other maps.
+//!
+//! Each subcommand is one experiment. All of them print a table, write machine-readable rows with
+//! `--json` and a drawing with `--svg`, and stop with an error if a value read is wrong: a store
+//! that is fast and wrong has no rate. Build with `--features peers` for the maps compared with.
+
+mod append;
+mod chart;
+mod engines;
+mod growth;
+mod hybrid;
+mod keys;
+mod memory;
+mod probe;
+mod progress;
+mod report;
+mod run;
+mod size;
+mod ycsb;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Benchmarks of the Esker key-value store.
+#[derive(Parser)]
+#[command(version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    experiment: Experiment,
+}
+
+#[derive(Subcommand)]
+enum Experiment {
+    /// Mixes of reads and writes over loaded keys, after the Yahoo cloud serving benchmark.
+    Ycsb(ycsb::Arguments),
+    /// The rate of inserts into a map that grows from nothing.
+    Growth(growth::Arguments),
+    /// Appends of small records to growing values.
+    Append(append::Arguments),
+    /// Reads from data larger than memory, beside raw reads of the same device.
+    HybridReads(hybrid::Arguments),
+}
+
+/// Where results go besides the standard output.
+#[derive(Args)]
+struct Outputs {
+    /// Write the rows here as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a drawing here as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().experiment {
+        Experiment::Ycsb(arguments) => ycsb::run(&arguments),
+        Experiment::Growth(arguments) => growth::run(&arguments),
+        Experiment::Append(arguments) => append::run(&arguments),
+        Experiment::HybridReads(arguments) => hybrid::run(&arguments),
+    }
+}

@@ -1,0 +1,227 @@
+//! What is reported: rows for machines, tables for people.
+//!
+//! A row carries everything needed to repeat it. Rates are given as the median of the runs with the
+//! lowest and the highest. A ratio compares with the fastest of the other engines in the same
+//! circumstances; engines without an interface for batches stand for batches with single calls.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+/// The median and the extremes of some runs.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Spread {
+    /// The middle one.
+    pub(crate) median: f64,
+    /// The lowest.
+    pub(crate) min: f64,
+    /// The highest.
+    pub(crate) max: f64,
+}
+
+impl Spread {
+    /// Of some values; zeros if there are none.
+    pub(crate) fn of(values: &[f64]) -> Self {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else {
+            return Self::default();
+        };
+        let middle = sorted.len() / 2;
+        let median = match sorted.len() % 2 {
+            0 => f64::midpoint(sorted[middle - 1], sorted[middle]),
+            _ => sorted[middle],
+        };
+        Self { median, min, max }
+    }
+}
+
+/// Percentiles of the time of a call, in nanoseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Latency {
+    /// Half of the calls are faster.
+    pub(crate) p50: u64,
+    /// 99 in 100 are faster.
+    pub(crate) p99: u64,
+    /// 999 in 1000 are faster.
+    pub(crate) p999: u64,
+    /// The slowest.
+    pub(crate) max: u64,
+}
+
+impl Latency {
+    /// Of sampled calls.
+    pub(crate) fn of(calls: &Histogram<u64>) -> Self {
+        let at = |quantile| calls.value_at_quantile(quantile);
+        Self { p50: at(0.5), p99: at(0.99), p999: at(0.999), max: calls.max() }
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Row {
+    /// The subcommand.
+    pub(crate) experiment: &'static str,
+    /// Who was measured.
+    pub(crate) engine: String,
+    /// What was done.
+    pub(crate) operation: String,
+    /// The share of reads.
+    pub(crate) reads_percent: u8,
+    /// The choice of keys.
+    pub(crate) distribution: &'static str,
+    /// The number of threads.
+    pub(crate) threads: usize,
+    /// The number of distinct keys.
+    pub(crate) keys: u64,
+    /// The size of a value.
+    pub(crate) value_bytes: u64,
+    /// The number of keys per call.
+    pub(crate) batch: usize,
+    /// The number of runs.
+    pub(crate) runs: usize,
+    /// The rate.
+    pub(crate) ops_per_second: Spread,
+    /// Growth of the resident set.
+    pub(crate) bytes_per_entry: f64,
+    /// The time of calls.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) latency_ns: Option<Latency>,
+    /// The memory budget of a hybrid store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) memory_bytes: Option<u64>,
+    /// The rate against the fastest other engine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_best_peer: Option<f64>,
+    /// The rate of each million in turn.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) million_ops_per_second: Vec<f64>,
+    /// The slowest insert, from a second pass in which each was timed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) slowest_insert_ns: Option<u64>,
+    /// The highest growth of the resident set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peak_bytes: Option<u64>,
+    /// The number of records written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) records: Option<u64>,
+    /// Reads of the device for each read of a key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) device_reads_per_get: Option<f64>,
+    /// The depth of the probe this row is compared with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) probe_depth: Option<usize>,
+    /// The rate against that of the raw probe.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_probe: Option<f64>,
+}
+
+/// Fills in the ratios to the fastest peer, the peers being all engines but the row's own.
+pub(crate) fn compare(rows: &mut [Row]) {
+    let ratios: Vec<_> = rows.iter().map(|row| ratio(row, rows)).collect();
+    for (row, ratio) in rows.iter_mut().zip(ratios) {
+        row.ratio_to_best_peer = ratio;
+    }
+}
+
+fn ratio(row: &Row, rows: &[Row]) -> Option<f64> {
+    let rivals = rows.iter().filter(|other| rivals(row, other));
+    let best = rivals.map(|other| other.ops_per_second.median).max_by(f64::total_cmp)?;
+    (best > 0.0).then(|| row.ops_per_second.median / best)
+}
+
+/// Peers are whatever is not Esker; among themselves they are compared with the best of the others.
+fn rivals(row: &Row, other: &Row) -> bool {
+    let same = row.operation == other.operation
+        && row.reads_percent == other.reads_percent
+        && row.distribution == other.distribution
+        && row.threads == other.threads;
+    same && other.batch == 1 && other.engine != row.engine && other.engine != "esker"
+}
+
+/// Writes rows as JSON, if asked to.
+pub(crate) fn write_json(path: Option<&Path>, rows: &[Row]) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let text = serde_json::to_string_pretty(rows)?;
+    std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
+}
+
+/// Writes a drawing, if asked to.
+pub(crate) fn write_svg(path: Option<&Path>, draw: impl FnOnce() -> String) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    std::fs::write(path, draw()).with_context(|| format!("writing {}", path.display()))
+}
+
+/// Prints cells in columns: the first is aligned to the left, the others to the right.
+pub(crate) fn print_table(head: &[&str], body: &[Vec<String>]) {
+    let width = |column: usize| {
+        let cells = body.iter().map(|row| row[column].chars().count());
+        cells.chain([head[column].len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<_> = (0..head.len()).map(width).collect();
+    let head: Vec<_> = head.iter().map(ToString::to_string).collect();
+    println!("{}", line(&head, &widths));
+    println!("{}", widths.iter().map(|&width| "-".repeat(width)).collect::<Vec<_>>().join("  "));
+    for row in body {
+        println!("{}", line(row, &widths));
+    }
+}
+
+fn line(cells: &[String], widths: &[usize]) -> String {
+    let cells = cells.iter().zip(widths).enumerate();
+    let padded = cells.map(|(column, (cell, &width))| match column {
+        0 => format!("{cell:<width$}"),
+        _ => format!("{cell:>width$}"),
+    });
+    padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+}
+
+/// A rate in millions or thousands.
+pub(crate) fn rate(per_second: f64) -> String {
+    match per_second {
+        r if r >= 1e6 => format!("{:.2} M/s", r / 1e6),
+        r if r >= 1e3 => format!("{:.1} k/s", r / 1e3),
+        r => format!("{r:.0} /s"),
+    }
+}
+
+/// A duration from nanoseconds.
+pub(crate) fn nanoseconds(ns: u64) -> String {
+    match ns {
+        0..10_000 => format!("{ns} ns"),
+        10_000..10_000_000 => format!("{:.1} µs", ns as f64 / 1e3),
+        _ => format!("{:.1} ms", ns as f64 / 1e6),
+    }
+}
+
+/// A number, or a dash where there is none.
+pub(crate) fn optional(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(engine: &str, batch: usize, median: f64) -> Row {
+        let ops_per_second = Spread { median, ..Spread::default() };
+        Row { engine: engine.to_owned(), batch, ops_per_second, ..Row::default() }
+    }
+
+    #[test]
+    fn batches_are_compared_with_single_calls() {
+        let mut rows = [row("esker", 32, 6.0), row("scc", 1, 2.0), row("dashmap", 1, 3.0)];
+        compare(&mut rows);
+        let ratios: Vec<_> = rows.iter().map(|row| row.ratio_to_best_peer.unwrap()).collect();
+        assert_eq!(ratios, [2.0, 2.0 / 3.0, 1.5]);
+    }
+
+    #[test]
+    fn spreads() {
+        let spread = Spread::of(&[3.0, 1.0, 2.0]);
+        assert_eq!((spread.median, spread.min, spread.max), (2.0, 1.0, 3.0));
+        assert!((Spread::of(&[1.0, 2.0]).median - 1.5).abs() < 1e-9);
+    }
+}

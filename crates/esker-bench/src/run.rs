@@ -1,0 +1,395 @@
+//! The measured loops.
+//!
+//! Each loop works in blocks: the first call of a block is timed for the latency histogram, the
+//! others run without a look at the clock, and the stop flag is read once per block. A mix first
+//! runs unmeasured, then counts until the time is over. Every value read is checked; a check is a
+//! XOR and a branch never taken.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use hdrhistogram::Histogram;
+
+use crate::engines::{Engine, Session};
+use crate::keys::{self, Sequence};
+
+/// The longest latency that is told apart, in nanoseconds.
+const LONGEST: u64 = 60_000_000_000;
+/// Share of the measured time that is spent in warming up.
+const WARM_UP: f64 = 0.1;
+/// Entries per sample of a growth curve.
+pub(crate) const MILLION: u64 = 1_000_000;
+
+/// The phases of a timed run.
+const WARMING: u8 = 0;
+const MEASURED: u8 = 1;
+const OVER: u8 = 2;
+
+/// What the writing part of a mix does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Operation {
+    /// Blind writes.
+    Put,
+    /// Increments.
+    Rmw,
+}
+
+impl Operation {
+    /// The name used in reports.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Put => "put",
+            Self::Rmw => "rmw",
+        }
+    }
+}
+
+/// A timed mix of reads and writes over a loaded engine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mix {
+    /// The writes.
+    pub(crate) operation: Operation,
+    /// The share of reads, in percent.
+    pub(crate) reads_percent: u8,
+    /// Keys per call; a call only reads or only writes.
+    pub(crate) batch: usize,
+    /// Time measured.
+    pub(crate) seconds: f64,
+    /// One call is timed per so many operations.
+    pub(crate) sample_every: usize,
+}
+
+/// What was measured.
+pub(crate) struct Measured {
+    /// Keys read or written within the measured time.
+    pub(crate) operations: u64,
+    /// The time they took.
+    pub(crate) elapsed: Duration,
+    /// The times of sampled calls, in nanoseconds.
+    pub(crate) latency: Histogram<u64>,
+    /// Increments ever made, the warm-up's as well.
+    pub(crate) increments: u64,
+}
+
+impl Measured {
+    /// Operations per second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.operations as f64 / self.elapsed.as_secs_f64()
+    }
+}
+
+/// The course of a growing map.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Growth {
+    /// The rate of each million of inserts, per second.
+    pub(crate) rates: Vec<f64>,
+    /// The longest insert, where each was timed.
+    pub(crate) slowest: Duration,
+}
+
+/// An engine with the loops compiled for it.
+pub(crate) trait Contestant: Send + Sync {
+    /// Puts all keys, divided among threads, `batch` at a time.
+    fn load(&self, keys: &[u64], threads: usize, batch: usize) -> Result<Measured>;
+    /// Runs a mix, one thread for each sequence.
+    fn mix(&self, mix: &Mix, sequences: &[Sequence]) -> Result<Measured>;
+    /// Reads all keys, checks the values, and sums the counts.
+    fn audit(&self, keys: &[u64], threads: usize) -> Result<u64>;
+    /// Inserts so many keys from one thread and samples the rate. Timing each insert costs speed.
+    fn grow(&self, keys: u64, time_each: bool, progress: &dyn Fn(u64)) -> Growth;
+}
+
+impl<E: Engine> Contestant for E {
+    fn load(&self, keys: &[u64], threads: usize, batch: usize) -> Result<Measured> {
+        let share = keys.len().div_ceil(threads).max(1);
+        let shares: Vec<&[u64]> = keys.chunks(share).collect();
+        let barrier = Barrier::new(shares.len());
+        let lanes = on_threads(&shares, |share| {
+            barrier.wait();
+            let mut lane = Lane::new();
+            load_share(self, share, batch, &mut lane);
+            lane
+        })?;
+        merge(lanes)
+    }
+
+    fn mix(&self, mix: &Mix, sequences: &[Sequence]) -> Result<Measured> {
+        let phase = AtomicU8::new(WARMING);
+        let barrier = Barrier::new(sequences.len() + 1);
+        let lanes = std::thread::scope(|scope| {
+            scope.spawn(|| conduct(&phase, &barrier, mix.seconds));
+            on_threads(sequences, |sequence| {
+                barrier.wait();
+                Driver::new(self, mix, sequence).run(&phase)
+            })
+        })?;
+        merge(lanes)
+    }
+
+    fn audit(&self, keys: &[u64], threads: usize) -> Result<u64> {
+        let shares: Vec<&[u64]> = keys.chunks(keys.len().div_ceil(threads).max(1)).collect();
+        let sums = on_threads(&shares, |share| audit_share(self, share))?;
+        sums.into_iter().sum()
+    }
+
+    fn grow(&self, keys: u64, time_each: bool, progress: &dyn Fn(u64)) -> Growth {
+        let mut growth = Growth::default();
+        let mut session = self.session();
+        for from in (0..keys).step_by(MILLION as usize) {
+            let range = from..(from + MILLION).min(keys);
+            let (inserts, start) = (range.end - range.start, Instant::now());
+            if time_each {
+                growth.slowest = growth.slowest.max(insert_timed(&mut session, range));
+            } else {
+                insert(&mut session, range);
+            }
+            growth.rates.push(inserts as f64 / start.elapsed().as_secs_f64());
+            progress(inserts);
+        }
+        growth
+    }
+}
+
+/// Runs one thread for each item and collects the results; a panic of one becomes an error.
+fn on_threads<I: Sync, R: Send>(items: &[I], work: impl Fn(&I) -> R + Sync) -> Result<Vec<R>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = items.iter().map(|item| scope.spawn(|| work(item))).collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results.map(|result| result.ok().context("a thread of the benchmark failed")).collect()
+    })
+}
+
+/// Leads the threads of a mix through its phases.
+fn conduct(phase: &AtomicU8, barrier: &Barrier, seconds: f64) {
+    barrier.wait();
+    std::thread::sleep(Duration::from_secs_f64(seconds * WARM_UP));
+    phase.store(MEASURED, Ordering::Relaxed);
+    std::thread::sleep(Duration::from_secs_f64(seconds));
+    phase.store(OVER, Ordering::Relaxed);
+}
+
+/// An empty histogram of latencies; longer ones than a minute count as a minute.
+pub(crate) fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, LONGEST, 3).expect("the bounds are valid")
+}
+
+/// The measurements of one thread.
+struct Lane {
+    operations: u64,
+    increments: u64,
+    faults: u64,
+    latency: Histogram<u64>,
+    start: Instant,
+    end: Instant,
+}
+
+impl Lane {
+    fn new() -> Self {
+        let latency = histogram();
+        let now = Instant::now();
+        Self { operations: 0, increments: 0, faults: 0, latency, start: now, end: now }
+    }
+
+    fn restart(&mut self) {
+        self.operations = 0;
+        self.latency.reset();
+        self.start = Instant::now();
+    }
+
+    fn finish(&mut self) {
+        self.end = Instant::now();
+    }
+
+    #[inline]
+    fn check(&mut self, key: u64, value: Option<u64>) {
+        if !value.is_some_and(|value| keys::belongs(key, value)) {
+            self.fault();
+        }
+    }
+
+    #[cold]
+    fn fault(&mut self) {
+        self.faults += 1;
+    }
+
+    fn time(&mut self, start: Instant) {
+        let nanoseconds = u64::try_from(start.elapsed().as_nanos()).unwrap_or(LONGEST);
+        self.latency.saturating_record(nanoseconds.max(1));
+    }
+}
+
+/// Sums up the lanes; wrong values are an error, whatever the speed.
+fn merge(lanes: Vec<Lane>) -> Result<Measured> {
+    let start = lanes.iter().map(|lane| lane.start).min().context("no threads")?;
+    let end = lanes.iter().map(|lane| lane.end).max().context("no threads")?;
+    let mut sum = Lane::new();
+    for lane in lanes {
+        sum.operations += lane.operations;
+        sum.increments += lane.increments;
+        sum.faults += lane.faults;
+        sum.latency.add(&lane.latency)?;
+    }
+    ensure!(sum.faults == 0, "{} reads gave no value or a wrong one", sum.faults);
+    Ok(Measured { operations: sum.operations, elapsed: end - start, latency: sum.latency, increments: sum.increments })
+}
+
+/// Puts one thread's share of the keys.
+fn load_share<E: Engine>(engine: &E, share: &[u64], batch: usize, lane: &mut Lane) {
+    let mut session = engine.session();
+    lane.restart();
+    for block in share.chunks(1024.max(batch)) {
+        let (first, rest) = block.split_at(batch.min(block.len()));
+        let start = Instant::now();
+        put_all(&mut session, first, batch);
+        lane.time(start);
+        put_all(&mut session, rest, batch);
+        lane.operations += block.len() as u64;
+        session.refresh();
+    }
+    lane.finish();
+}
+
+/// Puts the first values of keys.
+fn put_all(session: &mut impl Session, keys: &[u64], batch: usize) {
+    if batch == 1 {
+        for &key in keys {
+            session.put(key, keys::value(key, 0));
+        }
+        return;
+    }
+    let mut pairs = Vec::with_capacity(batch);
+    for chunk in keys.chunks(batch) {
+        pairs.clear();
+        pairs.extend(chunk.iter().map(|&key| (key, keys::value(key, 0))));
+        session.put_many(&pairs);
+    }
+}
+
+/// Checks one thread's share of the keys and sums the counts.
+fn audit_share<E: Engine>(engine: &E, share: &[u64]) -> Result<u64> {
+    let mut session = engine.session();
+    let (mut sum, mut wrong) = (0, 0u64);
+    for block in share.chunks(1024) {
+        session.get_many(block, |index, value| match value {
+            Some(value) if keys::belongs(block[index], value) => sum += keys::count(value),
+            _ => wrong += 1,
+        });
+        session.refresh();
+    }
+    ensure!(wrong == 0, "the audit found {wrong} keys lost or with a wrong value");
+    Ok(sum)
+}
+
+/// Inserts the keys of a range of indices.
+fn insert(session: &mut impl Session, range: std::ops::Range<u64>) {
+    for index in range {
+        let key = keys::key(index);
+        session.put(key, keys::value(key, 0));
+        if index % 1024 == 0 {
+            session.refresh();
+        }
+    }
+}
+
+/// Inserts the keys of a range of indices and gives the longest time of one.
+fn insert_timed(session: &mut impl Session, range: std::ops::Range<u64>) -> Duration {
+    let mut slowest = Duration::ZERO;
+    let mut last = Instant::now();
+    for index in range {
+        let key = keys::key(index);
+        session.put(key, keys::value(key, 0));
+        if index % 1024 == 0 {
+            session.refresh();
+        }
+        let now = Instant::now();
+        slowest = slowest.max(now - last);
+        last = now;
+    }
+    slowest
+}
+
+/// One thread of a mix.
+struct Driver<'a, E: Engine + 'a> {
+    session: E::Session<'a>,
+    mix: Mix,
+    sequence: &'a Sequence,
+    position: usize,
+    pairs: Vec<(u64, u64)>,
+    lane: Lane,
+}
+
+impl<'a, E: Engine> Driver<'a, E> {
+    fn new(engine: &'a E, mix: &Mix, sequence: &'a Sequence) -> Self {
+        let pairs = Vec::with_capacity(mix.batch);
+        let (session, lane) = (engine.session(), Lane::new());
+        Self { session, mix: *mix, sequence, position: 0, pairs, lane }
+    }
+
+    fn run(mut self, phase: &AtomicU8) -> Lane {
+        while phase.load(Ordering::Relaxed) == WARMING {
+            self.block();
+        }
+        self.lane.restart();
+        while phase.load(Ordering::Relaxed) != OVER {
+            self.block();
+        }
+        self.lane.finish();
+        self.lane
+    }
+
+    /// One timed call, then the rest of the block.
+    fn block(&mut self) {
+        let start = Instant::now();
+        self.call();
+        self.lane.time(start);
+        let calls = (self.mix.sample_every / self.mix.batch).max(1);
+        for _ in 1..calls {
+            self.call();
+        }
+        self.lane.operations += (calls * self.mix.batch) as u64;
+        self.session.refresh();
+    }
+
+    #[inline]
+    fn call(&mut self) {
+        if self.mix.batch == 1 { self.call_one() } else { self.call_many() }
+    }
+
+    #[inline]
+    fn call_one(&mut self) {
+        let position = self.position;
+        self.position = (position + 1) % keys::SEQUENCE_LENGTH;
+        let key = self.sequence.keys[position];
+        if self.sequence.dice[position] < self.mix.reads_percent {
+            let value = self.session.get(key);
+            self.lane.check(key, value);
+        } else if self.mix.operation == Operation::Put {
+            self.session.put(key, keys::value(key, position as u64));
+        } else {
+            let value = self.session.increment(key, keys::value(key, 0));
+            self.lane.increments += 1;
+            self.lane.check(key, (keys::count(value) > 0).then_some(value));
+        }
+    }
+
+    fn call_many(&mut self) {
+        if self.position + self.mix.batch > keys::SEQUENCE_LENGTH {
+            self.position = 0;
+        }
+        let range = self.position..self.position + self.mix.batch;
+        self.position = range.end;
+        let (keys, lane) = (&self.sequence.keys[range.clone()], &mut self.lane);
+        if self.sequence.dice[range.start] < self.mix.reads_percent {
+            self.session.get_many(keys, |index, value| lane.check(keys[index], value));
+        } else if self.mix.operation == Operation::Put {
+            self.pairs.clear();
+            self.pairs.extend(keys.iter().map(|&key| (key, keys::value(key, range.start as u64))));
+            self.session.put_many(&self.pairs);
+        } else {
+            self.session.increment_many(keys, |index, value| lane.check(keys[index], value));
+            lane.increments += keys.len() as u64;
+        }
+    }
+}
