@@ -4,7 +4,7 @@
 //! (`/proc/self/statm`), less what the process held before the store was opened. The data grow to a
 //! multiple of the budget and the resident bytes may pass it by 5 % and 8 MiB (stacks, buffers,
 //! allocator). There is one test in this binary, for another would be counted with it.
-//! `ESKER_GROWTH` sets the multiple: 2 unless told, 10 for the full run.
+//! `ESKER_GROWTH` sets the multiple: 10 unless told.
 
 #![cfg(target_os = "linux")]
 
@@ -21,7 +21,7 @@ fn resident() -> u64 {
 }
 
 fn growth() -> u64 {
-    std::env::var("ESKER_GROWTH").ok().and_then(|v| v.parse().ok()).unwrap_or(2)
+    std::env::var("ESKER_GROWTH").ok().and_then(|v| v.parse().ok()).unwrap_or(10)
 }
 
 /// Puts `count` keys, looking at the resident bytes now and then.
