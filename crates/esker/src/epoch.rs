@@ -95,23 +95,25 @@ impl Epochs {
     #[inline(always)]
     pub(crate) fn pin(&self) -> Result<Pin<'_>> {
         let slot = self.slot()?;
-        if slot.epoch.load(Relaxed) != 0 || self.long_way.load(Relaxed) {
-            return self.pin_slowly(slot);
-        }
-        slot.epoch.store(self.current.load(Relaxed), Relaxed);
-        compiler_fence(SeqCst);
-        Ok(Pin { slot })
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn pin_slowly<'a>(&'a self, slot: &'a Slot) -> Result<Pin<'a>> {
-        if slot.epoch.load(Relaxed) != 0 || self.is_closed() {
+        if slot.epoch.load(Relaxed) != 0 {
             return Err(self.refusal());
         }
         slot.epoch.store(self.current.load(Relaxed), Relaxed);
-        fence(SeqCst);
+        compiler_fence(SeqCst);
+        // Only now: `close` raises the flag and then drains, so a pin that does not see the flag is one it waits for.
+        // Looked at before the store, a write could be acknowledged after the last flush, and lost.
+        if self.long_way.load(Relaxed) {
+            return self.pin_slowly(Pin { slot });
+        }
         Ok(Pin { slot })
+    }
+
+    /// The rest of a pin that must fence, or comes too late.
+    #[cold]
+    #[inline(never)]
+    fn pin_slowly<'a>(&'a self, pin: Pin<'a>) -> Result<Pin<'a>> {
+        fence(SeqCst);
+        if self.is_closed() { Err(Error::Closed) } else { Ok(pin) }
     }
 
     #[cold]
