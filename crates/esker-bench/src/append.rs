@@ -177,7 +177,7 @@ struct Once {
 }
 
 fn once(arguments: &Arguments, name: Name, order: &[u64], bar: &ProgressBar) -> Result<Once> {
-    let settings = Settings { hybrid_bytes: arguments.memory, capacity: None };
+    let settings = Settings { hybrid_bytes: arguments.memory, ..Settings::default() };
     let base = memory::settled_bytes();
     let mut contestant = name.open(&settings)?;
     let rates = contestant.append_all(order, bar);

@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
     /// The contestants
     #[arg(long, value_delimiter = ',', default_value = "esker")]
     engines: Vec<Name>,
-    /// Memory of a hybrid store in a temporary directory; memory only if not given
+    /// Memory of a hybrid store in a temporary directory and of disk engines; Esker stays in memory if not given
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     memory: Option<u64>,
     #[command(flatten)]
@@ -58,7 +58,7 @@ fn grow(arguments: &Arguments, name: Name, bar: &ProgressBar) -> Result<Row> {
         runs: 1,
         ops_per_second: Spread::of(&[rate]),
         bytes_per_entry,
-        memory_bytes: arguments.memory.filter(|_| name == Name::Esker),
+        memory_bytes: arguments.memory.filter(|_| name.takes_memory()),
         million_ops_per_second: course.rates,
         slowest_insert_ns: Some(u64::try_from(timed.slowest.as_nanos())?),
         peak_bytes: Some(peak),
@@ -68,7 +68,7 @@ fn grow(arguments: &Arguments, name: Name, bar: &ProgressBar) -> Result<Row> {
 
 /// One pass over a fresh map: its course, bytes per entry and peak bytes.
 fn pass(arguments: &Arguments, name: Name, time_each: bool, bar: &ProgressBar) -> Result<(Growth, f64, u64)> {
-    let settings = Settings { hybrid_bytes: arguments.memory, capacity: None };
+    let settings = Settings { hybrid_bytes: arguments.memory, ..Settings::default() };
     let base = memory::settled_bytes();
     memory::reset_peak();
     let contestant = name.open(&settings).with_context(|| name.text())?;

@@ -4,24 +4,25 @@
 //! run, in the same directory, measures plain random reads of 4 KiB: one at a time, to compare with
 //! single gets, and 64 at a time, to compare with batches. A ratio above the share of keys on the
 //! device means that the store asks the device better than 64 waiting threads do.
+//!
+//! Disk engines can stand in for Esker or beside it, one after another, each next to its own probes. LMDB, redb and fjall read
+//! through the page cache: what they show is the device only where the page cache is bounded from outside.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use esker::{Options, Store};
+use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
-use rand::rngs::SmallRng;
-use rand::{RngExt, SeedableRng};
 
+use crate::engines::{Name, Settings};
 use crate::probe::Probe;
 use crate::report::{self, Latency, Row, Spread};
-use crate::run::{self, MILLION};
+use crate::run::{self, Contestant, MILLION, Reads};
 use crate::{Outputs, chart, keys, memory, progress, size};
 
 /// Pairs per `put_many` of the load.
-const LOAD_BATCH: u64 = 1024;
+const LOAD_BATCH: usize = 1024;
 /// The depths of the probe.
 const DEPTHS: [usize; 2] = [1, 64];
 
@@ -31,7 +32,10 @@ pub(crate) struct Arguments {
     /// Number of keys
     #[arg(long, default_value_t = 50_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     keys: u64,
-    /// Memory of the store
+    /// The stores, of those that keep data on disk
+    #[arg(long, value_delimiter = ',', default_value = "esker")]
+    engines: Vec<Name>,
+    /// Memory of a store
     #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = size::parse)]
     memory: u64,
     /// Keys per call
@@ -49,7 +53,7 @@ pub(crate) struct Arguments {
     /// Directory on the device to measure; the system's for temporary files if not given
     #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
-    /// Read with `pread` even where `io_uring` works
+    /// Esker reads with `pread` even where `io_uring` works
     #[arg(long)]
     no_io_uring: bool,
     #[command(flatten)]
@@ -64,26 +68,34 @@ struct Results {
     latency: Histogram<u64>,
 }
 
+/// What the runs of one engine gave.
+struct Measurement {
+    name: Name,
+    load_rate: f64,
+    bytes_per_entry: f64,
+    results: Vec<Results>,
+    depths: [Vec<f64>; 2],
+}
+
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     validate(arguments)?;
     let parent = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
     let directory = tempfile::tempdir_in(parent)?;
     let bar = progress::bar(steps(arguments));
-    let base = memory::settled_bytes();
-    let options = Options::new().memory(arguments.memory).io_uring(!arguments.no_io_uring);
-    let store: Store<u64, u64> = options.open(directory.path().join("store"))?;
-    let load_rate = load(&store, arguments.keys, &bar)?;
-    let bytes_per_entry = memory::per_entry(base, arguments.keys);
+    let settings = Settings {
+        hybrid_bytes: Some(arguments.memory),
+        directory: Some(directory.path().to_owned()),
+        no_io_uring: arguments.no_io_uring,
+        ..Settings::default()
+    };
     bar.set_message("filling the file of the probe");
     let probe = Probe::create(directory.path(), arguments.probe_bytes)?;
-    let (results, depths) = measure(arguments, &store, &probe, &bar)?;
+    let each = |&name: &Name| measure(arguments, name, &settings, &probe, &bar).with_context(|| name.text());
+    let measurements = arguments.engines.iter().map(each).collect::<Result<Vec<_>>>()?;
     bar.finish_and_clear();
-    store.close()?;
-    let probes = depths.map(|rates| Spread::of(&rates));
-    let mut rows = vec![load_row(arguments, load_rate, bytes_per_entry)];
-    rows.extend(results.iter().map(|r| read_row(arguments, r, &probes, bytes_per_entry)));
-    rows.extend(DEPTHS.iter().zip(probes).map(|(&depth, rate)| probe_row(arguments, depth, rate)));
+    let mut rows: Vec<_> = measurements.iter().flat_map(|m| engine_rows(arguments, m)).collect();
+    rows.extend(probe_rows(arguments, &measurements));
     finish(arguments, &rows, probe.direct)
 }
 
@@ -91,38 +103,29 @@ fn validate(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.runs > 0, "there must be a run");
     ensure!(arguments.seconds > 0.0, "a measurement must last some time");
     ensure!(arguments.probe_bytes > 0, "the file of the probe must have a size");
+    ensure!(arguments.engines.iter().all(|engine| engine.keeps_on_disk()), "maps in memory have nothing to read from a device");
     ensure!(arguments.batch.iter().all(|&batch| batch > 0), "a batch has at least one key");
     Ok(())
 }
 
 /// The steps of the progress: millions of keys, then measurements.
 fn steps(arguments: &Arguments) -> u64 {
-    arguments.keys.div_ceil(MILLION) + (arguments.runs * (arguments.batch.len() + DEPTHS.len())) as u64
+    let measurements = arguments.runs * (arguments.batch.len() + DEPTHS.len());
+    (arguments.keys.div_ceil(MILLION) + measurements as u64) * arguments.engines.len() as u64
 }
 
-/// Puts all keys and gives the rate.
-fn load(store: &Store<u64, u64>, keys: u64, bar: &ProgressBar) -> Result<f64> {
-    bar.set_message("load");
-    let start = Instant::now();
-    let mut pairs = Vec::with_capacity(LOAD_BATCH as usize);
-    for from in (0..keys).step_by(LOAD_BATCH as usize) {
-        let keys = (from..(from + LOAD_BATCH).min(keys)).map(keys::key);
-        pairs.clear();
-        pairs.extend(keys.map(|key| (key, keys::value(key, 0))));
-        store.put_many(&pairs)?;
-        bar.set_position(from / MILLION);
-    }
-    Ok(keys as f64 / start.elapsed().as_secs_f64())
-}
-
-/// All runs: each batch size, then each depth of the probe.
-fn measure(arguments: &Arguments, store: &Store<u64, u64>, probe: &Probe, bar: &ProgressBar) -> Result<(Vec<Results>, [Vec<f64>; 2])> {
-    let mut results = arguments.batch.iter().map(|&batch| Results::new(batch)).collect::<Result<Vec<_>>>()?;
+/// One engine: the load, then all runs, in each of which come the batch sizes and the depths of the probe.
+fn measure(arguments: &Arguments, name: Name, settings: &Settings, probe: &Probe, bar: &ProgressBar) -> Result<Measurement> {
+    let base = memory::settled_bytes();
+    let contestant = name.open(settings)?;
+    let load_rate = load(&*contestant, name, arguments.keys, bar)?;
+    let bytes_per_entry = memory::per_entry(base, arguments.keys);
+    let mut results: Vec<_> = arguments.batch.iter().map(|&batch| Results::new(batch)).collect();
     let mut depths = [Vec::new(), Vec::new()];
     for run in 0..arguments.runs {
         for results in &mut results {
-            bar.set_message(format!("reads, batch {}", results.batch));
-            results.run(arguments, store, run as u64)?;
+            bar.set_message(format!("{} reads, batch {}", name.text(), results.batch));
+            results.run(arguments, &*contestant, run as u64)?;
             bar.inc(1);
         }
         for (rates, depth) in depths.iter_mut().zip(DEPTHS) {
@@ -131,52 +134,52 @@ fn measure(arguments: &Arguments, store: &Store<u64, u64>, probe: &Probe, bar: &
             bar.inc(1);
         }
     }
-    Ok((results, depths))
+    Ok(Measurement { name, load_rate, bytes_per_entry, results, depths })
+}
+
+/// Puts all keys and gives the rate.
+fn load(contestant: &dyn Contestant, name: Name, keys: u64, bar: &ProgressBar) -> Result<f64> {
+    bar.set_message(format!("{} load", name.text()));
+    let mut elapsed = Duration::ZERO;
+    for from in (0..keys).step_by(MILLION as usize) {
+        let million: Vec<_> = (from..(from + MILLION).min(keys)).map(keys::key).collect();
+        elapsed += contestant.load(&million, 1, LOAD_BATCH)?.elapsed;
+        bar.inc(1);
+    }
+    Ok(keys as f64 / elapsed.as_secs_f64())
 }
 
 impl Results {
-    fn new(batch: usize) -> Result<Self> {
-        let latency = run::histogram();
-        Ok(Self { batch, rates: Vec::new(), device_reads_per_get: Vec::new(), latency })
+    fn new(batch: usize) -> Self {
+        Self { batch, rates: Vec::new(), device_reads_per_get: Vec::new(), latency: run::histogram() }
     }
 
-    /// Reads uniformly chosen keys for the time given. The draws of a call are made before it, and
-    /// only calls are timed.
-    fn run(&mut self, arguments: &Arguments, store: &Store<u64, u64>, seed: u64) -> Result<()> {
-        let mut random = SmallRng::seed_from_u64(seed << 32 | self.batch as u64);
-        let before = store.stats().operations.device_reads;
-        let (mut gets, mut elapsed) = (0u64, Duration::ZERO);
-        let mut batch = vec![0; self.batch];
-        while elapsed.as_secs_f64() < arguments.seconds {
-            batch.fill_with(|| keys::key(random.random_range(0..arguments.keys)));
-            let start = Instant::now();
-            read(store, &batch)?;
-            let call = start.elapsed();
-            self.latency.saturating_record(u64::try_from(call.as_nanos())?);
-            elapsed += call;
-            gets += batch.len() as u64;
-        }
-        let device_reads = store.stats().operations.device_reads - before;
-        self.rates.push(gets as f64 / elapsed.as_secs_f64());
-        self.device_reads_per_get.push(device_reads as f64 / gets as f64);
+    /// Reads uniformly chosen keys for the time given.
+    fn run(&mut self, arguments: &Arguments, contestant: &dyn Contestant, seed: u64) -> Result<()> {
+        let reads = Reads { keys: arguments.keys, batch: self.batch, seconds: arguments.seconds, seed };
+        let before = contestant.device_reads();
+        let measured = contestant.reads(&reads)?;
+        let device_reads = contestant.device_reads().zip(before).map(|(after, before)| after - before);
+        self.rates.push(measured.rate());
+        self.device_reads_per_get.extend(device_reads.map(|reads| reads as f64 / measured.operations as f64));
+        self.latency.add(&measured.latency)?;
         Ok(())
     }
 }
 
-/// Reads some keys in one call and checks the values.
-fn read(store: &Store<u64, u64>, batch: &[u64]) -> Result<()> {
-    let (mut seen, mut wrong) = (0, 0u64);
-    let mut check = |key, value: Option<u64>| {
-        seen += 1;
-        wrong += u64::from(!value.is_some_and(|value| keys::belongs(key, value)));
-    };
-    match batch {
-        [key] => check(*key, store.get(key)?),
-        keys => store.get_many(keys, |index, value| check(keys[index], value))?,
-    }
-    ensure!(seen == batch.len(), "{seen} of {} keys were answered", batch.len());
-    ensure!(wrong == 0, "{wrong} reads gave no value or a wrong one");
-    Ok(())
+/// The rows of one engine: the load, then the reads beside the probes of the same runs.
+fn engine_rows(arguments: &Arguments, measurement: &Measurement) -> Vec<Row> {
+    let mut rows = vec![load_row(arguments, measurement)];
+    rows.extend(measurement.results.iter().map(|results| read_row(arguments, measurement, results)));
+    rows
+}
+
+/// The rows of the probes of all runs.
+fn probe_rows(arguments: &Arguments, measurements: &[Measurement]) -> [Row; 2] {
+    std::array::from_fn(|index| {
+        let rates: Vec<_> = measurements.iter().flat_map(|m| m.depths[index].iter().copied()).collect();
+        probe_row(arguments, DEPTHS[index], &rates)
+    })
 }
 
 fn base_row(arguments: &Arguments, engine: &str, operation: &str, rate: Spread) -> Row {
@@ -192,34 +195,40 @@ fn base_row(arguments: &Arguments, engine: &str, operation: &str, rate: Spread) 
         batch: 1,
         runs: arguments.runs,
         ops_per_second: rate,
-        memory_bytes: Some(arguments.memory),
         ..Row::default()
     }
 }
 
-fn load_row(arguments: &Arguments, rate: f64, bytes_per_entry: f64) -> Row {
-    let row = base_row(arguments, "esker", "load", Spread::of(&[rate]));
-    let batch = LOAD_BATCH as usize;
-    Row { reads_percent: 0, distribution: "scattered", runs: 1, batch, bytes_per_entry, ..row }
-}
-
-fn read_row(arguments: &Arguments, results: &Results, probes: &[Spread; 2], bytes_per_entry: f64) -> Row {
-    let rate = Spread::of(&results.rates);
-    let probe = usize::from(results.batch > 1);
+fn engine_row(arguments: &Arguments, measurement: &Measurement, operation: &str, rate: Spread) -> Row {
     Row {
-        batch: results.batch,
-        bytes_per_entry,
-        latency_ns: Some(Latency::of(&results.latency)),
-        device_reads_per_get: Some(Spread::of(&results.device_reads_per_get).median),
-        probe_depth: Some(DEPTHS[probe]),
-        ratio_to_probe: Some(rate.median / probes[probe].median),
-        ..base_row(arguments, "esker", "get", rate)
+        bytes_per_entry: measurement.bytes_per_entry,
+        memory_bytes: measurement.name.takes_memory().then_some(arguments.memory),
+        ..base_row(arguments, measurement.name.text(), operation, rate)
     }
 }
 
-fn probe_row(arguments: &Arguments, depth: usize, rate: Spread) -> Row {
-    let row = base_row(arguments, "raw-4KiB", "read", rate);
-    Row { threads: depth, value_bytes: 4096, memory_bytes: None, probe_depth: Some(depth), ..row }
+fn load_row(arguments: &Arguments, measurement: &Measurement) -> Row {
+    let row = engine_row(arguments, measurement, "load", Spread::of(&[measurement.load_rate]));
+    Row { reads_percent: 0, distribution: "scattered", runs: 1, batch: LOAD_BATCH, ..row }
+}
+
+fn read_row(arguments: &Arguments, measurement: &Measurement, results: &Results) -> Row {
+    let rate = Spread::of(&results.rates);
+    let probe = usize::from(results.batch > 1);
+    let counted = !results.device_reads_per_get.is_empty();
+    Row {
+        batch: results.batch,
+        latency_ns: Some(Latency::of(&results.latency)),
+        device_reads_per_get: counted.then(|| Spread::of(&results.device_reads_per_get).median),
+        probe_depth: Some(DEPTHS[probe]),
+        ratio_to_probe: Some(rate.median / Spread::of(&measurement.depths[probe]).median),
+        ..engine_row(arguments, measurement, "get", rate)
+    }
+}
+
+fn probe_row(arguments: &Arguments, depth: usize, rates: &[f64]) -> Row {
+    let row = base_row(arguments, "raw-4KiB", "read", Spread::of(rates));
+    Row { threads: depth, value_bytes: 4096, runs: rates.len(), probe_depth: Some(depth), ..row }
 }
 
 fn finish(arguments: &Arguments, rows: &[Row], direct: bool) -> Result<()> {

@@ -2,7 +2,8 @@
 //!
 //! Each subcommand is one experiment. All of them print a table, write machine-readable rows with
 //! `--json` and a drawing with `--svg`, and stop with an error if a value read is wrong: a store
-//! that is fast and wrong has no rate. Build with `--features peers` for the maps compared with.
+//! that is fast and wrong has no rate. Build with `--features peers` for the maps compared with and with
+//! `--features peers-disk` for the disk engines.
 
 mod append;
 mod chart;

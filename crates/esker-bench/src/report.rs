@@ -133,12 +133,14 @@ fn ratio(row: &Row, rows: &[Row]) -> Option<f64> {
 }
 
 /// Peers are whatever is not Esker; among themselves they are compared with the best of the others.
+/// A rival makes single calls or batches of the row's size.
 fn rivals(row: &Row, other: &Row) -> bool {
     let same = row.operation == other.operation
         && row.reads_percent == other.reads_percent
         && row.distribution == other.distribution
         && row.threads == other.threads;
-    same && other.batch == 1 && other.engine != row.engine && other.engine != "esker"
+    let batch = other.batch == 1 || other.batch == row.batch;
+    same && batch && other.engine != row.engine && other.engine != "esker"
 }
 
 /// Writes rows as JSON, if asked to.

@@ -4,6 +4,8 @@
 //! others run without a look at the clock, and the stop flag is read once per block. A mix first
 //! runs unmeasured, then counts until the time is over. Every value read is checked; a check is a
 //! XOR and a branch never taken.
+//!
+//! Reads of a device are slow enough to time every call, and then only calls are timed.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -11,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 
 use crate::engines::{Engine, Session};
 use crate::keys::{self, Sequence};
@@ -61,6 +65,19 @@ pub(crate) struct Mix {
     pub(crate) sample_every: usize,
 }
 
+/// Timed reads by one thread of uniformly chosen keys.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reads {
+    /// The number of keys to choose from.
+    pub(crate) keys: u64,
+    /// Keys per call.
+    pub(crate) batch: usize,
+    /// Time measured.
+    pub(crate) seconds: f64,
+    /// Begins the choice of keys.
+    pub(crate) seed: u64,
+}
+
 /// What was measured.
 pub(crate) struct Measured {
     /// Keys read or written within the measured time.
@@ -95,6 +112,10 @@ pub(crate) trait Contestant: Send + Sync {
     fn load(&self, keys: &[u64], threads: usize, batch: usize) -> Result<Measured>;
     /// Runs a mix, one thread for each sequence.
     fn mix(&self, mix: &Mix, sequences: &[Sequence]) -> Result<Measured>;
+    /// Reads keys; every call is timed, and only calls are.
+    fn reads(&self, reads: &Reads) -> Result<Measured>;
+    /// Reads of the device so far, where the engine counts them.
+    fn device_reads(&self) -> Option<u64>;
     /// Reads all keys, checks the values, and sums the counts.
     fn audit(&self, keys: &[u64], threads: usize) -> Result<u64>;
     /// Inserts so many keys from one thread and samples the rate. Timing each insert costs speed.
@@ -126,6 +147,27 @@ impl<E: Engine> Contestant for E {
             })
         })?;
         merge(lanes)
+    }
+
+    fn reads(&self, reads: &Reads) -> Result<Measured> {
+        let mut session = self.session();
+        let mut random = SmallRng::seed_from_u64(reads.seed << 32 | reads.batch as u64);
+        let (mut lane, mut elapsed) = (Lane::new(), Duration::ZERO);
+        let mut batch = vec![0; reads.batch];
+        while elapsed.as_secs_f64() < reads.seconds {
+            batch.fill_with(|| keys::key(random.random_range(0..reads.keys)));
+            let start = Instant::now();
+            read_checked(&mut session, &batch, &mut lane);
+            let call = start.elapsed();
+            lane.record(call);
+            elapsed += call;
+            session.refresh();
+        }
+        Ok(Measured { elapsed, ..merge(vec![lane])? })
+    }
+
+    fn device_reads(&self) -> Option<u64> {
+        Engine::device_reads(self)
     }
 
     fn audit(&self, keys: &[u64], threads: usize) -> Result<u64> {
@@ -215,7 +257,11 @@ impl Lane {
     }
 
     fn time(&mut self, start: Instant) {
-        let nanoseconds = u64::try_from(start.elapsed().as_nanos()).unwrap_or(LONGEST);
+        self.record(start.elapsed());
+    }
+
+    fn record(&mut self, call: Duration) {
+        let nanoseconds = u64::try_from(call.as_nanos()).unwrap_or(LONGEST);
         self.latency.saturating_record(nanoseconds.max(1));
     }
 }
@@ -265,6 +311,25 @@ fn put_all(session: &mut impl Session, keys: &[u64], batch: usize) {
         pairs.extend(chunk.iter().map(|&key| (key, keys::value(key, 0))));
         session.put_many(&pairs);
     }
+}
+
+/// Reads some keys in one call and checks that each is answered, and rightly.
+fn read_checked(session: &mut impl Session, batch: &[u64], lane: &mut Lane) {
+    let mut seen = 0;
+    match batch {
+        [key] => {
+            seen += 1;
+            lane.check(*key, session.get(*key));
+        }
+        keys => session.get_many(keys, |index, value| {
+            seen += 1;
+            lane.check(keys[index], value);
+        }),
+    }
+    if seen != batch.len() {
+        lane.fault();
+    }
+    lane.operations += batch.len() as u64;
 }
 
 /// Checks one thread's share of the keys and sums the counts.
@@ -341,37 +406,57 @@ impl<'a, E: Engine> Driver<'a, E> {
 
     /// One timed call, then the rest of the block.
     fn block(&mut self) {
-        let start = Instant::now();
-        self.call();
-        self.lane.time(start);
         let calls = (self.mix.sample_every / self.mix.batch).max(1);
-        for _ in 1..calls {
-            self.call();
-        }
+        let start = Instant::now();
+        self.calls(1);
+        self.lane.time(start);
+        self.calls(calls - 1);
         self.lane.operations += (calls * self.mix.batch) as u64;
         self.session.refresh();
     }
 
-    #[inline]
-    fn call(&mut self) {
-        if self.mix.batch == 1 { self.call_one() } else { self.call_many() }
+    fn calls(&mut self, calls: usize) {
+        if self.mix.batch == 1 {
+            self.call_each(calls);
+        } else {
+            (0..calls).for_each(|_| self.call_many());
+        }
     }
 
-    #[inline]
-    fn call_one(&mut self) {
-        let position = self.position;
-        self.position = (position + 1) % keys::SEQUENCE_LENGTH;
-        let key = self.sequence.keys[position];
-        if self.sequence.dice[position] < self.mix.reads_percent {
-            let value = self.session.get(key);
-            self.lane.check(key, value);
-        } else if self.mix.operation == Operation::Put {
-            self.session.put(key, keys::value(key, position as u64));
-        } else {
-            let value = self.session.increment(key, keys::value(key, 0));
-            self.lane.increments += 1;
-            self.lane.check(key, (keys::count(value) > 0).then_some(value));
+    /// Calls one at a time. The loop does as little as it can besides: what it does takes room from calls that overlap.
+    fn call_each(&mut self, calls: usize) {
+        if self.position + calls > keys::SEQUENCE_LENGTH {
+            self.position = 0;
         }
+        let range = self.position..self.position + calls;
+        self.position = range.end;
+        let (keys, dice) = (&self.sequence.keys[range.clone()], &self.sequence.dice[range.clone()]);
+        match (self.mix.reads_percent, self.mix.operation) {
+            (100, _) => keys.iter().for_each(|&key| self.read(key)),
+            (0, Operation::Put) => keys.iter().for_each(|&key| self.session.put(key, keys::value(key, range.start as u64))),
+            (0, Operation::Rmw) => keys.iter().for_each(|&key| self.increment(key)),
+            (reads, Operation::Put) => keys.iter().zip(dice).for_each(|(&key, &die)| match die < reads {
+                true => self.read(key),
+                false => self.session.put(key, keys::value(key, range.start as u64)),
+            }),
+            (reads, Operation::Rmw) => keys.iter().zip(dice).for_each(|(&key, &die)| match die < reads {
+                true => self.read(key),
+                false => self.increment(key),
+            }),
+        }
+    }
+
+    #[inline(always)]
+    fn read(&mut self, key: u64) {
+        let value = self.session.get(key);
+        self.lane.check(key, value);
+    }
+
+    #[inline(always)]
+    fn increment(&mut self, key: u64) {
+        let value = self.session.increment(key, keys::value(key, 0));
+        self.lane.increments += 1;
+        self.lane.check(key, (keys::count(value) > 0).then_some(value));
     }
 
     fn call_many(&mut self) {

@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
     /// Number of runs
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// Memory of a hybrid store in a temporary directory; memory only if not given
+    /// Memory of a hybrid store in a temporary directory and of disk engines; Esker stays in memory if not given
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     memory: Option<u64>,
     /// Tell the other maps the number of keys in advance (Esker takes no such hint)
@@ -90,7 +90,7 @@ fn validate(arguments: &Arguments) -> Result<()> {
 /// What one row is about.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Setting {
-    engine: &'static str,
+    engine: Name,
     operation: &'static str,
     reads_percent: u8,
     distribution: &'static str,
@@ -174,12 +174,12 @@ impl<'a> Experiment<'a> {
 
     fn settings(&self) -> Settings {
         let capacity = self.arguments.presize.then_some(self.arguments.keys);
-        Settings { hybrid_bytes: self.arguments.memory, capacity }
+        Settings { hybrid_bytes: self.arguments.memory, capacity, ..Settings::default() }
     }
 
     fn load(&mut self, session: &Session, batch: usize) -> Result<()> {
         let setting = Setting {
-            engine: session.name.text(),
+            engine: session.name,
             operation: "load",
             reads_percent: 0,
             distribution: "scattered",
@@ -193,7 +193,7 @@ impl<'a> Experiment<'a> {
 
     fn mix(&mut self, session: &Session, mix: &Mix, distribution: Distribution) -> Result<u64> {
         let setting = Setting {
-            engine: session.name.text(),
+            engine: session.name,
             operation: mix.operation.name(),
             reads_percent: mix.reads_percent,
             distribution: distribution.name(),
@@ -217,7 +217,8 @@ impl<'a> Experiment<'a> {
     }
 
     fn announce(&self, setting: &Setting) {
-        let Setting { engine, operation, reads_percent, distribution, threads, batch } = setting;
+        let engine = setting.engine.text();
+        let Setting { operation, reads_percent, distribution, threads, batch, .. } = setting;
         self.bar.set_message(format!("{engine} {operation} {reads_percent}% {distribution} threads {threads} batch {batch}"));
     }
 
@@ -245,7 +246,7 @@ impl<'a> Experiment<'a> {
         let results = &self.results[setting];
         Row {
             experiment: "ycsb",
-            engine: setting.engine.to_owned(),
+            engine: setting.engine.text().to_owned(),
             operation: setting.operation.to_owned(),
             reads_percent: setting.reads_percent,
             distribution: setting.distribution,
@@ -257,7 +258,7 @@ impl<'a> Experiment<'a> {
             ops_per_second: Spread::of(&results.rates),
             bytes_per_entry: Spread::of(&results.bytes_per_entry).median,
             latency_ns: Some(Latency::of(&results.latency)),
-            memory_bytes: self.arguments.memory.filter(|_| setting.engine == "esker"),
+            memory_bytes: self.arguments.memory.filter(|_| setting.engine.takes_memory()),
             ..Row::default()
         }
     }

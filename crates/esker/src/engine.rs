@@ -7,12 +7,12 @@ use crate::device::Device;
 use crate::directory::{Directory, Image};
 use crate::epoch::{Counter, Epochs, Pin};
 use crate::error::{Error, Result};
-use crate::index::{Chain, Index};
+use crate::index::{Chain, Index, Records};
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log};
 use crate::record::Record;
 use crate::stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
 use std::sync::atomic::{AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Buffers, slots, thread state: what is taken off the budget before log and index share it.
@@ -20,7 +20,6 @@ const FIXED_BYTES: u64 = 2 << 20;
 pub(crate) const BUDGET_BYTES_MIN: u64 = 16 << 20;
 const HUGE_PAGE_BUDGET_BYTES: u64 = 256 << 20;
 const VALUE_BYTES_MAX: u64 = 16 << 20;
-const SPLITS_PER_TURN: usize = 256;
 const DRIVER_PAUSE: Duration = Duration::from_millis(1);
 
 /// How this store's records look.
@@ -44,7 +43,6 @@ pub(crate) struct Engine {
     budget: AtomicU64,
     latched: Mutex<Option<Error>>,
     boundaries: Mutex<()>,
-    growth: Mutex<()>,
 }
 
 /// Keyed by the store's own random seed, so that nobody can choose colliding keys.
@@ -79,6 +77,13 @@ fn fold(a: u64, b: u64) -> u64 {
     wide as u64 ^ (wide >> 64) as u64
 }
 
+/// Most calls change nothing, and every operation reads what lies beside it.
+fn set(number: &AtomicU64, to: u64) {
+    if number.load(Relaxed) != to {
+        number.store(to, Relaxed);
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
@@ -108,7 +113,6 @@ impl Engine {
             budget: AtomicU64::new(parts.budget),
             latched: Mutex::new(None),
             boundaries: Mutex::new(()),
-            growth: Mutex::new(()),
         };
         if let Some(image) = parts.image {
             engine.restore(&image)?;
@@ -158,7 +162,7 @@ impl Engine {
     fn share_budget(&self) {
         let budget = self.budget.load(Relaxed);
         let index = self.index.bytes();
-        self.log.budget.store(budget.saturating_sub(index + FIXED_BYTES), Relaxed);
+        set(&self.log.budget, budget.saturating_sub(index + FIXED_BYTES));
         let limit = if self.is_in_memory() {
             let room = budget.saturating_sub(FIXED_BYTES + self.log_bytes() + index);
             index + room / 2
@@ -241,60 +245,20 @@ impl Engine {
         }
     }
 
-    /// Fuzzy region: a pinned thread may still write a record there in place. Waits until none can.
+    /// A thread counted some new index entries: the index grows by as much as they ask for.
     #[cold]
-    pub(crate) fn wait_until_safe(&self) {
-        std::thread::yield_now();
-    }
-
-    /// Called with a thread's own count of new index entries, now and then.
-    #[cold]
+    #[inline(never)]
     pub(crate) fn entries_added(&self, pin: &Pin<'_>) {
-        let slot = pin.slot;
-        self.index.add_to_count(slot.entries.load(Relaxed));
-        slot.entries.store(0, Relaxed);
-    }
-
-    /// Splits some buckets if that is due; false when there is nothing to do (or somebody else does it).
-    pub(crate) fn grow(&self) -> bool {
-        let guard = match self.growth.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(guard)) => guard.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
-        let Ok(pin) = self.epochs.pin() else { return false };
-        let mut splits = 0;
-        while splits < SPLITS_PER_TURN && self.index.wants_split() {
-            self.index.split_next(|at| self.chain_of(at));
-            splits += 1;
-        }
-        drop((pin, guard));
-        if splits > 0 {
+        let added = pin.slot.entries.load(Relaxed);
+        pin.slot.entries.store(0, Relaxed);
+        if self.index.grow(added, &PinnedRecords(self)) {
             self.share_budget();
         }
-        splits == SPLITS_PER_TURN
-    }
-
-    /// Under a pin.
-    fn chain_of(&self, at: u64) -> Chain {
-        if at < self.log.bounds.head.load(Acquire) {
-            return Chain::Unknown;
-        }
-        // SAFETY: `at >= head` was read under the caller's pin, and index entries hold published addresses only.
-        let record = unsafe { Record::new(self.log.pointer(at)) };
-        if record.previous() != 0 {
-            return Chain::Unknown;
-        }
-        Chain::Alone(match self.layout {
-            Layout::Word { key_bytes, .. } => self.hasher.hash(record.word_key(key_bytes), Some(key_bytes)),
-            Layout::Bytes => self.hasher.hash(record.bytes_key(), None),
-        })
     }
 
     /// The driver thread's loop.
     pub(crate) fn run_driver(&self) {
         while !self.epochs.is_closed() {
-            let mut busy = self.grow();
             self.share_budget();
             if !self.is_in_memory() {
                 let guard = lock(&self.boundaries);
@@ -303,10 +267,8 @@ impl Engine {
             }
             let ahead = (self.log.budget.load(Relaxed) / 16).min(16 << 20);
             self.log.populate_ahead(ahead);
-            busy |= self.index.wants_split();
-            if !busy {
-                std::thread::park_timeout(DRIVER_PAUSE);
-            }
+            self.index.populate_ahead();
+            std::thread::park_timeout(DRIVER_PAUSE);
         }
     }
 
@@ -315,7 +277,7 @@ impl Engine {
         if !self.epochs.close() || self.is_in_memory() {
             return Ok(());
         }
-        let _growth = lock(&self.growth);
+        let _growth = self.index.hold();
         let _boundaries = lock(&self.boundaries);
         let Some(directory) = &self.directory else { return Ok(()) };
         let saved = self.save(directory);
@@ -381,8 +343,8 @@ impl Engine {
         let buckets = self.index.buckets();
         for at in (0..buckets).step_by((buckets / 1024).max(1) as usize) {
             let Ok(_pin) = self.epochs.pin() else { return lengths };
-            for word in self.index.words(at) {
-                let length = self.chain_length(word & crate::index::ADDRESS_MASK);
+            for address in self.index.addresses(at) {
+                let length = self.chain_length(address);
                 if length > 0 {
                     lengths.resize(lengths.len().max(length), 0);
                     lengths[length - 1] += 1;
@@ -402,6 +364,31 @@ impl Engine {
             at = unsafe { Record::new(self.log.pointer(at)) }.previous();
         }
         length
+    }
+}
+
+/// The records that index entries point at, for a caller that holds a pin.
+struct PinnedRecords<'a>(&'a Engine);
+
+impl Records for PinnedRecords<'_> {
+    fn prefetch(&self, address: u64) {
+        crate::memory::prefetch(self.0.log.pointer(address));
+    }
+
+    fn chain(&self, address: u64) -> Chain {
+        let engine = self.0;
+        if address < engine.log.bounds.head.load(Acquire) {
+            return Chain::Unknown;
+        }
+        // SAFETY: `address >= head` was read under the caller's pin, and index entries hold published addresses only.
+        let record = unsafe { Record::new(engine.log.pointer(address)) };
+        if record.previous() != 0 {
+            return Chain::Unknown;
+        }
+        Chain::Alone(match engine.layout {
+            Layout::Word { key_bytes, .. } => engine.hasher.hash(record.word_key(key_bytes), Some(key_bytes)),
+            Layout::Bytes => engine.hasher.hash(record.bytes_key(), None),
+        })
     }
 }
 

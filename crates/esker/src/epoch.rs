@@ -92,49 +92,69 @@ impl Epochs {
     }
 
     /// Enters the store. `Invalid` inside a closure of the same store on the same thread: waiting there would deadlock.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn pin(&self) -> Result<Pin<'_>> {
-        let slot = self.slot()?;
-        if slot.epoch.load(Relaxed) != 0 {
-            return Err(self.refusal());
+        match self.pin_fast() {
+            Some(pin) => Ok(pin),
+            None => self.pin_slowly(self.idle_slot()?),
         }
-        slot.epoch.store(self.current.load(Relaxed), Relaxed);
+    }
+
+    /// The pin of a thread that was here last, in an open store: nearly always. `None` says nothing; `pin` knows.
+    #[inline(always)]
+    pub(crate) fn pin_fast(&self) -> Option<Pin<'_>> {
+        let (owner, slot) = LAST_SLOT.with(Cell::get);
+        if owner != self.id {
+            return None;
+        }
+        // SAFETY: ids are never reused, so `slot` is one of `self`'s, which live as long as `self`.
+        let pin = Pin { slot: unsafe { &*slot } };
+        debug_assert_eq!(pin.slot.epoch.load(Relaxed), 0, "the remembered slot is withdrawn while a closure runs");
+        pin.slot.epoch.store(self.current.load(Relaxed), Relaxed);
         compiler_fence(SeqCst);
         // Only now: `close` raises the flag and then drains, so a pin that does not see the flag is one it waits for.
         // Looked at before the store, a write could be acknowledged after the last flush, and lost.
-        if self.long_way.load(Relaxed) {
-            return self.pin_slowly(Pin { slot });
-        }
-        Ok(Pin { slot })
+        (!self.long_way.load(Relaxed)).then_some(pin)
     }
 
-    /// The rest of a pin that must fence, or comes too late.
+    /// A pin that fences, and looks at everything.
     #[cold]
     #[inline(never)]
-    fn pin_slowly<'a>(&'a self, pin: Pin<'a>) -> Result<Pin<'a>> {
+    fn pin_slowly<'a>(&'a self, slot: &'a Slot) -> Result<Pin<'a>> {
+        slot.epoch.store(self.current.load(Relaxed), Relaxed);
+        let pin = Pin { slot };
         fence(SeqCst);
         if self.is_closed() { Err(Error::Closed) } else { Ok(pin) }
     }
 
-    #[cold]
-    fn refusal(&self) -> Error {
-        if self.closed.load(Relaxed) { Error::Closed } else { Error::invalid("the store was called from inside a closure that it runs") }
-    }
-
-    /// This thread's own slot. The last one asked for is remembered: two thread-local loads.
+    /// Runs a user's closure under the pin. The remembered slot is withdrawn meanwhile, so that a call of this store from
+    /// inside is noticed, and every other call is spared the question.
     #[inline(always)]
-    pub(crate) fn slot(&self) -> Result<&Slot> {
-        let (owner, slot) = LAST_SLOT.with(Cell::get);
-        if owner == self.id {
-            // SAFETY: ids are never reused, so `slot` is one of `self`'s, which live as long as `self`.
-            return Ok(unsafe { &*slot });
-        }
-        self.find_slot()
+    pub(crate) fn within<R>(&self, _: &Pin<'_>, run: impl FnOnce() -> R) -> R {
+        let remembered = LAST_SLOT.with(|last| last.replace((0, ptr::null())));
+        let result = run();
+        // After a panic it stays withdrawn, which costs the next call a look-up.
+        LAST_SLOT.with(|last| last.set(remembered));
+        result
     }
 
+    /// This thread's own slot, which must not hold a pin.
     #[cold]
     #[inline(never)]
-    fn find_slot(&self) -> Result<&Slot> {
+    fn idle_slot(&self) -> Result<&Slot> {
+        let slot = self.slot()?;
+        if slot.epoch.load(Relaxed) != 0 {
+            return Err(match self.is_closed() {
+                true => Error::Closed,
+                false => Error::invalid("the store was called from inside a closure that it runs"),
+            });
+        }
+        LAST_SLOT.with(|last| last.set((self.id, slot)));
+        Ok(slot)
+    }
+
+    /// This thread's own slot.
+    pub(crate) fn slot(&self) -> Result<&Slot> {
         let thread = thread_index();
         if thread >= SLOTS_PER_CHUNK * CHUNKS {
             return Err(Error::invalid("more than 65536 threads use the store"));
@@ -142,9 +162,7 @@ impl Epochs {
         let chunk = self.chunks[thread / SLOTS_PER_CHUNK].load(Acquire);
         let chunk = if chunk.is_null() { self.add_chunk(thread / SLOTS_PER_CHUNK) } else { chunk };
         // SAFETY: a chunk, once published, lives as long as `self`.
-        let slot = unsafe { &(*chunk)[thread % SLOTS_PER_CHUNK] };
-        LAST_SLOT.with(|last| last.set((self.id, slot)));
-        Ok(slot)
+        Ok(unsafe { &(*chunk)[thread % SLOTS_PER_CHUNK] })
     }
 
     #[cold]

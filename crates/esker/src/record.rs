@@ -9,15 +9,16 @@
 //! the record's latch; readers copy it word by word with atomic loads and accept the copy if the version stood still
 //! (46 bits do not wrap during one read). `SEALED` is set under the latch when the record was superseded.
 
-use crate::index::ADDRESS_MASK;
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
-/// The record says: this key is absent.
-pub(crate) const TOMBSTONE: u64 = 1 << 48;
+/// The previous record's address in a header.
+pub(crate) const ADDRESS_MASK: u64 = (1 << 48) - 1;
+/// Never zero, so that a zero header means "no record".
+pub(crate) const VALID: u64 = 1 << 48;
 /// Superseded by a newer record; writers look again.
 pub(crate) const SEALED: u64 = 1 << 49;
-/// Never zero, so that a zero header means "no record".
-pub(crate) const VALID: u64 = 1 << 63;
+/// The record says: this key is absent. The sign, because every read asks for it.
+pub(crate) const TOMBSTONE: u64 = 1 << 63;
 
 const HEADER_BYTES: u64 = 8;
 pub(crate) const BYTES_HEADER_BYTES: u64 = 24;
@@ -28,13 +29,13 @@ const VERSION: u64 = 1 << 18;
 /// Keys in bytes layout, in bytes.
 pub(crate) const KEY_BYTES_MAX: usize = 64 << 10;
 
-fn padded(bytes: usize) -> u64 {
+const fn padded(bytes: usize) -> u64 {
     (bytes as u64).next_multiple_of(8)
 }
 
 /// Bytes of a word record with keys of this width.
 #[inline(always)]
-pub(crate) fn word_record_bytes(key_bytes: usize) -> u64 {
+pub(crate) const fn word_record_bytes(key_bytes: usize) -> u64 {
     HEADER_BYTES + padded(key_bytes) + 8
 }
 
@@ -75,7 +76,7 @@ impl Record {
 
     #[inline(always)]
     pub(crate) fn is_live(&self) -> bool {
-        self.header().load(Acquire) & TOMBSTONE == 0
+        self.header().load(Acquire) as i64 >= 0
     }
 
     pub(crate) fn is_sealed(&self) -> bool {

@@ -4,26 +4,30 @@
 //! bound, not a hint of the number of keys. With it the store is hybrid in a temporary directory.
 
 use esker::{Options, Store};
+use tempfile::TempDir;
 
 use super::{Appender, Engine, Session, Settings};
-use crate::memory;
 
 /// A store of integers.
-pub(crate) struct Esker(Store<u64, u64>);
+pub(crate) struct Esker {
+    store: Store<u64, u64>,
+    _directory: Option<TempDir>,
+}
 
 impl Esker {
     /// Opens an empty store.
     pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
-        Ok(Self(match settings.hybrid_bytes {
-            Some(bytes) => Options::new().memory(bytes).open_temporary()?,
-            None => Options::new().memory(default_budget()).in_memory()?,
-        }))
+        let options = Options::new().memory(settings.memory_bytes()).io_uring(!settings.no_io_uring);
+        if settings.hybrid_bytes.is_none() {
+            return Ok(Self { store: options.in_memory()?, _directory: None });
+        }
+        if settings.directory.is_none() {
+            return Ok(Self { store: options.open_temporary()?, _directory: None });
+        }
+        let directory = settings.temporary()?;
+        let store = options.open(directory.path().join("store"))?;
+        Ok(Self { store, _directory: Some(directory) })
     }
-}
-
-/// Three quarters of the machine's memory.
-fn default_budget() -> u64 {
-    memory::physical_bytes() / 4 * 3
 }
 
 /// Gives up on an engine's failure.
@@ -35,7 +39,11 @@ impl Engine for Esker {
     type Session<'a> = &'a Store<u64, u64>;
 
     fn session(&self) -> Self::Session<'_> {
-        &self.0
+        &self.store
+    }
+
+    fn device_reads(&self) -> Option<u64> {
+        Some(self.store.stats().operations.device_reads)
     }
 }
 
@@ -77,10 +85,8 @@ pub(crate) struct EskerVectors(Store<u64, [u8]>);
 impl EskerVectors {
     /// Opens an empty store.
     pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
-        Ok(Self(match settings.hybrid_bytes {
-            Some(bytes) => Options::new().memory(bytes).open_temporary()?,
-            None => Options::new().memory(default_budget()).in_memory()?,
-        }))
+        let options = Options::new().memory(settings.memory_bytes());
+        Ok(Self(if settings.hybrid_bytes.is_some() { options.open_temporary()? } else { options.in_memory()? }))
     }
 }
 

@@ -8,13 +8,23 @@
 
 #[cfg(feature = "peers")]
 mod dashmap;
+#[cfg(feature = "peers-disk")]
+mod disk;
 pub(crate) mod esker;
+#[cfg(feature = "peers-disk")]
+mod fjall;
 #[cfg(feature = "peers")]
 mod hashbrown;
+#[cfg(feature = "peers-disk")]
+mod lmdb;
 #[cfg(feature = "peers")]
 mod papaya;
 #[cfg(feature = "peers")]
 mod papaya_atomic;
+#[cfg(feature = "peers-disk")]
+mod redb;
+#[cfg(feature = "peers-disk")]
+mod rocksdb;
 #[cfg(feature = "peers")]
 mod scc;
 
@@ -23,6 +33,11 @@ pub(crate) use dashmap::DashVectors;
 #[cfg(feature = "peers")]
 pub(crate) use hashbrown::HashbrownVectors;
 
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use crate::memory;
 use crate::run::Contestant;
 
 /// A store or map from `u64` to `u64`. Engine failures panic: a benchmark has no use for them.
@@ -34,6 +49,11 @@ pub(crate) trait Engine: Send + Sync {
 
     /// Begins the work of one thread.
     fn session(&self) -> Self::Session<'_>;
+
+    /// Reads of the device so far, where the engine counts them.
+    fn device_reads(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// The operations of one thread.
@@ -79,7 +99,7 @@ pub(crate) trait Appender {
 }
 
 /// The engines by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub(crate) enum Name {
     /// This project's store.
     Esker,
@@ -93,6 +113,14 @@ pub(crate) enum Name {
     Scc,
     /// 64 `parking_lot` mutexes over `hashbrown` tables.
     HashbrownMutex,
+    /// RocksDB, an LSM tree on disk.
+    Rocksdb,
+    /// LMDB, a B-tree in a memory map.
+    Lmdb,
+    /// `redb`, a B-tree on disk.
+    Redb,
+    /// `fjall`, an LSM tree on disk.
+    Fjall,
 }
 
 impl Name {
@@ -105,19 +133,38 @@ impl Name {
             Self::Dashmap => "dashmap",
             Self::Scc => "scc",
             Self::HashbrownMutex => "hashbrown-mutex",
+            Self::Rocksdb => "rocksdb",
+            Self::Lmdb => "lmdb",
+            Self::Redb => "redb",
+            Self::Fjall => "fjall",
         }
     }
 
     /// Whether the engine has operations on many keys at once.
     pub(crate) fn has_batches(self) -> bool {
-        self == Self::Esker
+        self.keeps_on_disk()
+    }
+
+    /// Whether the engine can hold more than memory.
+    pub(crate) fn keeps_on_disk(self) -> bool {
+        self == Self::Esker || self.is_disk_peer()
+    }
+
+    /// Whether the engine keeps to a given amount of memory. LMDB leaves its memory to the system.
+    pub(crate) fn takes_memory(self) -> bool {
+        self.keeps_on_disk() && self != Self::Lmdb
+    }
+
+    fn is_disk_peer(self) -> bool {
+        matches!(self, Self::Rocksdb | Self::Lmdb | Self::Redb | Self::Fjall)
     }
 
     /// Makes the engine, empty and without a hint of what is to come.
     pub(crate) fn open(self, settings: &Settings) -> anyhow::Result<Box<dyn Contestant>> {
         match self {
             Self::Esker => Ok(Box::new(esker::Esker::open(settings)?)),
-            _ => peer(self, settings),
+            _ if self.is_disk_peer() => disk_peer(self, settings),
+            _ => map_peer(self, settings),
         }
     }
 }
@@ -125,15 +172,31 @@ impl Name {
 /// How to open engines.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
-    /// Esker keeps this many bytes in memory and the rest in a temporary directory.
+    /// Esker keeps this many bytes in memory and the rest in a temporary directory; so do disk engines which can be told.
     pub(crate) hybrid_bytes: Option<u64>,
-    /// Tell peers this many entries in advance.
-    #[cfg_attr(not(feature = "peers"), expect(dead_code, reason = "only peers take the hint"))]
+    /// Where temporary directories are made; the system's place for them if not given.
+    pub(crate) directory: Option<PathBuf>,
+    /// Esker reads with `pread` even where `io_uring` works.
+    pub(crate) no_io_uring: bool,
+    /// Tell the maps this many entries in advance.
+    #[cfg_attr(not(feature = "peers"), expect(dead_code, reason = "only maps take the hint"))]
     pub(crate) capacity: Option<u64>,
 }
 
+impl Settings {
+    /// The memory of an engine: what is given, or three quarters of the machine's.
+    fn memory_bytes(&self) -> u64 {
+        self.hybrid_bytes.unwrap_or_else(|| memory::physical_bytes() / 4 * 3)
+    }
+
+    /// A fresh directory.
+    fn temporary(&self) -> std::io::Result<TempDir> {
+        self.directory.as_ref().map_or_else(tempfile::tempdir, tempfile::tempdir_in)
+    }
+}
+
 #[cfg(feature = "peers")]
-fn peer(name: Name, settings: &Settings) -> anyhow::Result<Box<dyn Contestant>> {
+fn map_peer(name: Name, settings: &Settings) -> anyhow::Result<Box<dyn Contestant>> {
     let capacity = usize::try_from(settings.capacity.unwrap_or(0))?;
     Ok(match name {
         Name::Papaya => Box::new(papaya::Papaya::new(capacity)),
@@ -141,11 +204,27 @@ fn peer(name: Name, settings: &Settings) -> anyhow::Result<Box<dyn Contestant>> 
         Name::Dashmap => Box::new(dashmap::Dashmap::new(capacity)),
         Name::Scc => Box::new(scc::Scc::new(capacity)),
         Name::HashbrownMutex => Box::new(hashbrown::HashbrownMutex::new(capacity)),
-        Name::Esker => unreachable!("not a peer"),
+        _ => unreachable!("not a map"),
     })
 }
 
 #[cfg(not(feature = "peers"))]
-fn peer(name: Name, _: &Settings) -> anyhow::Result<Box<dyn Contestant>> {
+fn map_peer(name: Name, _: &Settings) -> anyhow::Result<Box<dyn Contestant>> {
     anyhow::bail!("{} needs a build with `--features peers`", name.text())
+}
+
+#[cfg(feature = "peers-disk")]
+fn disk_peer(name: Name, settings: &Settings) -> anyhow::Result<Box<dyn Contestant>> {
+    Ok(match name {
+        Name::Rocksdb => Box::new(rocksdb::Rocksdb::open(settings)?),
+        Name::Lmdb => Box::new(lmdb::Lmdb::open(settings)?),
+        Name::Redb => Box::new(redb::Redb::open(settings)?),
+        Name::Fjall => Box::new(fjall::Fjall::open(settings)?),
+        _ => unreachable!("not a disk engine"),
+    })
+}
+
+#[cfg(not(feature = "peers-disk"))]
+fn disk_peer(name: Name, _: &Settings) -> anyhow::Result<Box<dyn Contestant>> {
+    anyhow::bail!("{} needs a build with `--features peers-disk`", name.text())
 }

@@ -1,0 +1,67 @@
+//! `fjall`: an LSM tree in Rust.
+//!
+//! Settings for point reads of keys that exist: a filter in all levels but the last, no compression. It always writes a journal, here
+//! through a buffer of its own and never synced. The memory holds the block cache and two memtables; below that its reads go through
+//! the page cache, which only reads the device for real where something else bounds it. Increments take a lock of the benchmark, a
+//! get and a put. There is a batch of writes but none of reads: many keys are read one by one.
+
+use fjall::{Database, Keyspace, KeyspaceCreateOptions};
+use tempfile::TempDir;
+
+use super::disk::{Shares, Stripes, integer, must};
+use super::{Engine, Session, Settings};
+
+/// The database and its directory.
+pub(crate) struct Fjall {
+    database: Database,
+    entries: Keyspace,
+    stripes: Stripes,
+    _directory: TempDir,
+}
+
+impl Fjall {
+    /// An empty database.
+    pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
+        let directory = settings.temporary()?;
+        let shares = Shares::of(settings.memory_bytes());
+        let database = Database::builder(directory.path()).cache_size(shares.cache).manual_journal_persist(true).open()?;
+        let entries = database.keyspace("entries", || {
+            let options = KeyspaceCreateOptions::default().expect_point_read_hits(true);
+            options.manual_journal_persist(true).max_memtable_size(shares.buffer)
+        })?;
+        Ok(Self { database, entries, stripes: Stripes::new(), _directory: directory })
+    }
+}
+
+impl Engine for Fjall {
+    type Session<'a> = &'a Self;
+
+    fn session(&self) -> &Self {
+        self
+    }
+}
+
+impl Session for &Fjall {
+    fn get(&mut self, key: u64) -> Option<u64> {
+        must(self.entries.get(key.to_ne_bytes())).map(|value| integer(&value))
+    }
+
+    fn put(&mut self, key: u64, value: u64) {
+        must(self.entries.insert(key.to_ne_bytes(), value.to_ne_bytes()));
+    }
+
+    fn increment(&mut self, key: u64, first: u64) -> u64 {
+        let _lock = self.stripes.lock(key);
+        let value = self.get(key).map_or(first, |value| value + 1);
+        self.put(key, value);
+        value
+    }
+
+    fn put_many(&mut self, pairs: &[(u64, u64)]) {
+        let mut batch = self.database.batch();
+        for (key, value) in pairs {
+            batch.insert(&self.entries, key.to_ne_bytes(), value.to_ne_bytes());
+        }
+        must(batch.commit());
+    }
+}

@@ -1,0 +1,120 @@
+//! `rocksdb`: the LSM tree in C++.
+//!
+//! Settings for point reads of keys that exist: a filter in all levels but the last, a hash index in data blocks, no compression, one
+//! background thread per core. Writes go without a log, so there is nothing to sync. Reads, flushes and compactions are direct, past the
+//! page cache; the directory must be on a file system which can do that. The memory holds the block cache, index and filter blocks
+//! in it, and two write buffers. Increments take a lock of the benchmark, a get and a put.
+//!
+//! Batches are one `WriteBatch` and one batched `MultiGet`, whose reads the device sees one after another: the crate's feature
+//! `io-uring` (needs liburing) only lets reads of the same file overlap, and is off. The build needs libclang (`libclang-dev`) and a C++
+//! compiler, and most of an hour of one core; `ROCKSDB_LIB_DIR` and `ROCKSDB_STATIC` name a library of the same version to take instead.
+
+use std::thread;
+
+use rocksdb::{
+    BlockBasedOptions, Cache, DB, DBCompressionType, DEFAULT_COLUMN_FAMILY_NAME, DataBlockIndexType, Options, ReadOptions, WriteBatch,
+    WriteOptions,
+};
+use tempfile::TempDir;
+
+use super::disk::{Shares, Stripes, integer, must};
+use super::{Engine, Session, Settings};
+
+/// The bits of a filter for each key.
+const FILTER_BITS: f64 = 10.0;
+
+/// The database and its directory.
+pub(crate) struct Rocksdb {
+    database: DB,
+    stripes: Stripes,
+    _directory: TempDir,
+}
+
+impl Rocksdb {
+    /// An empty database.
+    pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
+        let directory = settings.temporary()?;
+        let options = options(settings.memory_bytes())?;
+        // Batched reads want the handle of a family, which only families opened by name have.
+        let families = [(DEFAULT_COLUMN_FAMILY_NAME, options.clone())];
+        let database = DB::open_cf_with_opts(&options, directory.path(), families)?;
+        Ok(Self { database, stripes: Stripes::new(), _directory: directory })
+    }
+}
+
+fn options(memory: u64) -> anyhow::Result<Options> {
+    let shares = Shares::of(memory);
+    let mut options = Options::default();
+    options.create_if_missing(true);
+    options.increase_parallelism(i32::try_from(thread::available_parallelism()?.get())?);
+    options.set_write_buffer_size(usize::try_from(shares.buffer)?);
+    options.set_max_write_buffer_number(2);
+    options.set_compression_type(DBCompressionType::None);
+    options.set_optimize_filters_for_hits(true);
+    options.set_use_direct_reads(true);
+    options.set_use_direct_io_for_flush_and_compaction(true);
+    options.set_block_based_table_factory(&tables(usize::try_from(shares.cache)?));
+    Ok(options)
+}
+
+fn tables(cache: usize) -> BlockBasedOptions {
+    let mut tables = BlockBasedOptions::default();
+    tables.set_block_cache(&Cache::new_hyper_clock_cache(cache, 0));
+    tables.set_cache_index_and_filter_blocks(true);
+    tables.set_pin_l0_filter_and_index_blocks_in_cache(true);
+    tables.set_bloom_filter(FILTER_BITS, false);
+    tables.set_data_block_index_type(DataBlockIndexType::BinaryAndHash);
+    tables
+}
+
+/// The database and the options of a thread.
+pub(crate) struct Thread<'a> {
+    engine: &'a Rocksdb,
+    reads: ReadOptions,
+    writes: WriteOptions,
+}
+
+impl Engine for Rocksdb {
+    type Session<'a> = Thread<'a>;
+
+    fn session(&self) -> Thread<'_> {
+        let mut writes = WriteOptions::default();
+        writes.disable_wal(true);
+        Thread { engine: self, reads: ReadOptions::default(), writes }
+    }
+}
+
+impl Session for Thread<'_> {
+    fn get(&mut self, key: u64) -> Option<u64> {
+        must(self.engine.database.get_pinned_opt(key.to_ne_bytes(), &self.reads)).map(|value| integer(&value))
+    }
+
+    fn put(&mut self, key: u64, value: u64) {
+        must(self.engine.database.put_opt(key.to_ne_bytes(), value.to_ne_bytes(), &self.writes));
+    }
+
+    fn increment(&mut self, key: u64, first: u64) -> u64 {
+        let _lock = self.engine.stripes.lock(key);
+        let value = self.get(key).map_or(first, |value| value + 1);
+        self.put(key, value);
+        value
+    }
+
+    fn get_many(&mut self, keys: &[u64], mut seen: impl FnMut(usize, Option<u64>)) {
+        let keys: Vec<_> = keys.iter().map(|key| key.to_ne_bytes()).collect();
+        let database = &self.engine.database;
+        let family = database.cf_handle(DEFAULT_COLUMN_FAMILY_NAME).expect("the family was opened by name");
+        let values = database.batched_multi_get_cf_opt(family, &keys, false, &self.reads);
+        for (index, value) in values.into_iter().enumerate() {
+            seen(index, must(value).map(|value| integer(&value)));
+        }
+    }
+
+    fn put_many(&mut self, pairs: &[(u64, u64)]) {
+        let mut batch = WriteBatch::default();
+        for (key, value) in pairs {
+            batch.put(key.to_ne_bytes(), value.to_ne_bytes());
+        }
+        must(self.engine.database.write_opt(batch, &self.writes));
+    }
+}

@@ -1,0 +1,317 @@
+//! Growth: whoever adds entries splits buckets, in proportion.
+//!
+//! A doubling from N buckets begins at 6.5 entries a bucket and spreads over the next 2.1 N insertions (4.2 N when tags must be
+//! read anew from the records), so it ends at 4.3 a bucket: below 16 bytes an entry at the worst point, 11 at the best,
+//! and no insertion waits for more than [`SPLITS_PER_TURN`] splits. Buckets split in the order of their numbers: the
+//! memory is read and written in sequence, and a turn's misses are prefetched together.
+//!
+//! One thread splits at a time (`growing`); a thread that finds another at it goes on with its own work.
+
+use super::bucket::{Bucket, ENTRIES, address_of, entry_word, tag_of};
+use super::{BUCKET_BITS, DOUBLING, FULL, Index, Shape, TURNING, base, full_tag, valid_bits};
+use crate::memory::prefetch_to_write;
+use std::sync::atomic::{Ordering::*, fence};
+use std::sync::{MutexGuard, TryLockError};
+
+/// Splits done at once, at most: some microseconds.
+const SPLITS_PER_TURN: u64 = 32;
+/// Buckets that must be left of the share for a turn to begin: each split may need one more.
+const RESERVE: u64 = 2 * SPLITS_PER_TURN;
+/// Populated ahead of the table's end, in bytes.
+const AHEAD_BYTES: u64 = 8 << 20;
+
+/// A record as a split sees it.
+pub(crate) enum Chain {
+    /// One record alone, in memory, with this hash.
+    Alone(u64),
+    /// Several records, or on the device: only the tag's own bits are known.
+    Unknown,
+}
+
+/// Entries that a workspace holds: chains are far shorter unless growth was held up for long.
+const WORK_ENTRIES: usize = 16 * ENTRIES;
+
+/// Buffers of the thread that splits.
+pub(super) struct Workspace {
+    stay: Words,
+    go: Words,
+    /// For what needs care: all entries, those that stay, those that go.
+    lists: [Vec<u64>; 3],
+}
+
+/// A list of entries without a branch on its length when one is added.
+struct Words {
+    words: Box<[u64; WORK_ENTRIES]>,
+    count: usize,
+}
+
+impl Default for Workspace {
+    fn default() -> Self {
+        let words = || Words { words: Box::new([0; WORK_ENTRIES]), count: 0 };
+        Self { stay: words(), go: words(), lists: Default::default() }
+    }
+}
+
+impl Words {
+    /// Adds a word if `wanted`; the room for it must be there.
+    #[inline(always)]
+    fn push_if(&mut self, word: u64, wanted: bool) {
+        self.words[self.count] = word;
+        self.count += usize::from(wanted);
+    }
+
+    fn as_slice(&self) -> &[u64] {
+        &self.words[..self.count]
+    }
+}
+
+/// How a split learns about records: where to fetch them from, and what they are.
+pub(crate) trait Records {
+    /// Starts fetching the record at this address.
+    fn prefetch(&self, address: u64);
+    /// What the chain that begins there is.
+    fn chain(&self, address: u64) -> Chain;
+}
+
+impl Index {
+    /// How many splits the number of entries calls for, as far as the memory share allows.
+    #[inline]
+    fn splits_due(&self) -> u64 {
+        let shape = self.shape();
+        let (level, split) = (shape.level(), shape.split());
+        let buckets = 1u64 << level;
+        let beyond = self.entries().saturating_sub(buckets * 13 / 2);
+        let target = beyond * 10 / if is_rebase(level) { 42 } else { 21 };
+        let due = target.min(buckets).saturating_sub(split);
+        let fits =
+            self.buckets_in_all() + RESERVE < self.limit.load(Relaxed) && (shape.buckets() + RESERVE) as usize * 64 < self.table.bytes();
+        if fits && level < 31 { due.min(SPLITS_PER_TURN) } else { 0 }
+    }
+
+    /// Counts `added` new entries and does the share of growth that comes with them. Under a pin; true if the index grew.
+    pub(crate) fn grow(&self, added: u64, records: &impl Records) -> bool {
+        self.add_to_count(added);
+        let due = self.splits_due();
+        if due == 0 {
+            return false;
+        }
+        let mut workspace = match self.growing.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(guard)) => guard.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        // Another thread may have done it just now.
+        let due = self.splits_due();
+        let ahead = self.shape().split();
+        self.fetch_turn(due, records);
+        for _ in 0..due {
+            self.split_next(&mut workspace, records);
+        }
+        self.tidy(due);
+        debug_assert!(due == 0 || self.shape().split() != ahead);
+        true
+    }
+
+    /// Keeps everybody else from splitting, for whoever needs the shape to stand still.
+    pub(crate) fn hold(&self) -> MutexGuard<'_, impl Sized> {
+        self.growing.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Brings the cache lines of the next splits.
+    fn fetch_turn(&self, splits: u64, records: &impl Records) {
+        let shape = self.shape();
+        let (level, from) = (shape.level(), shape.split());
+        let turn = from..(from + splits).min(1 << level);
+        for at in turn.clone() {
+            prefetch_to_write(self.bucket(at));
+            prefetch_to_write(self.bucket(at + (1 << level)));
+        }
+        for at in turn.clone() {
+            let next = self.bucket(at).next();
+            if next != 0 {
+                prefetch_to_write(self.overflow.bucket(next));
+            }
+        }
+        if is_rebase(level) {
+            let parts = turn.flat_map(|at| self.chain(self.bucket(at)));
+            let words = parts.flat_map(Bucket::entries).map(|slot| slot.load(Relaxed));
+            words.filter(|word| *word != 0).for_each(|word| records.prefetch(address_of(word)));
+        }
+    }
+
+    fn split_next(&self, workspace: &mut Workspace, records: &impl Records) {
+        let shape = self.shape();
+        let (level, at) = (shape.level(), shape.split());
+        let bucket = self.bucket(at);
+        bucket.latch();
+        if self.divide(bucket, level, workspace) {
+            self.move_apart(level, at, workspace.stay.as_slice(), workspace.go.as_slice());
+        } else {
+            self.divide_carefully(bucket, at, level, &mut workspace.lists, records);
+            let [_, stay, go] = &workspace.lists;
+            self.move_apart(level, at, stay, go);
+        }
+        bucket.unlatch();
+        if at + 1 == 1 << level {
+            self.turn(level + 1);
+        }
+    }
+
+    /// Gives a latched bucket's entries their new places.
+    #[inline(always)]
+    fn move_apart(&self, level: u32, at: u64, stay: &[u64], go: &[u64]) {
+        let bucket = self.bucket(at);
+        self.refill(at + (1 << level), go);
+        let next = Shape::new(level, at + 1).0 | DOUBLING;
+        // Release: whoever sees the new shape sees the sibling's entries.
+        self.shape.store(if at + 1 == 1 << level { next | TURNING } else { next }, Release);
+        bucket.begin_move();
+        self.refill(at, stay);
+        bucket.end_move();
+    }
+
+    /// The level's last bucket is split, the shape is turning: the same table, described by the next level.
+    fn turn(&self, level: u32) {
+        // Release fence: who reads new geometry finds a shape that is turning, or the new one.
+        fence(Release);
+        self.geometry.set(level);
+        self.shape.store(Shape::new(level, 0).0, Release);
+    }
+
+    /// Splits a latched bucket's entries into those that stay and those that go to its sibling. Nearly always the tags are
+    /// full and go on holding the same bits: then there is no branch on the bit that decides, which nobody can predict.
+    fn divide(&self, bucket: &Bucket, level: u32, workspace: &mut Workspace) -> bool {
+        let Workspace { stay, go, .. } = workspace;
+        (stay.count, go.count) = (0, 0);
+        let bit = level - base(level);
+        let mut all_full = !is_rebase(level);
+        let mut part = bucket;
+        loop {
+            for slot in part.entries() {
+                let word = slot.load(Acquire);
+                let (is_there, goes) = (word != 0, word >> bit & 1 == 1);
+                stay.push_if(word, is_there & !goes);
+                go.push_if(word, is_there & goes);
+                all_full &= !is_there | (word & FULL != 0);
+            }
+            let next = part.next();
+            if next == 0 || !all_full {
+                return all_full;
+            }
+            if stay.count.max(go.count) + ENTRIES > WORK_ENTRIES {
+                return false;
+            }
+            part = self.overflow.bucket(next);
+        }
+    }
+
+    /// The same for short tags, long chains, and levels at which tags begin at another bit.
+    fn divide_carefully(&self, bucket: &Bucket, at: u64, level: u32, lists: &mut [Vec<u64>; 3], records: &impl Records) {
+        lists.iter_mut().for_each(Vec::clear);
+        let [words, stay, go] = lists;
+        for part in self.chain(bucket) {
+            words.extend(part.entries().iter().map(|slot| slot.load(Acquire)).filter(|word| *word != 0));
+        }
+        // Longest first: when tags run out, the longest of them is the one that counts.
+        if words.iter().any(|word| word & FULL == 0) {
+            words.sort_unstable_by_key(|word| std::cmp::Reverse(valid_bits(tag_of(*word))));
+        }
+        let rebase = base(level + 1) - base(level);
+        let bit = level - base(level);
+        for &word in words.iter() {
+            let (tag, address) = (tag_of(word), address_of(word));
+            if rebase > 0
+                && let Chain::Alone(hash) = records.chain(address)
+            {
+                debug_assert_eq!((hash >> BUCKET_BITS) & ((1 << level) - 1), at);
+                let side = if hash >> BUCKET_BITS >> level & 1 == 1 { &mut *go } else { &mut *stay };
+                push_unless_shadowed(side, entry_word(full_tag(hash >> BUCKET_BITS >> base(level + 1)), address));
+                continue;
+            }
+            let known = valid_bits(tag) > bit;
+            let short = if rebase == 0 { tag } else { (tag >> rebase).max(1) };
+            let short = entry_word(short, address);
+            if !known || tag >> bit & 1 == 0 {
+                push_unless_shadowed(stay, short);
+            }
+            if !known || tag >> bit & 1 == 1 {
+                push_unless_shadowed(go, short);
+            }
+        }
+    }
+
+    /// Rewrites bucket `at` and those behind it to hold exactly `words`.
+    pub(super) fn refill(&self, at: u64, words: &[u64]) {
+        let mut part = self.bucket(at);
+        let (mut now, mut rest) = words.split_at(words.len().min(ENTRIES));
+        loop {
+            let mut padded = [0; ENTRIES];
+            padded[..now.len()].copy_from_slice(now);
+            part.entries().iter().zip(padded).for_each(|(slot, word)| slot.store(word, Release));
+            let next = part.next();
+            if rest.is_empty() {
+                if next != 0 {
+                    part.set_next(0);
+                    self.overflow.give_back(next);
+                }
+                return;
+            }
+            // A split makes room in all; that it may need a bucket before it frees one must not fail (`RESERVE`).
+            let next = if next != 0 { next } else { self.overflow.take(at, true).unwrap_or_else(|| unreachable!("2^30 overflow buckets")) };
+            part.set_next(next);
+            part = self.overflow.bucket(next);
+            (now, rest) = rest.split_at(rest.len().min(ENTRIES));
+        }
+    }
+
+    /// Moves buckets from the end of the overflow pool into free ones: two for each split, so that it keeps up.
+    fn tidy(&self, splits: u64) {
+        for _ in 0..2 * splits {
+            let Some((last, owner)) = self.overflow.last_to_move() else { return };
+            self.move_overflow(last, owner);
+        }
+    }
+
+    fn move_overflow(&self, last: u64, owner: u64) {
+        let root = self.bucket(owner);
+        root.latch();
+        if let Some(before) = self.chain(root).find(|part| part.next() == last)
+            && let Some(into) = self.overflow.take(owner, false)
+        {
+            let (from, to) = (self.overflow.bucket(last), self.overflow.bucket(into));
+            root.begin_move();
+            from.entries().iter().zip(to.entries()).for_each(|(from, to)| to.store(from.load(Relaxed), Release));
+            to.set_next(from.next());
+            before.set_next(into);
+            root.end_move();
+            from.set_next(0);
+            self.overflow.give_back(last);
+        }
+        root.unlatch();
+    }
+
+    /// Backs the memory that the next splits will use.
+    pub(crate) fn populate_ahead(&self) {
+        let bytes = self.buckets() * 64;
+        let ahead = AHEAD_BYTES.min(bytes / 4);
+        let limit = self.limit.load(Relaxed).saturating_sub(self.overflow.buckets()).saturating_mul(64);
+        let to = (bytes + ahead).min(limit).min(self.table.bytes() as u64);
+        let from = self.populated.load(Relaxed).max(bytes);
+        if from + ahead / 2 < to && self.splits_due() > 0 {
+            self.table.populate(from as usize, to as usize);
+            self.populated.store(to, Relaxed);
+        }
+    }
+}
+
+/// Tags at the next level begin at another bit.
+fn is_rebase(level: u32) -> bool {
+    base(level + 1) != base(level)
+}
+
+/// Tags that ran out cover the whole bucket; the first (longest before) shadows the others for good.
+fn push_unless_shadowed(words: &mut Vec<u64>, word: u64) {
+    if tag_of(word) != 1 || !words.iter().any(|other| tag_of(*other) == 1) {
+        words.push(word);
+    }
+}

@@ -1,0 +1,671 @@
+//! The index: hash -> newest address, in cache-line buckets, growing a few buckets at a time.
+//!
+//! ```text
+//! table:     bucket 0 ... p ... N ... N + p       N = 2^level; buckets below p are split into i and i + N
+//! bucket:    seven entries [address 48 | tag 16] and a link (`bucket.rs`); full buckets lead into a pool (`overflow.rs`)
+//! tag:       1 followed by v hash bits, v = 15 for a full tag:  1bbb bbbb bbbb bbbb,  v = 3:  0000 0000 0000 1bbb
+//! ```
+//! **Growth** is linear hashing (Litwin 1980), paid for by those who insert (`growth.rs`). No second table, no copy of what
+//! stays, and it can stop at any bucket when the memory share is spent.
+//!
+//! **A split never reads the device**: a tag holds the hash bits from `base(level)` up, so the bit that decides the side
+//! is in the tag. Every few doublings the base moves up; records in memory get a fresh full tag from their key, the
+//! others keep a *shorter* tag: the bits still known.
+//!
+//! **A tag may be short**, then it stands for all hashes that agree on its bits. A lookup takes the longest match. An
+//! entry is added only when nothing matches; a full bucket without overflow room shortens its closest entry until it
+//! matches. Both keep a key's chain at its longest match (shortening to the common prefix with an unmatched tag cannot
+//! touch another tag's longest match when, of equally close entries, the shortest is taken).
+//!
+//! **Who may do what**: readers take no latch; whoever changes an entry holds the bucket's latch. A change that *moves*
+//! entries makes the version odd first and even after; "not found" counts only if version and shape stood still.
+
+mod bucket;
+mod growth;
+mod overflow;
+
+use crate::error::Result;
+use crate::memory::{Region, prefetch};
+use bucket::{Bucket, VERSION, VERSION_MASK, address_of, entry_word, next_of, tag_of};
+use overflow::Overflow;
+use std::hint::select_unpredictable;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
+
+const TAG_BITS: u32 = 15;
+const FULL: u64 = 1 << TAG_BITS;
+const FIRST_LEVEL: u32 = 8;
+
+/// The table's shape in one word: the byte offset of the last bucket and, above, what goes on. Between two doublings it is
+/// nothing but the mask that makes a hash the offset of its bucket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Shape(u64);
+
+/// Some buckets of this level are split, some are not.
+const DOUBLING: u64 = 1 << 63;
+/// The level is about to change: what `Geometry` says may belong to the old or the new one.
+const TURNING: u64 = 1 << 62;
+/// The number of a hash's bucket begins at this bit: a bucket has 64 bytes.
+const BUCKET_BITS: u32 = 6;
+
+impl Shape {
+    fn new(level: u32, split: u64) -> Self {
+        let last = ((1 << level) + split - 1) << BUCKET_BITS;
+        Self(if split == 0 { last } else { last | DOUBLING })
+    }
+    fn buckets(self) -> u64 {
+        ((self.0 & !(DOUBLING | TURNING)) >> BUCKET_BITS) + 1
+    }
+    /// While it turns, all buckets of the old level are split: the same as the new level with none.
+    fn level(self) -> u32 {
+        self.buckets().ilog2()
+    }
+    fn split(self) -> u64 {
+        self.buckets() - (1 << self.level())
+    }
+    #[inline(always)]
+    fn is_turning(self) -> bool {
+        self.0 & TURNING != 0
+    }
+}
+
+/// What follows from the level, worked out beforehand: `locate` runs in every operation.
+#[derive(Default)]
+struct Geometry {
+    low_mask: AtomicU64,
+    high_mask: AtomicU64,
+    /// The first hash bit of tags in buckets that wait for their split, and in those that had it.
+    unsplit_base: AtomicU32,
+    split_base: AtomicU32,
+}
+
+impl Geometry {
+    fn set(&self, level: u32) {
+        self.low_mask.store(((1 << level) - 1) << BUCKET_BITS, Relaxed);
+        self.high_mask.store(((2 << level) - 1) << BUCKET_BITS, Relaxed);
+        self.unsplit_base.store(base(level) + BUCKET_BITS, Relaxed);
+        self.split_base.store(base(level + 1) + BUCKET_BITS, Relaxed);
+    }
+}
+
+/// Where a hash belongs.
+#[derive(Clone, Copy)]
+struct Place {
+    /// The bucket's offset in the table, in bytes.
+    offset: u64,
+    /// The hash from the first bit on that tags in this bucket hold.
+    bits: u64,
+    shape: Shape,
+}
+
+impl Place {
+    fn tag(&self) -> u64 {
+        full_tag(self.bits)
+    }
+    fn number(&self) -> u64 {
+        self.offset >> BUCKET_BITS
+    }
+}
+
+/// A hash's first bucket at a glance.
+pub(crate) struct Probe<'a> {
+    bucket: &'a Bucket,
+    link: u64,
+    tags: bucket::Tags,
+    bits: u64,
+}
+
+impl Probe<'_> {
+    /// The address of the first entry here with the hash's full tag, 0 for none.
+    #[inline(always)]
+    pub(crate) fn first_match(&self) -> u64 {
+        let equal = self.tags.equal(self.bits);
+        // Acquire: as in [`Index::first_match`].
+        if equal == 0 { 0 } else { address_of(self.bucket.entry_of(equal).load(Acquire)) }
+    }
+
+    /// A free entry for a hash without a match here, if it is plain that no other entry stands for it; the bucket stays
+    /// latched until the claim is dropped.
+    #[inline(always)]
+    pub(crate) fn claim(&self) -> Option<Claim<'_>> {
+        let empty = self.tags.empty();
+        let is_plain = empty != 0 && next_of(self.link) == 0 && self.link & VERSION == 0 && !self.tags.has_short();
+        // A split of this bucket would have changed its version: if the latch is ours, this is still the hash's place.
+        let latched = is_plain && self.bucket.latch_if(self.link);
+        latched.then(|| Claim { bucket: self.bucket, empty, bits: self.bits })
+    }
+}
+
+/// A free entry in a latched bucket.
+pub(crate) struct Claim<'a> {
+    bucket: &'a Bucket,
+    empty: u32,
+    bits: u64,
+}
+
+impl Claim<'_> {
+    /// Makes it the entry of the record `at`, alone in its chain.
+    #[inline(always)]
+    pub(crate) fn fill(self, at: u64) {
+        // Release: the record's bytes are visible to whoever finds the address.
+        self.bucket.entry_of(self.empty).store(entry_word(full_tag(self.bits), at), Release);
+    }
+}
+
+impl Drop for Claim<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.bucket.unlatch();
+    }
+}
+
+/// The first bit, of the hash above `BUCKET_BITS`, that tags at this level hold. Constant for six doublings, so that at least nine bits tell.
+fn base(level: u32) -> u32 {
+    if level <= 14 { level } else { 14 + (level - 14) / 6 * 6 }
+}
+
+#[inline(always)]
+fn full_tag(bits: u64) -> u64 {
+    (bits & (FULL - 1)) | FULL
+}
+
+fn valid_bits(tag: u64) -> u32 {
+    63 - tag.leading_zeros()
+}
+
+/// How many bits `tag` has if it stands for the full tag `full`.
+fn match_bits(tag: u64, full: u64) -> Option<u32> {
+    if tag == 0 {
+        return None;
+    }
+    let bits = valid_bits(tag);
+    (tag & !(1 << bits) == full & ((1 << bits) - 1)).then_some(bits)
+}
+
+/// What a lookup saw, and what makes "not found" true: the same bucket, unmoved.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    /// The matching entry's word, 0 if there was none.
+    pub(crate) entry: u64,
+    offset: u64,
+    version: u64,
+    shape: Shape,
+}
+
+impl Seen {
+    #[inline(always)]
+    pub(crate) fn address(&self) -> u64 {
+        address_of(self.entry)
+    }
+}
+
+/// How a publication ended.
+pub(crate) enum Published {
+    Done,
+    /// Someone else changed the entry: look again.
+    Changed,
+    /// The new address is below the entry's; chains must descend. Allocate again.
+    TooLow,
+}
+
+pub(crate) use growth::{Chain, Records};
+
+pub(crate) struct Index {
+    shape: AtomicU64,
+    geometry: Geometry,
+    table: Region,
+    overflow: Overflow,
+    /// Entries there are, counted now and then by those who add them; on a line of its own.
+    entries: Counted,
+    /// Buckets plus overflow buckets that may exist.
+    limit: AtomicU64,
+    growing: Mutex<growth::Workspace>,
+    populated: AtomicU64,
+}
+
+#[repr(align(128))]
+struct Counted(AtomicU64);
+
+impl Index {
+    pub(crate) fn new() -> Result<Self> {
+        let table = Region::reserve(1 << 38, 1 << 28)?;
+        table.prefer_huge_pages();
+        let geometry = Geometry::default();
+        geometry.set(FIRST_LEVEL);
+        Ok(Self {
+            shape: AtomicU64::new(Shape::new(FIRST_LEVEL, 0).0),
+            geometry,
+            table,
+            overflow: Overflow::new()?,
+            entries: Counted(AtomicU64::new(0)),
+            limit: AtomicU64::new(u64::MAX),
+            growing: Mutex::default(),
+            populated: AtomicU64::new(0),
+        })
+    }
+
+    #[inline(always)]
+    fn shape(&self) -> Shape {
+        // Acquire: pairs with the Release in `growth.rs`; the new bucket's entries are visible.
+        Shape(self.shape.load(Acquire))
+    }
+
+    #[inline(always)]
+    fn bucket(&self, at: u64) -> &Bucket {
+        debug_assert!((at as usize + 1) * 64 <= self.table.bytes());
+        // SAFETY: `at` is below twice the level's buckets, which the region holds; fresh memory is all empty entries.
+        unsafe { &*self.table.base().cast::<Bucket>().add(at as usize) }
+    }
+
+    #[inline(always)]
+    fn bucket_at(&self, offset: u64) -> &Bucket {
+        debug_assert!(offset.is_multiple_of(64) && (offset as usize) < self.table.bytes());
+        // SAFETY: as in `bucket`; offsets come from `locate`, whose masks leave multiples of 64.
+        unsafe { &*self.table.base().add(offset as usize).cast::<Bucket>() }
+    }
+
+    /// The bucket and those behind it.
+    fn chain<'a>(&'a self, bucket: &'a Bucket) -> impl Iterator<Item = &'a Bucket> {
+        std::iter::successors(Some(bucket), |at| {
+            let next = at.next();
+            (next != 0).then(|| self.overflow.bucket(next))
+        })
+    }
+
+    #[inline(always)]
+    fn locate(&self, hash: u64) -> Place {
+        let shape = self.shape();
+        if shape.0 & DOUBLING != 0 {
+            return self.locate_doubling(hash, shape);
+        }
+        Place { offset: hash & shape.0, bits: hash >> self.geometry.unsplit_base.load(Relaxed), shape }
+    }
+
+    /// While the level turns the answer may mix old and new: a wrong bucket, whose "not found" does not settle.
+    #[inline(always)]
+    fn locate_doubling(&self, hash: u64, shape: Shape) -> Place {
+        let low_mask = self.geometry.low_mask.load(Relaxed);
+        let (low, high) = (hash & low_mask, hash & self.geometry.high_mask.load(Relaxed));
+        // The last bucket's number is N + p - 1, and N - 1 the mask: what is left is p.
+        let is_split = low < (shape.0 & !(DOUBLING | TURNING)).wrapping_sub(low_mask);
+        let offset = select_unpredictable(is_split, high, low);
+        let base = select_unpredictable(is_split, self.geometry.split_base.load(Relaxed), self.geometry.unsplit_base.load(Relaxed));
+        Place { offset, bits: hash >> base, shape }
+    }
+
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, hash: u64) {
+        prefetch(self.bucket_at(self.locate(hash).offset));
+    }
+
+    #[inline(always)]
+    pub(crate) fn probe(&self, hash: u64) -> Probe<'_> {
+        let place = self.locate(hash);
+        let bucket = self.bucket_at(place.offset);
+        // Acquire, and before the tags: who finds the link unchanged later knows that they are.
+        Probe { bucket, link: bucket.link(Acquire), tags: bucket.tags(), bits: place.bits }
+    }
+
+    /// The address of the first entry with the hash's full tag, or an address below every record: the whole of most lookups.
+    /// No entry here says nothing; only [`Index::lookup`] can tell that there is none.
+    #[inline(always)]
+    pub(crate) fn first_match(&self, hash: u64) -> u64 {
+        let place = self.locate(hash);
+        let bucket = self.bucket_at(place.offset);
+        let equal = bucket.tags().equal(place.bits);
+        if equal == 0 {
+            return self.first_match_behind(bucket, place.bits);
+        }
+        // Acquire: pairs with the Release of its publication. Should the entry have changed since the comparison, the key
+        // in the record will tell.
+        address_of(bucket.entry_of(equal).load(Acquire))
+    }
+
+    /// The same in the buckets behind the first one.
+    #[inline(never)]
+    fn first_match_behind(&self, bucket: &Bucket, bits: u64) -> u64 {
+        for part in self.chain(bucket).skip(1) {
+            let equal = part.tags().equal(bits);
+            if equal != 0 {
+                return address_of(part.entry_of(equal).load(Acquire));
+            }
+        }
+        0
+    }
+
+    /// [`Index::first_match`] in the first bucket alone, and whether an entry may lie where it did not look; starts fetching
+    /// that.
+    #[inline(always)]
+    pub(crate) fn first_match_in_front(&self, hash: u64) -> (u64, bool) {
+        let place = self.locate(hash);
+        let bucket = self.bucket_at(place.offset);
+        let tags = bucket.tags();
+        let equal = tags.equal(place.bits);
+        if equal != 0 {
+            // Acquire: as above.
+            return (address_of(bucket.entry_of(equal).load(Acquire)), false);
+        }
+        let next = bucket.next();
+        if next != 0 {
+            prefetch(self.overflow.bucket(next));
+        }
+        (0, next != 0 || tags.has_short())
+    }
+
+    /// Adds an entry for a hash that none stands for. `make` makes the record once that is sure, `link_to` makes it lead to
+    /// the record of an entry that it has to share. True if there is an entry more; `None` if nothing was done, because
+    /// there is an entry, or `make` made nothing, or the record lies too low.
+    #[inline(never)]
+    pub(crate) fn add(&self, hash: u64, make: impl FnOnce() -> Option<u64>, link_to: impl FnOnce(u64, u64)) -> Option<bool> {
+        let place = self.latch(hash);
+        let added = self.add_latched(place, make, link_to);
+        self.bucket_at(place.offset).unlatch();
+        added
+    }
+
+    fn add_latched(&self, place: Place, make: impl FnOnce() -> Option<u64>, link_to: impl FnOnce(u64, u64)) -> Option<bool> {
+        if self.find(self.bucket_at(place.offset), place.tag()).is_some() {
+            return None;
+        }
+        let at = make()?;
+        let mut added = false;
+        match self.add_entry(place, at, &mut added, |previous| link_to(at, previous)) {
+            Published::Done => Some(added),
+            _ => None,
+        }
+    }
+
+    /// The entry for `hash`, without a latch.
+    #[inline(always)]
+    pub(crate) fn lookup(&self, hash: u64) -> Seen {
+        let place = self.locate(hash);
+        let bucket = self.bucket_at(place.offset);
+        let link = bucket.link(Acquire);
+        let tags = bucket.tags();
+        let equal = tags.equal(place.bits);
+        let mut entry = 0;
+        if equal != 0 {
+            let word = bucket.entry_of(equal).load(Acquire);
+            if tag_of(word) == place.tag() {
+                entry = word;
+            }
+        }
+        if entry == 0 && (next_of(link) != 0 || tags.has_short()) {
+            entry = self.lookup_further(bucket, place.tag());
+        }
+        Seen { entry, offset: place.offset, version: link & VERSION_MASK, shape: place.shape }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lookup_further(&self, bucket: &Bucket, tag: u64) -> u64 {
+        self.find(bucket, tag).map_or(0, |(_, word)| word)
+    }
+
+    /// The entry for a full tag: a full match if there is one, else the longest short one.
+    fn find<'a>(&'a self, bucket: &'a Bucket, tag: u64) -> Option<(&'a AtomicU64, u64)> {
+        let mut has_short = false;
+        for part in self.chain(bucket) {
+            let equal = part.tags().equal(tag);
+            if equal != 0 {
+                let word = part.entry_of(equal).load(Acquire);
+                if tag_of(word) == tag {
+                    return Some((part.entry_of(equal), word));
+                }
+            }
+            has_short |= part.tags().has_short();
+        }
+        if has_short { self.longest_match(bucket, tag) } else { None }
+    }
+
+    fn longest_match<'a>(&'a self, bucket: &'a Bucket, tag: u64) -> Option<(&'a AtomicU64, u64)> {
+        let mut best: Option<(u32, &AtomicU64, u64)> = None;
+        for part in self.chain(bucket) {
+            for slot in part.entries() {
+                let word = slot.load(Acquire);
+                if let Some(bits) = match_bits(tag_of(word), tag)
+                    && best.is_none_or(|(most, ..)| bits > most)
+                {
+                    best = Some((bits, slot, word));
+                }
+            }
+        }
+        best.map(|(_, slot, word)| (slot, word))
+    }
+
+    /// True if an absence concluded from `seen` holds: nothing was moving, nothing has moved.
+    #[inline(always)]
+    pub(crate) fn is_settled(&self, seen: &Seen) -> bool {
+        // Acquire fence: the entry loads above happen before version and shape are read again.
+        fence(Acquire);
+        let link = self.bucket_at(seen.offset).link(Relaxed);
+        seen.version & VERSION == 0 && link & VERSION_MASK == seen.version && !seen.shape.is_turning() && self.shape() == seen.shape
+    }
+
+    /// Points the entry of `hash` at the new record `at`, if it is still what `seen` saw.
+    /// `link_to` is called before publication when the record must also lead to an entry that it will share.
+    pub(crate) fn publish(&self, hash: u64, seen: &Seen, at: u64, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
+        let place = self.latch(hash);
+        let outcome = self.publish_latched(place, seen, at, added, link_to);
+        self.bucket_at(place.offset).unlatch();
+        outcome
+    }
+
+    fn publish_latched(&self, place: Place, seen: &Seen, at: u64, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
+        match self.find(self.bucket_at(place.offset), place.tag()) {
+            Some((_, word)) if address_of(word) != seen.address() => Published::Changed,
+            Some((_, word)) if address_of(word) > at => Published::TooLow,
+            Some((slot, word)) => {
+                slot.store(entry_word(tag_of(word), at), Release);
+                Published::Done
+            }
+            None if seen.entry != 0 => Published::Changed,
+            None => self.add_entry(place, at, added, link_to),
+        }
+    }
+
+    fn add_entry(&self, place: Place, at: u64, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
+        if let Some(slot) = self.empty_entry(place.number()) {
+            slot.store(entry_word(place.tag(), at), Release);
+            *added = true;
+            return Published::Done;
+        }
+        let (slot, common) = self.closest(self.bucket_at(place.offset), place.tag());
+        let word = slot.load(Relaxed);
+        if address_of(word) > at {
+            return Published::TooLow;
+        }
+        link_to(address_of(word));
+        let short = (1 << common) | (place.tag() & ((1 << common) - 1));
+        slot.store(entry_word(short, at), Release);
+        Published::Done
+    }
+
+    fn empty_entry(&self, at: u64) -> Option<&AtomicU64> {
+        let mut last = self.bucket(at);
+        for part in self.chain(last) {
+            let empty = part.tags().empty();
+            if empty != 0 {
+                return Some(part.entry_of(empty));
+            }
+            last = part;
+        }
+        let may_grow = self.buckets_in_all() < self.limit.load(Relaxed);
+        let fresh = self.overflow.take(at, may_grow)?;
+        last.set_next(fresh);
+        Some(self.overflow.bucket(fresh).entry(0))
+    }
+
+    /// Of the entries with the most bits in common with `tag` the one with the shortest tag, and that number of bits.
+    fn closest<'a>(&'a self, bucket: &'a Bucket, tag: u64) -> (&'a AtomicU64, u32) {
+        let scored = self.chain(bucket).flat_map(Bucket::entries).map(|slot| {
+            let word = slot.load(Relaxed);
+            let bits = valid_bits(tag_of(word));
+            let common = (tag_of(word) ^ tag).trailing_zeros().min(bits);
+            (common, bits, slot)
+        });
+        let (common, _, slot) = scored
+            .reduce(|a, b| if (b.0, TAG_BITS - b.1) > (a.0, TAG_BITS - a.1) { b } else { a })
+            .unwrap_or_else(|| unreachable!("a bucket has seven entries"));
+        (slot, common)
+    }
+
+    /// Latches the bucket that holds `hash`, whatever splits go on.
+    #[inline(always)]
+    fn latch(&self, hash: u64) -> Place {
+        loop {
+            let place = self.locate(hash);
+            self.bucket_at(place.offset).latch();
+            // A split of this bucket changes the shape under its latch, which we hold now.
+            if self.shape() == place.shape && !place.shape.is_turning() {
+                return place;
+            }
+            let now = self.locate(hash);
+            if (now.offset, now.bits) == (place.offset, place.bits) && !now.shape.is_turning() {
+                return now;
+            }
+            self.bucket_at(place.offset).unlatch();
+        }
+    }
+
+    fn buckets_in_all(&self) -> u64 {
+        self.shape().buckets() + self.overflow.buckets()
+    }
+
+    /// Sets how many bytes the index may take; what it has it keeps.
+    pub(crate) fn set_limit(&self, bytes: u64) {
+        self.limit.store(bytes / 64, Relaxed);
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.buckets_in_all() * 64
+    }
+
+    pub(crate) fn buckets(&self) -> u64 {
+        self.shape().buckets()
+    }
+
+    pub(crate) fn overflow_buckets(&self) -> u64 {
+        self.overflow.buckets_in_use()
+    }
+
+    pub(crate) fn entries(&self) -> u64 {
+        self.entries.0.load(Relaxed)
+    }
+
+    pub(crate) fn add_to_count(&self, entries: u64) {
+        self.entries.0.fetch_add(entries, Relaxed);
+    }
+
+    /// All addresses in one bucket, for statistics.
+    pub(crate) fn addresses(&self, at: u64) -> Vec<u64> {
+        self.words(at).into_iter().map(address_of).collect()
+    }
+
+    /// All entries of one bucket, for images.
+    pub(crate) fn words(&self, at: u64) -> Vec<u64> {
+        let all = self.chain(self.bucket(at)).flat_map(Bucket::entries);
+        all.map(|slot| slot.load(Acquire)).filter(|word| *word != 0).collect()
+    }
+
+    pub(crate) fn shape_word(&self) -> u64 {
+        self.shape().0
+    }
+
+    /// Takes the shape of an image; the caller then restores each bucket. Before the store is shared.
+    pub(crate) fn restore_shape(&self, word: u64) -> bool {
+        let shape = Shape(word);
+        let fits = shape.buckets() as usize <= self.table.bytes() / 64
+            && (FIRST_LEVEL..31).contains(&shape.level())
+            && word == Shape::new(shape.level(), shape.split()).0;
+        if fits {
+            self.geometry.set(shape.level());
+            self.shape.store(word, Release);
+        }
+        fits
+    }
+
+    pub(crate) fn restore(&self, at: u64, words: &[u64]) {
+        self.refill(at, words);
+        self.add_to_count(words.len() as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mix(n: u64) -> u64 {
+        let x = u128::from(n ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93;
+        (x as u64) ^ (x >> 64) as u64
+    }
+
+    fn insert(index: &Index, hash: u64, at: u64) -> Option<u64> {
+        let seen = index.lookup(hash);
+        let mut linked = None;
+        let mut added = false;
+        assert!(matches!(index.publish(hash, &seen, at, &mut added, |to| linked = Some(to)), Published::Done));
+        index.add_to_count(u64::from(added));
+        linked.or((seen.entry != 0).then_some(seen.address()))
+    }
+
+    struct Cold;
+
+    impl Records for Cold {
+        fn prefetch(&self, _: u64) {}
+        fn chain(&self, _: u64) -> Chain {
+            Chain::Unknown
+        }
+    }
+
+    fn insert_growing(index: &Index, numbers: std::ops::Range<u64>, previous: &mut std::collections::HashMap<u64, Option<u64>>) {
+        for n in numbers {
+            previous.insert(n * 8, insert(index, mix(n), n * 8));
+            index.grow(0, &Cold);
+        }
+    }
+
+    fn all_reachable(index: &Index, numbers: std::ops::Range<u64>, previous: &std::collections::HashMap<u64, Option<u64>>) {
+        for n in numbers {
+            let mut at = Some(index.lookup(mix(n)).address());
+            while at != Some(n * 8) {
+                at = previous[&at.expect("the chain ends too early")];
+            }
+        }
+    }
+
+    #[test]
+    fn entries_stay_reachable_while_the_table_grows() {
+        let index = Index::new().unwrap();
+        let mut previous = std::collections::HashMap::new();
+        insert_growing(&index, 1..60_000, &mut previous);
+        assert!(index.buckets() > 60_000 / 10, "{} buckets", index.buckets());
+        all_reachable(&index, 1..60_000, &previous);
+    }
+
+    #[test]
+    fn a_full_share_shortens_tags_and_loses_nothing() {
+        let index = Index::new().unwrap();
+        index.set_limit(1 << 15);
+        let mut previous = std::collections::HashMap::new();
+        insert_growing(&index, 1..20_000, &mut previous);
+        assert!(index.bytes() <= 1 << 15);
+        index.set_limit(u64::MAX);
+        while index.grow(0, &Cold) {}
+        all_reachable(&index, 1..20_000, &previous);
+    }
+
+    #[test]
+    fn an_entry_costs_at_most_sixteen_bytes_at_any_size() {
+        let index = Index::new().unwrap();
+        let mut worst = (0.0, 0);
+        for n in 1..2_000_000u64 {
+            insert(&index, mix(n), n * 8);
+            index.grow(0, &Cold);
+            if n > 100_000 && index.bytes() as f64 / n as f64 > worst.0 {
+                worst = (index.bytes() as f64 / n as f64, n);
+            }
+        }
+        assert!(worst.0 < 16.0, "{} bytes an entry for {} entries", worst.0, worst.1);
+    }
+}

@@ -1,0 +1,245 @@
+//! The store: one operation on one key, and many of them at once.
+//!
+//! Each operation first tries what nearly always works: the entry's first record is the key's, in memory, and what is to be
+//! done can be done there. Else it takes steps (`step.rs`) until one completes: pin, locate the key's newest record, act by
+//! its region, publish; or say what is missing (room, the device, the end of the fuzzy region), wait for it unpinned, and
+//! begin again.
+//!
+//! | record is          | get            | blind put           | rmw, append, delete                      |
+//! |--------------------|----------------|---------------------|------------------------------------------|
+//! | mutable            | read           | in place            | in place                                 |
+//! | fuzzy (`safe_read_only <= a < read_only`) | read | copy to the tail | wait until it is safe: another thread may still write it |
+//! | frozen in memory   | read           | copy to the tail    | copy to the tail                         |
+//! | on the device      | read it        | append to the tail  | read it, then append to the tail         |
+//!
+//! `find.rs` finds records, `read.rs` reads, `word.rs` and `bytes.rs` change the two layouts, `batch.rs` does many keys.
+
+mod batch;
+mod bytes;
+mod find;
+mod read;
+mod step;
+mod word;
+
+use crate::engine::{Engine, Layout};
+use crate::error::{Error, Result};
+use crate::record::KEY_BYTES_MAX;
+use crate::stats::Stats;
+use crate::types::{Key, Value};
+use std::borrow::Borrow;
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+/// A key-value store. Cloning it is cheap and gives the same store; it closes with its last clone.
+pub struct Store<K: Key + ?Sized, V: Value + ?Sized> {
+    engine: Arc<Engine>,
+    closer: Arc<Closer>,
+    types: PhantomData<fn(&K, &V)>,
+}
+
+/// Closes the engine with the last clone of the store.
+struct Closer {
+    engine: Arc<Engine>,
+    driver: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for Closer {
+    fn drop(&mut self) {
+        // A failure to flush was latched and told to every writer; a drop cannot return it. `close` can.
+        let _ = self.close();
+    }
+}
+
+impl Closer {
+    fn close(&self) -> Result<()> {
+        let result = self.engine.close();
+        if let Some(driver) = self.driver.lock().unwrap_or_else(|e| e.into_inner()).take() {
+            driver.thread().unpark();
+            let _ = driver.join();
+        }
+        result
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Clone for Store<K, V> {
+    fn clone(&self) -> Self {
+        Self { engine: self.engine.clone(), closer: self.closer.clone(), types: PhantomData }
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> std::fmt::Debug for Store<K, V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("layout", &self.engine.layout).finish_non_exhaustive()
+    }
+}
+
+/// A value of at most eight bytes as the atomic word that holds it.
+#[inline(always)]
+fn to_word(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_ne_bytes(word)
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    const WORD: bool = matches!((K::WIDTH, V::WIDTH), (Some(key), Some(value)) if value <= 8 && key <= 256);
+    const KEY_WIDTH: usize = match K::WIDTH {
+        Some(width) => width,
+        None => 0,
+    };
+    const VALUE_WIDTH: usize = match V::WIDTH {
+        Some(width) => width,
+        None => 0,
+    };
+
+    pub(crate) fn start(engine: Engine) -> Result<Self> {
+        debug_assert_eq!(Self::WORD, matches!(engine.layout, Layout::Word { .. }));
+        let engine = Arc::new(engine);
+        let driven = engine.clone();
+        let driver = std::thread::Builder::new().name("esker-driver".into()).spawn(move || driven.run_driver())?;
+        let closer = Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(Some(driver)) });
+        Ok(Self { engine, closer, types: PhantomData })
+    }
+
+    #[inline(always)]
+    fn hash(&self, key: &[u8]) -> u64 {
+        self.engine.hasher.hash(key, K::WIDTH.filter(|_| Self::WORD))
+    }
+
+    fn check_key(key: &[u8]) -> Result<()> {
+        if key.len() > KEY_BYTES_MAX {
+            return Err(Error::invalid(format!("a key has at most {KEY_BYTES_MAX} bytes key={}", key.len())));
+        }
+        Ok(())
+    }
+
+    fn check_value(&self, bytes: usize) -> Result<()> {
+        let most = self.engine.value_bytes_max();
+        if bytes as u64 > most {
+            return Err(Error::invalid(format!("a value has at most 16 MiB or a quarter of the budget max={most} value={bytes}")));
+        }
+        Ok(())
+    }
+
+    // ---- one key -------------------------------------------------------------------------------------------------
+
+    /// The value of `key`.
+    ///
+    /// # Errors
+    /// `Corruption` or `Io` when the record is cold and cannot be read; `Closed`.
+    ///
+    /// # Cost
+    /// Two cache misses in memory; one device read for each cold record of the chain, usually one.
+    #[inline]
+    pub fn get(&self, key: &K) -> Result<Option<V::Owned>> {
+        if Self::WORD {
+            let word = self.get_word(key.bytes())?;
+            return Ok(word.map(|word| V::own(&word.to_ne_bytes()[..Self::VALUE_WIDTH])));
+        }
+        self.get_bytes(key.bytes(), V::own)
+    }
+
+    /// What `read` makes of the value of `key`. It runs on a copy, outside the store: it may take its time.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    #[inline]
+    pub fn get_with<R>(&self, key: &K, read: impl FnOnce(V::View<'_>) -> R) -> Result<Option<R>> {
+        if Self::WORD {
+            let word = self.get_word(key.bytes())?;
+            return Ok(word.map(|word| read(V::view(&word.to_ne_bytes()[..Self::VALUE_WIDTH]))));
+        }
+        self.get_bytes(key.bytes(), |bytes| read(V::view(bytes)))
+    }
+
+    /// True if `key` has a value.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    pub fn contains(&self, key: &K) -> Result<bool> {
+        Ok(self.get_with(key, |_| ())?.is_some())
+    }
+
+    /// Sets the value of `key`, whatever it was. Never reads the device.
+    ///
+    /// # Errors
+    /// `Full` in memory, `Io` when the log cannot be written any more, `Invalid` for a key or value that is too large
+    /// and inside a closure that the store runs; nothing was changed then.
+    ///
+    /// # Cost
+    /// In place: two cache misses. Otherwise a record at the log's tail.
+    #[inline]
+    pub fn put(&self, key: &K, value: &V) -> Result<()> {
+        if Self::WORD {
+            return self.put_word(key.bytes(), to_word(value.bytes()));
+        }
+        self.put_bytes(key.bytes(), value.bytes())
+    }
+
+    /// Sets the value of `key` to what `update` makes of the old one; returns the new one.
+    ///
+    /// `update` may run again when another thread was quicker; the last call counts. It must not use this store.
+    ///
+    /// # Errors
+    /// As [`Store::put`] and, for a cold key, as [`Store::get`].
+    #[inline]
+    pub fn rmw(&self, key: &K, mut update: impl FnMut(Option<V::View<'_>>) -> V::Owned) -> Result<V::Owned> {
+        if Self::WORD {
+            let word = self.rmw_word(key.bytes(), &mut |old| Self::updated_word(old, &mut update))?;
+            return Ok(V::own(&word.to_ne_bytes()[..Self::VALUE_WIDTH]));
+        }
+        self.rmw_bytes(key.bytes(), update)
+    }
+
+    #[inline(always)]
+    fn updated_word(old: Option<u64>, update: &mut impl FnMut(Option<V::View<'_>>) -> V::Owned) -> u64 {
+        let old = old.map(u64::to_ne_bytes);
+        to_word(update(old.as_ref().map(|bytes| V::view(&bytes[..Self::VALUE_WIDTH]))).borrow().bytes())
+    }
+
+    /// Removes `key`; true if it had a value.
+    ///
+    /// # Errors
+    /// As [`Store::rmw`].
+    pub fn delete(&self, key: &K) -> Result<bool> {
+        if Self::WORD { self.delete_word(key.bytes()) } else { self.delete_bytes(key.bytes()) }
+    }
+
+    // ---- the store itself ----------------------------------------------------------------------------------------
+
+    /// Changes the memory budget, in bytes, while operations go on. Lowering it evicts before it returns.
+    ///
+    /// # Errors
+    /// `Invalid` below 16 MiB or below what cannot be given back (the index; in memory, everything); `Io`.
+    pub fn set_memory(&self, bytes: u64) -> Result<()> {
+        self.engine.set_budget(bytes)
+    }
+
+    /// Figures about this store.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.engine.stats()
+    }
+
+    /// Writes everything to the device, so that opening the directory again finds it. Later calls answer `Closed`.
+    ///
+    /// # Errors
+    /// `Io`: not all could be written.
+    pub fn close(&self) -> Result<()> {
+        self.closer.close()
+    }
+}
+
+impl<K: Key + ?Sized> Store<K, [u8]> {
+    /// Appends `bytes` to the value of `key`, which is made if it does not exist; returns the new length in bytes.
+    ///
+    /// # Errors
+    /// As [`Store::rmw`]; `Invalid` if the value would become too large.
+    ///
+    /// # Cost
+    /// In place while the record has room, which each copy renews by half: amortised O(`bytes`).
+    pub fn append(&self, key: &K, bytes: &[u8]) -> Result<usize> {
+        self.append_bytes(key.bytes(), bytes)
+    }
+}

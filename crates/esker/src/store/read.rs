@@ -1,0 +1,105 @@
+//! Reading one key.
+
+use super::Store;
+use super::find::Found;
+use super::step::Step;
+use crate::epoch::Counter;
+use crate::error::Result;
+use crate::record::Record;
+use crate::types::{Key, Value};
+use std::cell::RefCell;
+use std::sync::atomic::Ordering::*;
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Buffers above this go back to the allocator, in bytes.
+const SCRATCH_BYTES_MAX: usize = 1 << 20;
+
+/// A buffer that outlives the call, taken out so that closures may use the store again.
+pub(super) fn with_scratch<R>(run: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+    let mut buffer = SCRATCH.with(RefCell::take);
+    let result = run(&mut buffer);
+    if buffer.capacity() <= SCRATCH_BYTES_MAX {
+        SCRATCH.with(|cell| cell.replace(buffer));
+    }
+    result
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    #[inline(always)]
+    pub(super) fn get_word(&self, key: &[u8]) -> Result<Option<u64>> {
+        let hash = self.hash(key);
+        if let Some(pin) = self.engine.epochs.pin_fast() {
+            pin.slot.count(Counter::Get, 1);
+            if let Some((_, record)) = self.find_fast(key, hash) {
+                return Ok(Some(record.word_value(Self::KEY_WIDTH).load(Acquire)));
+            }
+        }
+        self.get_word_slowly(key)
+    }
+
+    #[inline(never)]
+    fn get_word_slowly(&self, key: &[u8]) -> Result<Option<u64>> {
+        let hash = self.hash(key);
+        let pin = self.engine.epochs.pin()?;
+        let (seen, found) = self.locate(key, hash);
+        match found {
+            Found::Memory { record, .. } => Ok(record.is_live().then(|| record.word_value(Self::KEY_WIDTH).load(Acquire))),
+            Found::Absent if self.engine.index.is_settled(&seen) => Ok(None),
+            _ => {
+                drop(pin);
+                Ok(self.get_slowly(key, hash)?.map(|value| super::to_word(&value)))
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn get_bytes<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        Self::check_key(key)?;
+        let hash = self.hash(key);
+        let pin = self.engine.epochs.pin()?;
+        pin.slot.count(Counter::Get, 1);
+        if let Some((_, record)) = self.find_fast(key, hash) {
+            return with_scratch(|buffer| {
+                record.read_value(buffer);
+                drop(pin);
+                Ok(Some(read(buffer)))
+            });
+        }
+        drop(pin);
+        Ok(self.get_slowly(key, hash)?.map(|value| read(&value)))
+    }
+
+    /// A get of any key, wherever its record is.
+    #[inline(never)]
+    pub(super) fn get_slowly(&self, key: &[u8], hash: u64) -> Result<Option<Vec<u8>>> {
+        self.run(key, |known| {
+            let _pin = self.engine.epochs.pin()?;
+            let (seen, found) = self.locate(key, hash);
+            Ok(match found {
+                Found::Memory { record, .. } => Step::Done(record.is_live().then(|| self.value_of(record))),
+                Found::Cold { at } => match known.at(at) {
+                    Some(Some(value)) => Step::Done(Some(value.to_vec())),
+                    Some(None) if self.engine.index.is_settled(&seen) => Step::Done(None),
+                    Some(None) => Step::Again,
+                    None => Step::Read(at),
+                },
+                Found::Absent if self.engine.index.is_settled(&seen) => Step::Done(None),
+                // A bucket was moving: look again.
+                Found::Absent => Step::Again,
+            })
+        })
+    }
+
+    /// Under a pin.
+    pub(super) fn value_of(&self, record: Record) -> Vec<u8> {
+        if Self::WORD {
+            return record.word_value(Self::KEY_WIDTH).load(Acquire).to_ne_bytes()[..Self::VALUE_WIDTH].to_vec();
+        }
+        let mut value = Vec::new();
+        record.read_value(&mut value);
+        value
+    }
+}

@@ -1,0 +1,235 @@
+//! Changing records of the word layout: the value is one atomic.
+
+use super::Store;
+use super::find::{Found, Region};
+use super::step::{Known, Step};
+use crate::epoch::{Counter, Pin};
+use crate::error::Result;
+use crate::index::{Probe, Published, Seen};
+use crate::record::{self, Record, SEALED, TOMBSTONE};
+use crate::types::{Key, Value};
+use std::sync::atomic::{AtomicU64, Ordering::*};
+
+/// Entries a thread adds before it counts them for all, and pays for the index's growth.
+const ENTRIES_UNCOUNTED: u64 = 16;
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    const RECORD_BYTES: u64 = record::word_record_bytes(Self::KEY_WIDTH);
+
+    #[inline(always)]
+    pub(super) fn put_word(&self, key: &[u8], value: u64) -> Result<()> {
+        let hash = self.hash(key);
+        if let Some(pin) = self.engine.epochs.pin_fast() {
+            pin.slot.count(Counter::Put, 1);
+            if self.put_word_fast(&pin, key, hash, value) {
+                return Ok(());
+            }
+        }
+        self.put_word_slowly(key, hash, value)
+    }
+
+    /// Where the key has a mutable record, or no entry could be its own.
+    #[inline(always)]
+    pub(super) fn put_word_fast(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: u64) -> bool {
+        let probe = self.engine.index.probe(hash);
+        match probe.first_match() {
+            0 => self.insert_word(pin, key, hash, value, &probe),
+            at => self.put_word_at(at, key, value),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn put_word_at(&self, at: u64, key: &[u8], value: u64) -> bool {
+        match self.record_of(at, key) {
+            Some(record) if record.is_live() && at >= self.engine.log.bounds.read_only.load(Acquire) => {
+                record.word_value(Self::KEY_WIDTH).store(value, Release);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A record for a key whose hash no entry has. False if one has, by now, or the log has no room.
+    #[inline(always)]
+    fn insert_word(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: u64, probe: &Probe<'_>) -> bool {
+        let Some(claim) = probe.claim() else { return self.insert_word_slowly(pin, key, hash, value) };
+        let Some(at) = self.make_word(pin, key, value) else { return false };
+        claim.fill(at);
+        self.count_entry(pin);
+        true
+    }
+
+    #[inline(never)]
+    fn insert_word_slowly(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: u64) -> bool {
+        let log = &self.engine.log;
+        // SAFETY: `at` is the record just made.
+        let link_to = |at, previous| unsafe { Record::new(log.pointer(at)) }.header().store(previous | record::VALID, Release);
+        let added = self.engine.index.add(hash, || self.make_word(pin, key, value), link_to);
+        if added == Some(true) {
+            self.count_entry(pin);
+        }
+        added.is_some()
+    }
+
+    #[inline(always)]
+    fn make_word(&self, pin: &Pin<'_>, key: &[u8], value: u64) -> Option<u64> {
+        let log = &self.engine.log;
+        let at = log.allocate(pin.slot, Self::RECORD_BYTES)?;
+        // SAFETY: just allocated under the pin: ours alone, in memory.
+        unsafe { Record::new(log.pointer(at)) }.write_word(&key[..Self::KEY_WIDTH], value, 0, 0);
+        Some(at)
+    }
+
+    #[inline(never)]
+    pub(super) fn put_word_slowly(&self, key: &[u8], hash: u64, value: u64) -> Result<()> {
+        self.run(key, |_| {
+            let pin = self.engine.epochs.pin()?;
+            let (seen, found) = self.locate(key, hash);
+            if let Found::Memory { at, record } = found
+                && record.is_live()
+                && matches!(self.region(at), Region::Mutable)
+            {
+                record.word_value(Self::KEY_WIDTH).store(value, Release);
+                return Ok(Step::Done(()));
+            }
+            Ok(self.add_word(&pin, key, hash, &seen, &found, value, 0))
+        })
+    }
+
+    /// Writes and publishes a word record.
+    #[expect(clippy::too_many_arguments, reason = "the facts of one publication")]
+    fn add_word(&self, pin: &Pin<'_>, key: &[u8], hash: u64, seen: &Seen, found: &Found, value: u64, flags: u64) -> Step<()> {
+        let log = &self.engine.log;
+        let Some(at) = log.allocate(pin.slot, Self::RECORD_BYTES) else { return Step::Room(Self::RECORD_BYTES) };
+        // SAFETY: just allocated under the pin: ours alone, in memory.
+        let record = unsafe { Record::new(log.pointer(at)) };
+        record.write_word(&key[..Self::KEY_WIDTH], value, Self::previous_for(seen, found), flags);
+        if self.publish(pin, hash, seen, at, record, flags) { Step::Done(()) } else { Step::Again }
+    }
+
+    /// Makes the index lead to a new record; false when somebody was quicker.
+    pub(super) fn publish(&self, pin: &Pin<'_>, hash: u64, seen: &Seen, at: u64, record: Record, flags: u64) -> bool {
+        let mut added = false;
+        let link_to = |address| record.header().store(address | flags | record::VALID, Release);
+        match self.engine.index.publish(hash, seen, at, &mut added, link_to) {
+            Published::Done => {
+                if added {
+                    self.count_entry(pin);
+                }
+                return true;
+            }
+            Published::Changed => {}
+            // Our piece of the log lies below another thread's newer record: leave it.
+            Published::TooLow => pin.slot.end.store(0, Relaxed),
+        }
+        record.header().fetch_or(SEALED, Release);
+        false
+    }
+
+    #[inline(always)]
+    fn count_entry(&self, pin: &Pin<'_>) {
+        let entries = pin.slot.entries.load(Relaxed) + 1;
+        pin.slot.entries.store(entries, Relaxed);
+        if entries >= ENTRIES_UNCOUNTED {
+            self.engine.entries_added(pin);
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn rmw_word(&self, key: &[u8], update: &mut impl FnMut(Option<u64>) -> u64) -> Result<u64> {
+        let hash = self.hash(key);
+        if let Some(pin) = self.engine.epochs.pin_fast() {
+            pin.slot.count(Counter::Rmw, 1);
+            let at = self.engine.index.first_match(hash);
+            if let Some(new) = self.rmw_word_at(&pin, at, key, update) {
+                return Ok(new);
+            }
+        }
+        self.rmw_word_slowly(key, hash, update)
+    }
+
+    #[inline(always)]
+    pub(super) fn rmw_word_at(&self, pin: &Pin<'_>, at: u64, key: &[u8], update: &mut impl FnMut(Option<u64>) -> u64) -> Option<u64> {
+        let record = self.record_of(at, key).filter(Record::is_live)?;
+        if at < self.engine.log.bounds.read_only.load(Acquire) {
+            return None;
+        }
+        let value = record.word_value(Self::KEY_WIDTH);
+        Some(self.engine.epochs.within(pin, || update_word(value, update)))
+    }
+
+    #[inline(never)]
+    pub(super) fn rmw_word_slowly(&self, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Result<u64> {
+        self.run(key, |known| {
+            let pin = self.engine.epochs.pin()?;
+            let (seen, found) = self.locate(key, hash);
+            if let Found::Memory { at, record } = found
+                && record.is_live()
+                && matches!(self.region(at), Region::Mutable)
+            {
+                let value = record.word_value(Self::KEY_WIDTH);
+                return Ok(Step::Done(self.engine.epochs.within(&pin, || update_word(value, update))));
+            }
+            let old = match self.old_word(&found, known) {
+                Step::Done(old) => old,
+                missing => return Ok(missing.then(|| 0)),
+            };
+            let new = self.engine.epochs.within(&pin, || update(old));
+            Ok(self.add_word(&pin, key, hash, &seen, &found, new, 0).then(|| new))
+        })
+    }
+
+    /// The value that a record outside the mutable region (or a dead one in it) holds for an update.
+    fn old_word(&self, found: &Found, known: &Known) -> Step<Option<u64>> {
+        match found {
+            Found::Absent => Step::Done(None),
+            Found::Cold { at } => match known.at(*at) {
+                Some(value) => Step::Done(value.map(super::to_word)),
+                None => Step::Read(*at),
+            },
+            Found::Memory { at, record } => match self.region(*at) {
+                Region::Frozen => Step::Done(record.is_live().then(|| record.word_value(Self::KEY_WIDTH).load(Acquire))),
+                Region::Mutable if !record.is_live() => Step::Done(None),
+                // Fuzzy: a pinned thread may still write it in place.
+                _ => Step::Again,
+            },
+        }
+    }
+
+    pub(super) fn delete_word(&self, key: &[u8]) -> Result<bool> {
+        let hash = self.hash(key);
+        self.engine.epochs.slot()?.count(Counter::Delete, 1);
+        self.delete_word_hashed(key, hash)
+    }
+
+    pub(super) fn delete_word_hashed(&self, key: &[u8], hash: u64) -> Result<bool> {
+        self.run(key, |known| {
+            let pin = self.engine.epochs.pin()?;
+            let (seen, found) = self.locate(key, hash);
+            if let Found::Memory { at, record } = found
+                && matches!(self.region(at), Region::Mutable)
+            {
+                return Ok(Step::Done(record.header().fetch_or(TOMBSTONE, AcqRel) & TOMBSTONE == 0));
+            }
+            match self.old_word(&found, known) {
+                Step::Done(Some(_)) => Ok(self.add_word(&pin, key, hash, &seen, &found, 0, TOMBSTONE).then(|| true)),
+                Step::Done(None) if self.engine.index.is_settled(&seen) => Ok(Step::Done(false)),
+                Step::Done(None) => Ok(Step::Again),
+                missing => Ok(missing.then(|| false)),
+            }
+        })
+    }
+}
+
+/// Changes an atomic value; `update` runs again when another thread was quicker.
+#[inline(always)]
+fn update_word(value: &AtomicU64, update: &mut impl FnMut(Option<u64>) -> u64) -> u64 {
+    let mut old = value.load(Acquire);
+    loop {
+        let new = update(Some(old));
+        match value.compare_exchange(old, new, AcqRel, Acquire) {
+            Ok(_) => return new,
+            Err(now) => old = now,
+        }
+    }
+}
