@@ -39,7 +39,7 @@ mod types;
 mod verify;
 
 pub use commit::Durability;
-pub use device::{Device, MemoryDevice, ReadRequest, SECTOR_BYTES, Storage};
+pub use device::{Device, DeviceRead, MemoryDevice, ReadSource, SECTOR_BYTES, Storage};
 pub use error::{Error, Result};
 pub use options::{ByteCount, Options};
 pub use stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
