@@ -91,6 +91,15 @@ impl Engine {
         }
     }
 
+    /// A line for what compaction moved, also while the store is closing; false if it is closed.
+    pub(crate) fn draw_line_now(&self) -> Result<bool> {
+        match self.commit() {
+            Ok(()) => Ok(true),
+            Err(Error::Closed) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Waits for a line that is being drawn, and lets nobody begin another.
     pub(crate) fn end_commits(&self) {
         let mut progress = lock(&self.commits.progress);
@@ -107,12 +116,13 @@ impl Engine {
         let Some(home) = &mut *home else { return Ok(()) };
         let written = home.manifest.write(|state| {
             (state.line, state.window, state.cut) = (line, state.cut, cut);
-            self.describe_index(state);
+            self.describe(state);
         });
         written.map_err(|error| self.latch(error))
     }
 
-    fn describe_index(&self, state: &mut State) {
+    fn describe(&self, state: &mut State) {
+        (state.begin, state.dead) = (self.log.bounds.compacted.load(Acquire), self.dead_bytes());
         (state.shape, state.entries, state.shared) = (self.index.shape_word(), self.index.entries(), self.index.is_shared());
     }
 
@@ -121,8 +131,8 @@ impl Engine {
         let guard = lock(&self.boundaries);
         self.check_writable()?;
         let bounds = &self.log.bounds;
-        // Below the last cut nothing changes in place; above it nothing is.
-        if self.log.tail() == bounds.cut.load(Relaxed) {
+        // Below the last cut nothing changes in place; above it nothing is. Nor is there a beginning to move.
+        if self.log.tail() == bounds.cut.load(Relaxed) && bounds.compacted.load(Relaxed) == bounds.begin.load(Relaxed) {
             return Ok(None);
         }
         bounds.read_only.store(NOWHERE, SeqCst);
@@ -163,7 +173,7 @@ impl Engine {
             manifest.write(|state| {
                 (state.image, state.image_until) = (state.image + 1, cut);
                 (state.line, state.window, state.cut) = (line, cut, cut);
-                self.describe_index(state);
+                self.describe(state);
             })?;
             remove_images(&**storage, state.image + 1)
         });

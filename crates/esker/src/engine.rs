@@ -4,6 +4,7 @@
 //! done by whoever waits: [`Engine::make_room`] does the driver's work itself. The driver thread only does it earlier.
 
 use crate::commit::{Commits, Durability};
+use crate::compaction::Compaction;
 use crate::device::{Device, Storage};
 use crate::epoch::{Counter, Epochs, Pin};
 use crate::error::{Error, Result};
@@ -12,6 +13,7 @@ use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log, PIECE_BYTES};
 use crate::manifest::{Identity, Manifest};
 use crate::record::Record;
 use crate::stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
+pub(crate) use crate::types::Layout;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -23,17 +25,6 @@ const HUGE_PAGE_BUDGET_BYTES: u64 = 256 << 20;
 const VALUE_BYTES_MAX: u64 = 16 << 20;
 const DRIVER_PAUSE: Duration = Duration::from_millis(1);
 
-/// How this store's records look.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Layout {
-    /// Keys of this width, values of at most eight bytes.
-    Word {
-        key_bytes: usize,
-        value_bytes: usize,
-    },
-    Bytes,
-}
-
 pub(crate) struct Engine {
     pub(crate) epochs: Epochs,
     pub(crate) index: Index,
@@ -43,6 +34,9 @@ pub(crate) struct Engine {
     /// Where the store lives, until it closes; none for a store in memory or on a bare device.
     pub(crate) home: Mutex<Option<Home>>,
     pub(crate) commits: Commits,
+    pub(crate) compaction: Compaction,
+    /// The driver compacts when the log is this many times as long as what lives in it.
+    pub(crate) space_amplification: f64,
     pub(crate) boundaries: Mutex<()>,
     pub(crate) is_always_durable: bool,
     pub(crate) in_background: bool,
@@ -114,6 +108,7 @@ pub(crate) struct Parts {
     pub(crate) identity: Option<Identity>,
     pub(crate) durability: Durability,
     pub(crate) in_background: bool,
+    pub(crate) space_amplification: f64,
     /// Damage in the log or its image is not refused: what lies before it is taken for all there was.
     pub(crate) accept_loss: bool,
 }
@@ -133,6 +128,8 @@ impl Engine {
             hasher: Hasher::new(identity.hash_seed),
             home: Mutex::new(parts.home),
             commits: Commits::default(),
+            compaction: Compaction::default(),
+            space_amplification: parts.space_amplification,
             boundaries: Mutex::new(()),
             is_always_durable: parts.durability == Durability::Always,
             in_background: parts.in_background,
@@ -182,7 +179,7 @@ impl Engine {
         if self.is_in_memory() { Ok(()) } else { self.shift_boundaries(&lock(&self.boundaries), 0) }
     }
 
-    fn log_bytes(&self) -> u64 {
+    pub(crate) fn log_bytes(&self) -> u64 {
         self.log.tail() - self.log.bounds.evicted.load(Acquire)
     }
 
@@ -190,7 +187,11 @@ impl Engine {
     pub(crate) fn share_budget(&self) {
         let budget = self.budget.load(Relaxed);
         let index = self.index.bytes();
-        set(&self.log.budget, budget.saturating_sub(index + FIXED_BYTES));
+        // A store in memory compacts into the reserve; on a device there is always room to be made.
+        let log = budget.saturating_sub(index + FIXED_BYTES);
+        let reserve = if self.is_in_memory() { (log / 32).max(512 << 10) } else { 0 };
+        set(&self.log.reserve, reserve);
+        set(&self.log.budget, log.saturating_sub(reserve));
         let limit = if self.is_in_memory() {
             let room = budget.saturating_sub(FIXED_BYTES + self.log_bytes() + index);
             index + room / 2
@@ -214,11 +215,20 @@ impl Engine {
             return Ok(());
         }
         if self.is_in_memory() {
-            return Err(Error::Full);
+            drop(guard);
+            return if self.reclaim(bytes)? { Ok(()) } else { Err(Error::Full) };
         }
         self.shift_boundaries(&guard, bytes)?;
         // The caller tries again, and comes back if others took the room.
         Ok(())
+    }
+
+    /// Waits for room for a copy that compaction makes, which in memory comes out of its reserve.
+    pub(crate) fn make_room_for_copy(&self, bytes: u64) -> Result<()> {
+        if self.is_in_memory() {
+            return Err(Error::Full);
+        }
+        self.make_room(bytes)
     }
 
     /// Freezes, writes and evicts so that the log keeps to its share with `room` bytes to spare. The driver's one step.
@@ -240,7 +250,7 @@ impl Engine {
         Ok(())
     }
 
-    fn freeze(&self, to: u64) {
+    pub(crate) fn freeze(&self, to: u64) {
         let bounds = &self.log.bounds;
         bounds.floor.store(to, SeqCst);
         bounds.read_only.store(to, SeqCst);
@@ -278,7 +288,7 @@ impl Engine {
         lock(&self.latched).clone().map_or(Ok(()), Err)
     }
 
-    fn evict(&self, to: u64) {
+    pub(crate) fn evict(&self, to: u64) {
         let bounds = &self.log.bounds;
         if to > bounds.head.load(Relaxed) {
             bounds.head.store(to, SeqCst);
@@ -314,10 +324,14 @@ impl Engine {
                 last_line = Instant::now();
                 let _ = self.commit();
             }
+            // A failure is latched.
+            let busy = self.compact_if_due().unwrap_or(false);
             let ahead = (self.log.budget.load(Relaxed) / 16).min(16 << 20);
             self.log.populate_ahead(ahead);
             self.index.populate_ahead();
-            std::thread::park_timeout(DRIVER_PAUSE);
+            if !busy {
+                std::thread::park_timeout(DRIVER_PAUSE);
+            }
         }
     }
 
@@ -327,6 +341,7 @@ impl Engine {
             return Ok(());
         }
         self.end_commits();
+        let _compaction = self.hold_compaction();
         let _growth = self.index.hold();
         let is_temporary = lock(&self.home).as_ref().is_none_or(|home| home.is_temporary);
         let saved = if is_temporary { Ok(()) } else { self.check_writable().and_then(|()| self.save_image()) };

@@ -41,10 +41,12 @@ pub(crate) enum Counter {
     Append,
     Delete,
     DeviceRead,
+    /// Bytes of records superseded or deleted.
+    DeadByte,
 }
 
 impl Counter {
-    pub(crate) const COUNT: usize = 6;
+    pub(crate) const COUNT: usize = 7;
 }
 
 impl Slot {
@@ -99,6 +101,14 @@ impl Epochs {
             Some(pin) => Ok(pin),
             None => self.pin_slowly(self.idle_slot()?),
         }
+    }
+
+    /// A pin for the store's own work, which goes on while the store is closing.
+    pub(crate) fn pin_anyway(&self) -> Result<Pin<'_>> {
+        let slot = self.idle_slot()?;
+        slot.epoch.store(self.current.load(Acquire), Relaxed);
+        fence(SeqCst);
+        Ok(Pin { slot })
     }
 
     /// The pin of a thread that was here last, in an open store: nearly always. `None` says nothing; `pin` knows.

@@ -19,6 +19,7 @@
 //! `engine` (boundaries, growth, close) - `store` (one operation on one key, and batches). `ARCHITECTURE.md` has the picture.
 
 mod commit;
+mod compaction;
 mod device;
 mod directory;
 mod engine;

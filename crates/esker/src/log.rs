@@ -48,6 +48,8 @@ pub(crate) struct Log {
     pub(crate) bounds: Bounds,
     /// Bytes of `[evicted, tail)` that may be backed.
     pub(crate) budget: AtomicU64,
+    /// Bytes above the budget that compaction may take: it needs room before it makes room.
+    pub(crate) reserve: AtomicU64,
     pub(crate) device: Option<Arc<dyn Device>>,
     store_id: u64,
 }
@@ -66,6 +68,8 @@ pub(crate) struct Bounds {
     pub(crate) floor: AtomicU64,
     /// The number of the line that records belong to.
     pub(crate) line: AtomicU64,
+    /// What lives below was copied above: `begin` moves here with the next durable line.
+    pub(crate) compacted: AtomicU64,
     /// Where the last line ended.
     pub(crate) cut: AtomicU64,
     pub(crate) tail: Tail,
@@ -94,10 +98,12 @@ impl Log {
                 populated: at(),
                 floor: at(),
                 line: AtomicU64::new(0),
+                compacted: AtomicU64::new(FIRST_ADDRESS),
                 cut: at(),
                 tail: Tail(at()),
             },
             budget: AtomicU64::new(0),
+            reserve: AtomicU64::new(0),
             device,
             store_id,
         })
@@ -110,6 +116,27 @@ impl Log {
         all.into_iter().chain([&bounds.floor, &bounds.tail.0]).for_each(|bound| bound.store(tail, Relaxed));
         bounds.line.store(line, Relaxed);
         bounds.cut.store(cut, Relaxed);
+    }
+
+    /// The log begins at `begin`. Before anyone else knows it.
+    pub(crate) fn begin_at(&self, begin: u64) {
+        self.bounds.begin.store(begin, Relaxed);
+        self.bounds.compacted.store(begin, Relaxed);
+    }
+
+    /// A copy of `[at, at + bytes)`, whole blocks in memory that nobody writes any more.
+    pub(crate) fn copy_frozen(&self, at: u64, bytes: u64) -> Vec<u8> {
+        let mut copy = vec![0; bytes as usize];
+        for (i, block) in copy.chunks_exact_mut(BLOCK_BYTES as usize).enumerate() {
+            let start = at + i as u64 * BLOCK_BYTES;
+            let from = start.max(self.bounds.evicted.load(Relaxed)).min(start + BLOCK_BYTES);
+            if (start & self.mask) + BLOCK_BYTES <= self.mask + 1 {
+                let held = &mut block[(from - start) as usize..];
+                // SAFETY: at or above `evicted` and, as the caller says, frozen: in memory, and nobody writes it.
+                held.copy_from_slice(unsafe { std::slice::from_raw_parts(self.pointer(from), held.len()) });
+            }
+        }
+        copy
     }
 
     /// Where the byte of `address` is, if it is in memory at all.
@@ -132,21 +159,26 @@ impl Log {
             slot.cursor.store(cursor + bytes, Relaxed);
             return Some(cursor);
         }
-        self.allocate_piece(slot, bytes)
+        self.allocate_piece(slot, bytes, 0)
+    }
+
+    /// As [`Log::allocate`], for a copy that compaction makes.
+    pub(crate) fn allocate_from_reserve(&self, slot: &Slot, bytes: u64) -> Option<u64> {
+        self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, self.reserve.load(Relaxed)))
     }
 
     /// A thread's first piece after a line is one block, each further one twice as long: a commit for every write must not
     /// fill the log with what it leaves unused.
     #[cold]
     #[inline(never)]
-    fn allocate_piece(&self, slot: &Slot, bytes: u64) -> Option<u64> {
+    fn allocate_piece(&self, slot: &Slot, bytes: u64, reserve: u64) -> Option<u64> {
         if bytes > PIECE_RECORD_MAX {
-            return self.claim(bytes.next_multiple_of(BLOCK_BYTES));
+            return self.claim(bytes.next_multiple_of(BLOCK_BYTES), reserve);
         }
         let was_full = slot.cursor.load(Relaxed) >= self.bounds.floor.load(Acquire);
         let longer = if was_full { slot.piece_bytes.load(Relaxed) * 2 } else { 0 };
         let piece = longer.max(bytes.next_multiple_of(BLOCK_BYTES)).clamp(BLOCK_BYTES, PIECE_BYTES);
-        let at = self.claim(piece)?;
+        let at = self.claim(piece, reserve)?;
         slot.piece_bytes.store(piece, Relaxed);
         slot.cursor.store(at + bytes, Relaxed);
         slot.end.store(at + piece, Relaxed);
@@ -159,11 +191,11 @@ impl Log {
         line_flag(self.bounds.line.load(Acquire))
     }
 
-    fn claim(&self, bytes: u64) -> Option<u64> {
+    fn claim(&self, bytes: u64, reserve: u64) -> Option<u64> {
         loop {
             let tail = self.tail();
             let to = tail + bytes;
-            if to - self.bounds.evicted.load(Acquire) > self.budget.load(Relaxed) {
+            if to - self.bounds.evicted.load(Acquire) > self.budget.load(Relaxed) + reserve {
                 return None;
             }
             let wraps = (tail & self.mask) + bytes > self.mask + 1;

@@ -29,6 +29,7 @@ pub struct Options {
     accept_loss: bool,
     durability: Durability,
     background: bool,
+    space_amplification: f64,
 }
 
 /// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`.
@@ -90,6 +91,7 @@ impl Options {
             accept_loss: false,
             durability: Durability::None,
             background: true,
+            space_amplification: 2.0,
         }
     }
 
@@ -125,6 +127,14 @@ impl Options {
     #[must_use]
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
+        self
+    }
+
+    /// The log is compacted in the background when it is more than this many times as long as what lives in it; 2 unless
+    /// said, at least 1.1. Less saves space and writes more.
+    #[must_use]
+    pub fn space_amplification(mut self, target: f64) -> Self {
+        self.space_amplification = target.max(1.1);
         self
     }
 
@@ -200,6 +210,7 @@ impl Options {
             identity: None,
             durability: self.durability,
             in_background: self.background,
+            space_amplification: self.space_amplification,
             accept_loss: self.accept_loss,
         })?)
     }

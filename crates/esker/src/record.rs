@@ -9,6 +9,8 @@
 //! the record's latch; readers copy it word by word with atomic loads and accept the copy if the version stood still
 //! (46 bits do not wrap during one read). `SEALED` is set under the latch when the record was superseded.
 
+use crate::types::Layout;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
 /// The previous record's address in a header.
@@ -262,10 +264,15 @@ pub(crate) fn cold_bytes_record_bytes(header: &[u8]) -> u64 {
     BYTES_HEADER_BYTES + padded((word_at(header, 8) & KEY_BITS) as usize) + padded((word_at(header, 16) as u32) as usize)
 }
 
-/// Where the key of a bytes record lies.
-pub(crate) fn bytes_key_range(record: &[u8]) -> std::ops::Range<usize> {
-    let from = BYTES_HEADER_BYTES as usize;
-    from..from + (word_at(record, 8) & KEY_BITS) as usize
+/// Where a record's key lies. Of a bytes record the header must be there.
+pub(crate) fn key_range(layout: Layout, record: &[u8]) -> Range<usize> {
+    match layout {
+        Layout::Word { key_bytes, .. } => HEADER_BYTES as usize..HEADER_BYTES as usize + key_bytes,
+        Layout::Bytes => {
+            let from = BYTES_HEADER_BYTES as usize;
+            from..from + (word_at(record, 8) & KEY_BITS) as usize
+        }
+    }
 }
 
 /// How much of the log a bytes record takes, from its first 24 bytes; `None` if that cannot be.

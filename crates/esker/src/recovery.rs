@@ -38,7 +38,7 @@ const GROUP: usize = 64;
 /// A record of the log, as the scan meets it.
 pub(crate) struct Scanned {
     pub(crate) at: u64,
-    hash: u64,
+    pub(crate) hash: u64,
     /// Where it lies in the scan's bytes.
     offset: usize,
     bytes: usize,
@@ -51,6 +51,8 @@ impl Engine {
         let Some(state) = state else { return Ok(()) };
         let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
         let scars = scars::read(&*storage, state.cut)?;
+        self.log.begin_at(state.begin);
+        self.start_dead_bytes(state.dead);
         let file_bytes = self.log.device.as_ref().map_or(Ok(0), |device| device.bytes())?;
         let behind = block_ceil(file_bytes.div_ceil(SECTOR_BYTES as u64) * BLOCK_BYTES).max(state.cut);
         self.log.start_at(behind, state.line + 1, state.cut);
@@ -71,7 +73,11 @@ impl Engine {
         self.check_index_fits()?;
         if behind > cut {
             let kept: Vec<&Scar> = scars.iter().filter(|scar| scar.cut < cut).collect();
-            scars::add(&*storage, kept.len(), Scar { window: state.window.min(cut), cut, behind, line: state.line })?;
+            let scar = Scar { window: state.window.min(cut), cut, behind, line: state.line };
+            scars::add(&*storage, kept.len(), scar)?;
+            *lock(&self.compaction.scars) = kept.into_iter().copied().chain([scar]).collect();
+        } else {
+            *lock(&self.compaction.scars) = scars.clone();
         }
         // Without an image the next opening would read all this again.
         if from == cut && behind == cut { Ok(()) } else { self.save_image() }
@@ -89,7 +95,7 @@ impl Engine {
                         // In a coarser table two keys might meet in one entry that had one each when they were written.
                         self.index.grow_to(state.shape, &Cold);
                     }
-                    return Ok(state.image_until);
+                    return Ok(state.image_until.max(state.begin));
                 }
                 // The log itself has everything.
                 Err(Error::Corruption(_)) if accept_loss => self.index.clear(),
@@ -99,7 +105,7 @@ impl Engine {
         if !self.index.restore_shape(state.shape) {
             return Err(Error::corruption("the manifest has an impossible index shape"));
         }
-        Ok(crate::log::FIRST_ADDRESS)
+        Ok(state.begin)
     }
 
     /// Visits the records that count in a part of the log, in order.
@@ -110,9 +116,21 @@ impl Engine {
                 let until = part.end;
                 let from = part.start;
                 scope.spawn(move || self.read_ahead(from, until, &send));
-                Scan { engine: self, span, until, at: from, base: from, bytes: Vec::new(), group: Vec::with_capacity(GROUP) }
-                    .run(&pieces, visitor)
+                Scan::new(self, span, from, until).run(&pieces, visitor)
             })?;
+        }
+        Ok(())
+    }
+
+    /// The same for a log in memory, whose records up to the end do not change any more.
+    pub(crate) fn scan_memory(&self, span: &Span<'_>, visitor: &mut impl Visitor) -> Result<()> {
+        let (from, until) = (span.from, span.state.cut);
+        let mut scan = Scan::new(self, span, from, until);
+        let mut at = scan.base;
+        while at < until {
+            let bytes = (PIECE_BLOCKS * BLOCK_BYTES).min(until - at);
+            scan.take(&self.log.copy_frozen(at, bytes), visitor)?;
+            at += bytes;
         }
         Ok(())
     }
@@ -163,17 +181,29 @@ pub(crate) struct Span<'a> {
     pub(crate) scars: &'a [Scar],
     /// Everything below was visited.
     reached: Cell<u64>,
+    /// The last record may reach beyond the end: it is not visited then.
+    is_open_ended: bool,
 }
 
 impl<'a> Span<'a> {
     pub(crate) fn new(from: u64, state: &'a State, scars: &'a [Scar]) -> Self {
-        Self { from, state, scars, reached: Cell::new(from) }
+        Self { from, state, scars, reached: Cell::new(from), is_open_ended: false }
+    }
+
+    /// A part that ends anywhere.
+    pub(crate) fn open_ended(from: u64, state: &'a State, scars: &'a [Scar]) -> Self {
+        Self { is_open_ended: true, ..Self::new(from, state, scars) }
+    }
+
+    pub(crate) fn reached(&self) -> u64 {
+        self.reached.get()
     }
 
     /// The stretches between the scars.
     pub(crate) fn parts(&self) -> Vec<Range<u64>> {
-        let starts = std::iter::once(self.from).chain(self.scars.iter().map(|scar| scar.behind.max(self.from)));
-        let ends = self.scars.iter().map(|scar| scar.cut).chain([self.state.cut]);
+        let scars = || self.scars.iter().filter(|scar| scar.cut < self.state.cut);
+        let starts = std::iter::once(self.from).chain(scars().map(|scar| scar.behind.max(self.from)));
+        let ends = scars().map(|scar| scar.cut).chain([self.state.cut]);
         starts.zip(ends).map(|(from, to)| from..to).filter(|part| part.start < part.end).collect()
     }
 
@@ -201,25 +231,35 @@ struct Scan<'a> {
     group: Vec<Scanned>,
 }
 
-impl Scan<'_> {
+impl<'a> Scan<'a> {
+    fn new(engine: &'a Engine, span: &'a Span<'a>, from: u64, until: u64) -> Self {
+        let base = from / BLOCK_BYTES * BLOCK_BYTES;
+        Self { engine, span, until, at: from, base, bytes: Vec::new(), group: Vec::with_capacity(GROUP) }
+    }
     fn run(&mut self, pieces: &Receiver<Result<Vec<u8>>>, visitor: &mut impl Visitor) -> Result<()> {
         for piece in pieces {
-            self.bytes.extend_from_slice(&piece?);
-            while self.step()? {
-                if self.group.len() == GROUP {
-                    self.visit_group(visitor)?;
-                }
-            }
-            self.visit_group(visitor)?;
-            self.span.reached.set(self.at);
-            let done = ((self.at - self.base) as usize).min(self.bytes.len());
-            self.bytes.drain(..done);
-            self.base += done as u64;
+            self.take(&piece?, visitor)?;
         }
         // A scar may begin in the middle of a record that was given up; the last line may not.
-        if self.at < self.until && self.until == self.span.state.cut {
+        if self.at < self.until && self.until == self.span.state.cut && !self.span.is_open_ended {
             return Err(Error::corruption(format!("a record reaches beyond its line file={LOG} address={}", self.at)));
         }
+        Ok(())
+    }
+
+    /// Visits what is whole with these further bytes.
+    fn take(&mut self, piece: &[u8], visitor: &mut impl Visitor) -> Result<()> {
+        self.bytes.extend_from_slice(piece);
+        while self.step()? {
+            if self.group.len() == GROUP {
+                self.visit_group(visitor)?;
+            }
+        }
+        self.visit_group(visitor)?;
+        self.span.reached.set(self.at.min(self.until));
+        let done = ((self.at - self.base) as usize).min(self.bytes.len());
+        self.bytes.drain(..done);
+        self.base += done as u64;
         Ok(())
     }
 
@@ -235,11 +275,10 @@ impl Scan<'_> {
         if header & VALID == 0 {
             return Err(Error::corruption(format!("no record where one should be file={LOG} address={}", self.at)));
         }
-        let key = match self.engine.layout {
-            Layout::Word { key_bytes, .. } => 8..8 + key_bytes,
-            Layout::Bytes if rest.len() < record::BYTES_HEADER_BYTES as usize => return Ok(false),
-            Layout::Bytes => record::bytes_key_range(rest),
-        };
+        if self.engine.layout == Layout::Bytes && rest.len() < record::BYTES_HEADER_BYTES as usize {
+            return Ok(false);
+        }
+        let key = record::key_range(self.engine.layout, rest);
         let bytes = match self.engine.layout {
             Layout::Word { key_bytes, .. } => record::word_record_bytes(key_bytes) as usize,
             Layout::Bytes => record::scanned_bytes_record_bytes(rest)

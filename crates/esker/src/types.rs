@@ -6,6 +6,17 @@
 use std::borrow::Borrow;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// How this store's records look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Layout {
+    /// Keys of this width, values of at most eight bytes.
+    Word {
+        key_bytes: usize,
+        value_bytes: usize,
+    },
+    Bytes,
+}
+
 /// What a value can be.
 #[diagnostic::on_unimplemented(
     note = "implemented for `[u8]`, `str` and every `Copy` type with zerocopy's FromBytes, IntoBytes, Immutable, KnownLayout"

@@ -6,7 +6,7 @@ use crate::directory::Directory;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Parts};
 use crate::error::{Error, Result};
 use crate::image;
-use crate::log::{BLOCK_BYTES, FIRST_ADDRESS};
+use crate::log::BLOCK_BYTES;
 use crate::manifest::{LOG, Manifest};
 use crate::recovery::{Scanned, Span, Visitor};
 use crate::scars;
@@ -92,12 +92,13 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
         identity: Some(state.identity),
         durability: Durability::None,
         in_background: false,
+        space_amplification: 2.0,
         accept_loss: false,
     })?;
     if state.image != 0 {
         or_note(image::check(&*storage, state.image, state.identity.store_id), &mut found)?;
     }
-    let span = Span::new(FIRST_ADDRESS, &state, &scars);
+    let span = Span::new(state.begin, &state, &scars);
     let total = span.parts().iter().map(|part| part.end - part.start).sum();
     // First every block by itself: a scan ends at the first damage, this does not.
     for part in span.parts() {

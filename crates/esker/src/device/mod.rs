@@ -37,6 +37,14 @@ pub trait Device: Send + Sync {
     /// Whatever the device reports; nothing may be assumed durable then.
     fn sync(&self) -> io::Result<()>;
 
+    /// Gives back the space of `[from, to)`, which is never read again. A hint.
+    ///
+    /// # Errors
+    /// Whatever the device reports.
+    fn discard(&self, _from: u64, _to: u64) -> io::Result<()> {
+        Ok(())
+    }
+
     /// The length of what was written, in bytes.
     ///
     /// # Errors

@@ -454,6 +454,18 @@ impl Index {
         outcome
     }
 
+    /// Removes the entry of `hash` if it is still what `seen` saw.
+    pub(crate) fn remove(&self, hash: u64, seen: &Seen) -> bool {
+        let place = self.latch(hash);
+        let found = self.find(self.bucket_at(place.offset), place.tag());
+        let removed = found.filter(|(_, word)| *word == seen.entry).map(|(slot, _)| slot.store(0, Release)).is_some();
+        self.bucket_at(place.offset).unlatch();
+        if removed {
+            self.entries.0.fetch_sub(1, Relaxed);
+        }
+        removed
+    }
+
     fn publish_latched(&self, place: Place, seen: &Seen, at: u64, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
         match self.find(self.bucket_at(place.offset), place.tag()) {
             Some((_, word)) if address_of(word) != seen.address() => Published::Changed,

@@ -177,6 +177,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         match &change {
             Change::Remove => {
                 record.header().fetch_or(TOMBSTONE, Release);
+                pin.slot.count(Counter::DeadByte, record::bytes_record_bytes(sight.key.len(), record.capacity()));
                 Ok(Step::Done(was_there))
             }
             Change::Set(value, _) if was_there && value.len() <= record.capacity() => {
@@ -206,7 +207,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
         record.write_bytes(sight.key, value, capacity, Self::previous_for(&sight.seen, &sight.found), flags | log.line_flag());
-        let published = self.publish(pin, sight.hash, &sight.seen, at, record);
+        let published = self.publish(pin, sight.hash, &sight.seen, at, record, bytes);
         Ok(if published { Step::Done(()) } else { Step::Again })
     }
 }

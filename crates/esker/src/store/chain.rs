@@ -10,6 +10,7 @@ use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::log::{ColdBytes, Log};
 use crate::record::{self, ADDRESS_MASK, BYTES_HEADER_BYTES, ColdRecord, TOMBSTONE};
+use std::sync::atomic::Ordering::*;
 
 /// Where a walk is: the record at `at`, of which the first `bytes` are to be read. At 0 it is over.
 #[derive(Clone, Copy)]
@@ -31,6 +32,9 @@ pub(super) enum Walked<'r> {
 impl Walk {
     /// Down the chain that begins at `at`, not under a pin.
     pub(super) fn new(engine: &Engine, at: u64) -> Self {
+        // Below the log's beginning is nothing. A walk that ends there because compaction was quicker is not believed: the
+        // entry has another head by then.
+        let at = if at < engine.log.bounds.begin.load(Acquire) { 0 } else { at };
         Self { at, bytes: first_read_bytes(engine.layout) }
     }
 
@@ -46,7 +50,16 @@ impl Walk {
     /// Goes on with what was read.
     pub(super) fn advance<'r>(&mut self, engine: &Engine, read: &'r mut DeviceRead, key: &[u8]) -> Result<Walked<'r>> {
         let at = self.at;
-        let record = match parse(engine.layout, at, &engine.log.open_blocks(read)?)? {
+        let parsed = engine.log.open_blocks(read).and_then(|cold| parse(engine.layout, at, &cold));
+        let record = match parsed {
+            // Its space was given back while it was read.
+            Err(_) if at < engine.log.bounds.begin.load(Acquire) => {
+                self.at = 0;
+                return Ok(Walked::Absent);
+            }
+            parsed => parsed?,
+        };
+        let record = match record {
             Parsed::Record(record) => record,
             Parsed::Short(bytes) if bytes > self.bytes => {
                 self.bytes = bytes;
@@ -103,6 +116,9 @@ fn parse<'r>(layout: Layout, at: u64, cold: &ColdBytes<'r>) -> Result<Parsed<'r>
 pub(super) fn read(engine: &Engine, at: u64, key: &[u8]) -> Result<Option<Vec<u8>>> {
     let device = engine.log.cold_device()?;
     let mut walk = Walk::new(engine, at);
+    if walk.is_over() {
+        return Ok(None);
+    }
     loop {
         engine.epochs.slot()?.count(Counter::DeviceRead, 1);
         let mut read = walk.read(0);
@@ -112,5 +128,38 @@ pub(super) fn read(engine: &Engine, at: u64, key: &[u8]) -> Result<Option<Vec<u8
             Walked::Absent => return Ok(None),
             Walked::On => {}
         }
+    }
+}
+
+/// The address of the key's newest record in the chain that begins at `at`, or `None`. Not under a pin.
+pub(crate) fn find(engine: &Engine, mut at: u64, key: &[u8]) -> Result<Option<u64>> {
+    while at != 0 && at >= engine.log.bounds.begin.load(Acquire) {
+        let bytes = record_bytes(engine, at)?;
+        if bytes[record::key_range(engine.layout, &bytes)] == *key {
+            return Ok(Some(at));
+        }
+        at = record::word_at(&bytes, 0) & ADDRESS_MASK;
+    }
+    Ok(None)
+}
+
+/// All bytes of the record at `at`, spare room included. Not under a pin.
+pub(crate) fn record_bytes(engine: &Engine, at: u64) -> Result<Vec<u8>> {
+    let device = engine.log.cold_device()?;
+    let mut bytes = first_read_bytes(engine.layout);
+    loop {
+        let mut read = Log::cold_read(at, bytes, 0);
+        device.read(read.offset(), read.bytes_mut())?;
+        let cold = engine.log.open_blocks(&mut read)?;
+        let damaged = || Error::corruption(format!("no record where the index says address={at}"));
+        let first = cold.get(at, bytes).ok_or_else(damaged)?;
+        let whole = match engine.layout {
+            Layout::Word { .. } => bytes,
+            Layout::Bytes => record::scanned_bytes_record_bytes(first).ok_or_else(damaged)?,
+        };
+        if whole <= bytes {
+            return Ok(first.to_vec());
+        }
+        bytes = whole;
     }
 }

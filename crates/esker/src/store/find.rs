@@ -55,7 +55,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let mut at = from;
         while at != 0 {
             if at < head {
-                return Found::Cold { at };
+                // Below the log's beginning is nothing, and nothing is missing.
+                return if at < log.bounds.begin.load(Acquire) { Found::Absent } else { Found::Cold { at } };
             }
             if let Some(record) = self.record_of(at, key) {
                 return Found::Memory { at, record };

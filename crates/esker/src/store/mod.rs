@@ -16,7 +16,7 @@
 
 mod batch;
 mod bytes;
-mod chain;
+pub(crate) mod chain;
 mod find;
 mod read;
 mod step;
@@ -234,6 +234,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// `Invalid` below 16 MiB or below what cannot be given back (the index; in memory, everything); `Io`.
     pub fn set_memory(&self, bytes: u64) -> Result<()> {
         self.engine.set_budget(bytes)
+    }
+
+    /// Compacts the log once: what lives is kept, the space of the rest comes back. It also happens by itself, in the
+    /// background, when the log is longer than its target; other operations go on meanwhile. Returns the bytes given back.
+    ///
+    /// # Errors
+    /// `Io`, `Corruption` for a damaged block, by address; `Full` for a store in memory without room to move anything.
+    pub fn compact(&self) -> Result<u64> {
+        self.engine.compact_all()
     }
 
     /// Figures about this store.

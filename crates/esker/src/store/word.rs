@@ -119,16 +119,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
         record.write_word(&key[..Self::KEY_WIDTH], value, Self::previous_for(seen, found), flags | log.line_flag());
-        if self.publish(pin, hash, seen, at, record) { Step::Done(()) } else { Step::Again }
+        if self.publish(pin, hash, seen, at, record, Self::RECORD_BYTES) { Step::Done(()) } else { Step::Again }
     }
 
     /// Makes the index lead to a new record; false when somebody was quicker.
-    pub(super) fn publish(&self, pin: &Pin<'_>, hash: u64, seen: &Seen, at: u64, record: Record) -> bool {
+    pub(super) fn publish(&self, pin: &Pin<'_>, hash: u64, seen: &Seen, at: u64, record: Record, bytes: u64) -> bool {
         let mut added = false;
         match self.engine.index.publish(hash, seen, at, &mut added, |address| record.set_previous(address)) {
             Published::Done => {
                 if added {
                     self.count_entry(pin);
+                } else {
+                    // What the entry led to is, nearly always, an older version, and as long.
+                    pin.slot.count(Counter::DeadByte, bytes);
                 }
                 return true;
             }
@@ -224,7 +227,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             if let Found::Memory { at, record } = found
                 && matches!(self.region(at), Region::Mutable)
             {
-                return Ok(Step::Done(record.header().fetch_or(TOMBSTONE, AcqRel) & TOMBSTONE == 0));
+                let was_there = record.header().fetch_or(TOMBSTONE, AcqRel) & TOMBSTONE == 0;
+                pin.slot.count(Counter::DeadByte, if was_there { Self::RECORD_BYTES } else { 0 });
+                return Ok(Step::Done(was_there));
             }
             match self.old_word(&found, known) {
                 Step::Done(Some(_)) => Ok(self.add_word(&pin, key, hash, &seen, &found, 0, TOMBSTONE).then(|| true)),

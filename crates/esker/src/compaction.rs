@@ -1,0 +1,398 @@
+//! Compaction: space comes back.
+//!
+//! ```text
+//! begin ...... stretch ...... reached ............................ tail
+//! |  what lives is appended  |                                     | copies
+//! ```
+//! A stretch at the log's beginning is read once. A record lives if it is the newest of its key; then a copy of it is
+//! appended and published, exactly as an update would be. When a durable line holds the copies, `begin` moves behind the
+//! stretch and its space goes back: on the device as a hole in the file, in memory as pages. One mechanism for both modes.
+//!
+//! * **Nothing is resurrected**: a copy is published only over the very entry under which the record was found to be the newest.
+//! * **Deletions end here.** Older versions lie lower and went before, so a tombstone is dropped, and its entry with it.
+//! * **Whether a cold record is the newest** is known at once if its entry leads to it. If the entry leads to another cold
+//!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses.
+//! * **A reader** that was on its way to a record below `begin` finds nothing there, looks again, and finds the copy.
+//!
+//! **When**: dead bytes are counted where records are superseded or deleted. Above the space target the driver compacts, a
+//! stretch at a time; a store in memory does when its budget is nearly full, and whoever finds it full does it himself.
+
+use crate::device::{AlignedBuffer, SECTOR_BYTES};
+use crate::engine::{Engine, Layout, lock};
+use crate::epoch::{Counter, Pin};
+use crate::error::Result;
+use crate::index::{Published, Seen};
+use crate::log::{BLOCK_BYTES, NOWHERE};
+use crate::manifest::State;
+use crate::record::{self, Record, TOMBSTONE, VALID};
+use crate::recovery::{Scanned, Span, Visitor};
+use crate::scars::Scar;
+use crate::store::chain;
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::{Mutex, MutexGuard};
+
+/// A stretch is this part of the log's memory, within bounds.
+const STRETCH_PART: u64 = 32;
+const STRETCH_BYTES_MIN: u64 = 128 << 10;
+const STRETCH_BYTES_MAX: u64 = 32 << 20;
+/// A log below this is left alone.
+const LOG_BYTES_MIN: u64 = 4 << 20;
+/// Blocks between two reads that are cheaper to read along than to leave out.
+const GAP_BLOCKS: u64 = 16;
+const RUN_BLOCKS: u64 = 256;
+
+#[derive(Default)]
+pub(crate) struct Compaction {
+    running: Mutex<()>,
+    pub(crate) scars: Mutex<Vec<Scar>>,
+    /// Dead bytes counted before this opening, less those given back since.
+    known: AtomicU64,
+    given_back: AtomicU64,
+}
+
+/// Where a key's newest record is.
+enum Newest {
+    At(u64),
+    /// On the device, at this address or behind it in the chain.
+    Cold(u64),
+    Nowhere,
+}
+
+impl Engine {
+    /// Bytes of log from its beginning to its tail.
+    pub(crate) fn log_extent(&self) -> u64 {
+        self.log.tail().saturating_sub(self.log.bounds.begin.load(Relaxed))
+    }
+
+    /// Bytes of records that are superseded or deleted, as far as was noticed.
+    pub(crate) fn dead_bytes(&self) -> u64 {
+        let counted: u64 = self.epochs.slots().map(|slot| slot.counters[Counter::DeadByte as usize].load(Relaxed)).sum();
+        let all = self.compaction.known.load(Relaxed) + counted;
+        all.saturating_sub(self.compaction.given_back.load(Relaxed)).min(self.log_extent())
+    }
+
+    pub(crate) fn start_dead_bytes(&self, known: u64) {
+        self.compaction.known.store(known, Relaxed);
+    }
+
+    /// True if more space is taken than the target allows.
+    fn is_compaction_due(&self) -> bool {
+        let (extent, dead) = (self.log_extent(), self.dead_bytes());
+        if self.is_in_memory() {
+            let budget = self.log.budget.load(Relaxed);
+            return extent > budget / 8 * 7 && dead > budget / 16;
+        }
+        extent > LOG_BYTES_MIN && extent as f64 > self.space_amplification * (extent - dead) as f64
+    }
+
+    /// The driver's share: one stretch, if that is due.
+    pub(crate) fn compact_if_due(&self) -> Result<bool> {
+        if !self.is_compaction_due() || self.check_writable().is_err() {
+            return Ok(false);
+        }
+        self.compact_stretch()
+    }
+
+    /// Compacts once through all that was in the log when the call began; returns the bytes given back.
+    pub(crate) fn compact_all(&self) -> Result<u64> {
+        let (until, before) = (self.log.tail(), self.log_extent());
+        while self.log.bounds.begin.load(Acquire) < until && self.compact_stretch()? {}
+        Ok(before.saturating_sub(self.log_extent()))
+    }
+
+    /// For a store in memory that is full: true if there is room for `bytes` now.
+    pub(crate) fn reclaim(&self, bytes: u64) -> Result<bool> {
+        let fits = || self.log_bytes() + bytes <= self.log.budget.load(Relaxed);
+        let until = self.log.tail();
+        while !fits() {
+            // Once through the log at most; and not at all when next to nothing would come of it.
+            let hopeless = self.dead_bytes() < self.log_extent() / 32 || self.log.bounds.begin.load(Relaxed) >= until;
+            if hopeless || !self.compact_stretch()? {
+                return Ok(fits());
+            }
+            self.share_budget();
+        }
+        Ok(true)
+    }
+
+    fn compact_stretch(&self) -> Result<bool> {
+        let _one = lock(&self.compaction.running);
+        let bounds = &self.log.bounds;
+        let from = bounds.begin.load(Acquire);
+        let mut stretch = (self.log.budget.load(Relaxed) / STRETCH_PART).clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX);
+        loop {
+            let to = self.stretch_end(from + stretch)?;
+            if to <= from {
+                return Ok(false);
+            }
+            let mut mover = Mover { engine: self, moved: 0, doubtful: Vec::new(), keys: Vec::new() };
+            let reached = self.visit_stretch(from, to, &mut mover)?;
+            mover.settle()?;
+            if reached > from {
+                let freed = (reached - from).saturating_sub(mover.moved);
+                let given = self.give_back(reached)?;
+                self.compaction.given_back.fetch_add(if given { freed } else { 0 }, Relaxed);
+                return Ok(given);
+            }
+            // A record longer than the stretch.
+            stretch *= 2;
+        }
+    }
+
+    /// Where a stretch may end: what lies below does not change any more, and on a device it is there.
+    fn stretch_end(&self, wanted: u64) -> Result<u64> {
+        let guard = lock(&self.boundaries);
+        let bounds = &self.log.bounds;
+        let to = wanted.min(self.log.tail()) / BLOCK_BYTES * BLOCK_BYTES;
+        if self.is_in_memory() && to > bounds.safe_read_only.load(Relaxed) {
+            self.freeze(to);
+        } else if !self.is_in_memory() && to > bounds.flushed_until.load(Relaxed) {
+            self.freeze(to.max(bounds.safe_read_only.load(Relaxed)));
+            self.flush()?;
+        }
+        drop(guard);
+        Ok(to)
+    }
+
+    /// Visits the records that begin in `[from, to)` and end there; where the next one begins.
+    fn visit_stretch(&self, from: u64, to: u64, mover: &mut Mover<'_>) -> Result<u64> {
+        let state = State::for_walk(self.layout, to);
+        let scars = lock(&self.compaction.scars).clone();
+        let span = Span::open_ended(from, &state, &scars);
+        if self.is_in_memory() {
+            self.scan_memory(&span, mover)?
+        } else {
+            self.scan(&span, mover)?
+        }
+        Ok(span.reached())
+    }
+
+    /// Nothing below `to` is needed any more. False if the store was closed meanwhile.
+    fn give_back(&self, to: u64) -> Result<bool> {
+        let bounds = &self.log.bounds;
+        let from = bounds.begin.load(Relaxed);
+        if self.is_in_memory() {
+            let _guard = lock(&self.boundaries);
+            bounds.begin.store(to, SeqCst);
+            self.evict(to);
+            return Ok(true);
+        }
+        bounds.compacted.store(to, SeqCst);
+        if !self.draw_line_now()? {
+            return Ok(false);
+        }
+        bounds.begin.store(to, SeqCst);
+        if let Some(device) = &self.log.device {
+            let sectors = |address: u64| address / BLOCK_BYTES * SECTOR_BYTES as u64;
+            device.discard(sectors(from), sectors(to)).map_err(|error| self.latch(error))?;
+        }
+        Ok(true)
+    }
+
+    /// No compaction from here on, while the guard lives.
+    pub(crate) fn hold_compaction(&self) -> MutexGuard<'_, ()> {
+        lock(&self.compaction.running)
+    }
+
+    /// Under a pin.
+    fn newest(&self, seen: &Seen, key: &[u8]) -> Newest {
+        let bounds = &self.log.bounds;
+        let (head, begin) = (bounds.head.load(Acquire), bounds.begin.load(Acquire));
+        let mut at = seen.address();
+        while at >= begin && at != 0 {
+            if at < head {
+                return Newest::Cold(at);
+            }
+            // SAFETY: `at >= head` under the caller's pin; entries and chains hold published addresses only.
+            let record = unsafe { Record::new(self.log.pointer(at)) };
+            let found = match self.layout {
+                Layout::Word { key_bytes, .. } => record.word_key(key_bytes),
+                Layout::Bytes => record.bytes_key(),
+            };
+            if found == key {
+                return Newest::At(at);
+            }
+            at = record.previous();
+        }
+        Newest::Nowhere
+    }
+}
+
+/// Moves what lives in a stretch.
+struct Mover<'a> {
+    engine: &'a Engine,
+    /// Bytes of copies made.
+    moved: u64,
+    /// Records whose entry leads to another cold record, and their keys.
+    doubtful: Vec<Doubt>,
+    keys: Vec<u8>,
+}
+
+struct Doubt {
+    /// The cold record that the entry leads to.
+    other: u64,
+    at: u64,
+    hash: u64,
+    key: std::ops::Range<usize>,
+}
+
+impl Visitor for Mover<'_> {
+    fn visit(&mut self, scanned: &Scanned, bytes: &[u8]) -> Result<()> {
+        self.consider(scanned.at, scanned.hash, bytes, None)
+    }
+}
+
+impl Mover<'_> {
+    /// `known`: the entry's head under which the record was found to be the newest by reading.
+    fn consider(&mut self, at: u64, hash: u64, bytes: &[u8], known: Option<u64>) -> Result<()> {
+        let engine = self.engine;
+        let key = &bytes[record::key_range(engine.layout, bytes)];
+        loop {
+            let pin = engine.epochs.pin_anyway()?;
+            let seen = engine.index.lookup(hash);
+            match engine.newest(&seen, key) {
+                Newest::At(newest) if newest != at => return Ok(()),
+                Newest::At(_) => {}
+                Newest::Cold(other) if other == at || known == Some(seen.address()) => {}
+                // Chains descend: the record is not in this one.
+                Newest::Cold(other) if other < at => return Ok(()),
+                Newest::Cold(other) => {
+                    let from = self.keys.len();
+                    self.keys.extend_from_slice(key);
+                    self.doubtful.push(Doubt { other, at, hash, key: from..self.keys.len() });
+                    return Ok(());
+                }
+                Newest::Nowhere if engine.index.is_settled(&seen) => return Ok(()),
+                Newest::Nowhere => continue,
+            }
+            if record::word_at(bytes, 0) & TOMBSTONE != 0 {
+                if seen.address() == at && !engine.index.remove(hash, &seen) {
+                    continue;
+                }
+                return Ok(());
+            }
+            if self.copy(pin, at, hash, &seen, bytes)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Appends a copy of a living record; false to look again.
+    fn copy(&mut self, pin: Pin<'_>, at: u64, hash: u64, seen: &Seen, bytes: &[u8]) -> Result<bool> {
+        let engine = self.engine;
+        let Some(to) = engine.log.allocate_from_reserve(pin.slot, bytes.len() as u64) else {
+            drop(pin);
+            engine.make_room_for_copy(bytes.len() as u64)?;
+            return Ok(false);
+        };
+        // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.
+        let copy = unsafe { Record::new(engine.log.pointer(to)) };
+        // What the record itself leads to lies lower: it is dead, or was moved before, and then the head is another.
+        let previous = if seen.address() == at { 0 } else { seen.address() };
+        copy.write_copy(bytes, previous, engine.log.line_flag());
+        match engine.index.publish(hash, seen, to, &mut false, |previous| copy.set_previous(previous)) {
+            Published::Done => {
+                self.moved += bytes.len() as u64;
+                Ok(true)
+            }
+            _ => {
+                copy.abandon();
+                pin.slot.end.store(0, Relaxed);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Reads, in the order of their addresses, the records that doubtful ones may have been superseded by.
+    fn settle(&mut self) -> Result<()> {
+        let mut doubtful = std::mem::take(&mut self.doubtful);
+        doubtful.sort_unstable_by_key(|doubt| doubt.other);
+        let mut rest = doubtful.as_slice();
+        while !rest.is_empty() {
+            let count = run_length(rest);
+            let (run, later) = rest.split_at(count);
+            self.settle_run(run)?;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    fn settle_run(&mut self, run: &[Doubt]) -> Result<()> {
+        let Some(device) = &self.engine.log.device else { return Ok(()) };
+        let first = run[0].other / BLOCK_BYTES;
+        let count = (run[run.len() - 1].other / BLOCK_BYTES - first + 1) as usize;
+        let mut buffer = AlignedBuffer::new(count);
+        device.read(first * SECTOR_BYTES as u64, buffer.bytes_mut())?;
+        let mut payload = Vec::new();
+        self.engine.log.append_payloads(first, &buffer, count, &mut payload)?;
+        for doubt in run {
+            let other = payload.get((doubt.other - first * BLOCK_BYTES) as usize..).unwrap_or_default();
+            if !is_record_of(self.engine.layout, other, &self.keys[doubt.key.clone()]) {
+                self.settle_slowly(doubt)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Another key's record, or one that reaches into the next block: walk the chain.
+    fn settle_slowly(&mut self, doubt: &Doubt) -> Result<()> {
+        let key = self.keys[doubt.key.clone()].to_vec();
+        let head = {
+            let _pin = self.engine.epochs.pin_anyway()?;
+            self.engine.index.lookup(doubt.hash).address()
+        };
+        let found = chain::find(self.engine, doubt.other, &key)?;
+        if found == Some(doubt.at) {
+            let bytes = chain::record_bytes(self.engine, doubt.at)?;
+            // Should the entry have changed since, it leads to something newer: doubtful again, or dead.
+            self.consider(doubt.at, doubt.hash, &bytes, Some(head))?;
+            return self.settle();
+        }
+        Ok(())
+    }
+}
+
+/// How many of the doubts, from the first on, one read serves.
+fn run_length(doubts: &[Doubt]) -> usize {
+    let block = |doubt: &Doubt| doubt.other / BLOCK_BYTES;
+    let first = block(&doubts[0]);
+    let mut last = first;
+    doubts
+        .iter()
+        .take_while(|doubt| {
+            let near = block(doubt) - last <= GAP_BLOCKS && block(doubt) - first < RUN_BLOCKS;
+            last = block(doubt);
+            near
+        })
+        .count()
+        .max(1)
+}
+
+/// True if these bytes begin with a whole header and key, and the key is this one.
+fn is_record_of(layout: Layout, bytes: &[u8], key: &[u8]) -> bool {
+    if bytes.len() < record::BYTES_HEADER_BYTES as usize || record::word_at(bytes, 0) & VALID == 0 {
+        return false;
+    }
+    bytes.get(record::key_range(layout, bytes)) == Some(key)
+}
+
+impl State {
+    /// As much of a state as a walk through a running store's log needs: everything below `to` counts.
+    fn for_walk(layout: Layout, to: u64) -> Self {
+        Self {
+            identity: crate::manifest::Identity { store_id: 0, hash_seed: [0; 2] },
+            layout,
+            sequence: 0,
+            line: 0,
+            cut: to,
+            window: NOWHERE,
+            begin: 0,
+            dead: 0,
+            image: 0,
+            image_until: 0,
+            shape: 0,
+            entries: 0,
+            shared: false,
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Space comes back: on disk, in memory, and with it everything that lives.
+
+use esker::{Error, Options, Store};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+
+/// What a directory takes on disk, in bytes.
+fn disk_bytes(directory: &Path) -> u64 {
+    std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().metadata().unwrap().blocks() * 512).sum()
+}
+
+#[test]
+fn overwriting_ten_times_keeps_the_disk_within_the_target() {
+    let folder = tempfile::tempdir().unwrap();
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open(folder.path()).unwrap();
+    let keys = 400_000u64;
+    for round in 0..10 {
+        let pairs: Vec<(u64, u64)> = (0..keys).map(|n| (n, n + round)).collect();
+        store.put_many(&pairs).unwrap();
+    }
+    store.compact().unwrap();
+    let live = keys * 24;
+    let disk = disk_bytes(folder.path());
+    assert!(disk < live * 2 + (4 << 20), "{disk} bytes on disk for {live} that live");
+    for n in (0..keys).step_by(7) {
+        assert_eq!(store.get(&n).unwrap(), Some(n + 9));
+    }
+    store.close().unwrap();
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open(folder.path()).unwrap();
+    for n in (0..keys).step_by(11) {
+        assert_eq!(store.get(&n).unwrap(), Some(n + 9));
+    }
+}
+
+#[test]
+fn the_background_alone_keeps_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let store: Store<[u8], [u8]> = Options::new().memory("16MiB").open(folder.path()).unwrap();
+    let value = [7u8; 1000];
+    for round in 0..12u32 {
+        for n in 0..20_000u32 {
+            store.put(&n.to_le_bytes()[..], &[&round.to_le_bytes()[..], &value].concat()).unwrap();
+        }
+    }
+    let live = 20_000 * 1040u64;
+    // The driver works beside us; give it the time to end what is due.
+    for _ in 0..400 {
+        if disk_bytes(folder.path()) < live * 5 / 2 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let disk = disk_bytes(folder.path());
+    assert!(disk < live * 5 / 2 + (8 << 20), "{disk} bytes on disk for {live} that live");
+    for n in 0..20_000u32 {
+        let found = store.get(&n.to_le_bytes()[..]).unwrap().unwrap();
+        assert_eq!((found.len(), &found[..4]), (1004, &11u32.to_le_bytes()[..]));
+    }
+}
+
+#[test]
+fn deletions_do_not_come_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options::new().memory("16MiB").background(false);
+    let store: Store<u64, [u8]> = options.clone().open(folder.path()).unwrap();
+    for n in 0..60_000u64 {
+        store.put(&n, format!("first value of {n}").as_bytes()).unwrap();
+    }
+    store.commit().unwrap();
+    for n in (0..60_000u64).filter(|n| n % 3 != 0) {
+        assert!(store.delete(&n).unwrap());
+    }
+    store.commit().unwrap();
+    let freed = store.compact().unwrap();
+    assert!(freed > 60_000 * 30, "{freed}");
+    let check = |store: &Store<u64, [u8]>| {
+        for n in 0..60_000u64 {
+            let want = (n % 3 == 0).then(|| format!("first value of {n}").into_bytes());
+            assert_eq!(store.get(&n).unwrap(), want, "key {n}");
+        }
+    };
+    check(&store);
+    store.compact().unwrap();
+    check(&store);
+    store.close().unwrap();
+    check(&options.open(folder.path()).unwrap());
+    let found = esker::verify(folder.path(), |_, _| {}).unwrap();
+    assert!(found.is_sound(), "{found:?}");
+}
+
+#[test]
+fn memory_comes_back_too() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
+    // Far more insertions and deletions than fit at once, at a constant size.
+    for n in 0..4_000_000u64 {
+        store.put(&n, &n).unwrap();
+        if n >= 100_000 {
+            assert!(store.delete(&(n - 100_000)).unwrap());
+        }
+    }
+    for n in 3_900_000..4_000_000 {
+        assert_eq!(store.get(&n).unwrap(), Some(n));
+    }
+    assert_eq!(store.get(&1).unwrap(), None);
+    assert!(store.stats().memory.total_bytes <= 16 << 20);
+    // What lives does not go away, however full it is.
+    let mut n = 10_000_000u64;
+    while store.put(&n, &n).is_ok() {
+        n += 1;
+    }
+    assert!(matches!(store.put(&n, &n), Err(Error::Full)));
+    assert!(n > 10_100_000, "{}", n - 10_000_000);
+    for n in 10_000_000..n {
+        assert_eq!(store.get(&n).unwrap(), Some(n));
+    }
+}
+
+#[test]
+fn compaction_beside_eight_threads_loses_nothing() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open_temporary().unwrap();
+    let stop = AtomicBool::new(false);
+    let sums: Vec<AtomicU64> = (0..8).map(|_| AtomicU64::new(0)).collect();
+    std::thread::scope(|scope| {
+        for (thread, sum) in sums.iter().enumerate() {
+            let (store, stop) = (&store, &stop);
+            scope.spawn(move || {
+                let mut x = thread as u64 + 1;
+                while !stop.load(Relaxed) {
+                    x ^= x << 13;
+                    x ^= x >> 7;
+                    x ^= x << 17;
+                    store.rmw(&(x % 300_000), |old| old.unwrap_or(0) + 1).unwrap();
+                    sum.fetch_add(1, Relaxed);
+                }
+            });
+        }
+        for _ in 0..6 {
+            store.compact().unwrap();
+        }
+        stop.store(true, Relaxed);
+    });
+    let keys: Vec<u64> = (0..300_000).collect();
+    let mut total = 0;
+    store.get_many(&keys, |_, value| total += value.unwrap_or(0)).unwrap();
+    assert_eq!(total, sums.iter().map(|sum| sum.load(Relaxed)).sum::<u64>());
+}
