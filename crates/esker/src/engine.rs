@@ -11,8 +11,9 @@ use crate::index::{Chain, Index, Records};
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log};
 use crate::record::Record;
 use crate::stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
-use std::sync::atomic::{AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard};
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Buffers, slots, thread state: what is taken off the budget before log and index share it.
@@ -214,7 +215,7 @@ impl Engine {
         Ok(())
     }
 
-    fn freeze(&self, to: u64) {
+    pub(crate) fn freeze(&self, to: u64) {
         let bounds = &self.log.bounds;
         bounds.read_only.store(to, SeqCst);
         self.epochs.drain();
@@ -236,7 +237,7 @@ impl Engine {
         lock(&self.latched).get_or_insert_with(|| error.clone());
     }
 
-    fn evict(&self, to: u64) {
+    pub(crate) fn evict(&self, to: u64) {
         let bounds = &self.log.bounds;
         if to > bounds.head.load(Relaxed) {
             bounds.head.store(to, SeqCst);
@@ -389,6 +390,26 @@ impl Records for PinnedRecords<'_> {
             Layout::Word { key_bytes, .. } => engine.hasher.hash(record.word_key(key_bytes), Some(key_bytes)),
             Layout::Bytes => engine.hasher.hash(record.bytes_key(), None),
         })
+    }
+}
+
+#[cfg(all(loom, test))]
+impl Engine {
+    /// An engine for keys without bytes and values of one word; no driver, no device, the same hashes every time.
+    pub(crate) fn for_model() -> Self {
+        let log = Log::new(None, 0, FIRST_ADDRESS, false).expect("a modelled region");
+        log.budget.store(1 << 20, Relaxed);
+        Self {
+            epochs: Epochs::new(),
+            index: Index::new().expect("a modelled region"),
+            log,
+            layout: Layout::Word { key_bytes: 0, value_bytes: 8 },
+            hasher: Hasher::new([1, 2]),
+            directory: None,
+            budget: AtomicU64::new(1 << 20),
+            latched: Mutex::new(None),
+            boundaries: Mutex::new(()),
+        }
     }
 }
 

@@ -9,13 +9,14 @@
 //! Where `membarrier` is missing, the pin itself fences (SeqCst).
 
 use crate::error::{Error, Result};
+use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*, fence};
+use crate::sync::{Mutex, Rule, broken, hint, statics, thread, thread_local};
 use std::cell::Cell;
 use std::ptr;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*, compiler_fence, fence};
 
-const SLOTS_PER_CHUNK: usize = 64;
-const CHUNKS: usize = 1024;
+// Models have a handful of threads, and pay for every atomic.
+const SLOTS_PER_CHUNK: usize = if cfg!(loom) { 4 } else { 64 };
+const CHUNKS: usize = if cfg!(loom) { 1 } else { 1024 };
 
 /// One thread's state in one store: two cache lines that only this thread writes (others read `epoch` and the counters).
 #[repr(align(128))]
@@ -29,6 +30,9 @@ pub(crate) struct Slot {
     /// Index entries added since they were last counted globally.
     pub(crate) entries: AtomicU64,
     pub(crate) counters: [AtomicU64; Counter::COUNT],
+    /// Stands for the two halves of `membarrier` (see [`Slot::light_fence`]).
+    #[cfg(loom)]
+    barrier: AtomicU64,
 }
 
 /// What each slot counts.
@@ -47,6 +51,22 @@ impl Counter {
 }
 
 impl Slot {
+    /// The owner's half of the fence whose other half is `membarrier` in `drain`.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    fn light_fence(&self) {
+        std::sync::atomic::compiler_fence(SeqCst);
+    }
+
+    /// As loom sees it: the two halves meet in one atomic, so what came before the earlier of them is visible after the
+    /// later. That is all `membarrier` promises; towards everybody else the light half orders nothing.
+    #[cfg(loom)]
+    fn light_fence(&self) {
+        if !broken(Rule::PinFences) {
+            self.barrier.fetch_add(1, AcqRel);
+        }
+    }
+
     pub(crate) fn count(&self, what: Counter, by: u64) {
         // Only the owner writes: a load and a store, no locked instruction.
         let counter = &self.counters[what as usize];
@@ -107,14 +127,15 @@ impl Epochs {
         if owner != self.id {
             return None;
         }
+        let looked_early = broken(Rule::FlagAfterPin).then(|| self.long_way.load(Relaxed));
         // SAFETY: ids are never reused, so `slot` is one of `self`'s, which live as long as `self`.
         let pin = Pin { slot: unsafe { &*slot } };
         debug_assert_eq!(pin.slot.epoch.load(Relaxed), 0, "the remembered slot is withdrawn while a closure runs");
         pin.slot.epoch.store(self.current.load(Relaxed), Relaxed);
-        compiler_fence(SeqCst);
+        pin.slot.light_fence();
         // Only now: `close` raises the flag and then drains, so a pin that does not see the flag is one it waits for.
         // Looked at before the store, a write could be acknowledged after the last flush, and lost.
-        (!self.long_way.load(Relaxed)).then_some(pin)
+        (!looked_early.unwrap_or_else(|| self.long_way.load(Relaxed))).then_some(pin)
     }
 
     /// A pin that fences, and looks at everything.
@@ -123,7 +144,9 @@ impl Epochs {
     fn pin_slowly<'a>(&'a self, slot: &'a Slot) -> Result<Pin<'a>> {
         slot.epoch.store(self.current.load(Relaxed), Relaxed);
         let pin = Pin { slot };
-        fence(SeqCst);
+        if !broken(Rule::PinFences) {
+            fence(SeqCst);
+        }
         if self.is_closed() { Err(Error::Closed) } else { Ok(pin) }
     }
 
@@ -195,14 +218,17 @@ impl Epochs {
         if self.fence_on_pin {
             fence(SeqCst);
         } else {
-            membarrier::everywhere();
+            membarrier::everywhere(self);
+        }
+        if broken(Rule::DrainWaits) {
+            return;
         }
         for slot in self.slots() {
             let mut spins = 0u32;
             // Acquire: pairs with the Release in `Pin::drop`.
             while (1..safe).contains(&slot.epoch.load(Acquire)) {
                 spins += 1;
-                if spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+                if spins < 64 { hint::spin_loop() } else { thread::yield_now() }
             }
         }
     }
@@ -231,9 +257,11 @@ impl Drop for Epochs {
     }
 }
 
-static FREE_INDEXES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-static NEXT_INDEX: AtomicUsize = AtomicUsize::new(0);
+statics! {
+    static FREE_INDEXES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+    static NEXT_INDEX: AtomicUsize = AtomicUsize::new(0);
+}
 
 struct Registration(usize);
 
@@ -263,11 +291,32 @@ fn register_thread() -> usize {
     let free = FREE_INDEXES.lock().unwrap_or_else(|e| e.into_inner()).pop();
     let index = free.unwrap_or_else(|| NEXT_INDEX.fetch_add(1, Relaxed));
     INDEX.with(|cell| cell.set(index));
-    // While the thread's own locals are being destroyed the index is simply never reused.
+    // While the thread's own locals are being destroyed the index is simply never reused. Nor is it in models, where each
+    // thread has its number beforehand: that threads register in any order is true and would multiply their executions.
     let _ = REGISTRATION.try_with(|cell| cell.set(Some(Registration(index))));
     index
 }
 
+#[cfg(loom)]
+pub(crate) fn set_thread_index(to: usize) {
+    INDEX.with(|index| index.set(to));
+}
+
+/// Under loom a fence between the caller and each thread, as [`Slot::light_fence`] tells.
+#[cfg(loom)]
+mod membarrier {
+    use crate::sync::{Weakness, atomic::Ordering::AcqRel};
+
+    pub(super) fn register() -> bool {
+        !Weakness::fence_on_pin()
+    }
+
+    pub(super) fn everywhere(epochs: &super::Epochs) {
+        epochs.slots().for_each(|slot| drop(slot.barrier.fetch_add(1, AcqRel)));
+    }
+}
+
+#[cfg(not(loom))]
 mod membarrier {
     const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
     const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
@@ -287,7 +336,7 @@ mod membarrier {
         call(REGISTER_PRIVATE_EXPEDITED)
     }
 
-    pub(super) fn everywhere() {
+    pub(super) fn everywhere(_: &super::Epochs) {
         assert!(call(PRIVATE_EXPEDITED), "membarrier was registered and must work");
     }
 }

@@ -25,11 +25,14 @@ mod epoch;
 mod error;
 mod index;
 mod log;
+#[cfg(all(loom, test))]
+mod loom_models;
 mod memory;
 mod options;
 mod record;
 mod stats;
 mod store;
+mod sync;
 mod types;
 
 pub use device::{Device, MemoryDevice, ReadRequest, SECTOR_BYTES};

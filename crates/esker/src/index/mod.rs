@@ -22,19 +22,21 @@
 
 mod bucket;
 mod growth;
+#[cfg(all(loom, test))]
+mod loom_models;
 mod overflow;
 
 use crate::error::Result;
 use crate::memory::{Region, prefetch};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
+use crate::sync::{Mutex, Rule, broken};
 use bucket::{Bucket, VERSION, VERSION_MASK, address_of, entry_word, next_of, tag_of};
 use overflow::Overflow;
 use std::hint::select_unpredictable;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
 const TAG_BITS: u32 = 15;
 const FULL: u64 = 1 << TAG_BITS;
-const FIRST_LEVEL: u32 = 8;
+const FIRST_LEVEL: u32 = if cfg!(loom) { 1 } else { 8 };
 
 /// The table's shape in one word: the byte offset of the last bucket and, above, what goes on. Between two doublings it is
 /// nothing but the mask that makes a hash the offset of its bucket.
@@ -131,8 +133,17 @@ impl Probe<'_> {
         let empty = self.tags.empty();
         let is_plain = empty != 0 && next_of(self.link) == 0 && self.link & VERSION == 0 && !self.tags.has_short();
         // A split of this bucket would have changed its version: if the latch is ours, this is still the hash's place.
-        let latched = is_plain && self.bucket.latch_if(self.link);
+        let latched = is_plain && self.latch_unchanged();
         latched.then(|| Claim { bucket: self.bucket, empty, bits: self.bits })
+    }
+
+    #[inline(always)]
+    fn latch_unchanged(&self) -> bool {
+        if broken(Rule::ClaimUnchanged) {
+            self.bucket.latch();
+            return true;
+        }
+        self.bucket.latch_if(self.link)
     }
 }
 
@@ -364,7 +375,7 @@ impl Index {
     }
 
     fn add_latched(&self, place: Place, make: impl FnOnce() -> Option<u64>, link_to: impl FnOnce(u64, u64)) -> Option<bool> {
-        if self.find(self.bucket_at(place.offset), place.tag()).is_some() {
+        if self.find(self.bucket_at(place.offset), place.tag()).is_some() && !broken(Rule::LookLatched) {
             return None;
         }
         let at = make()?;
@@ -439,7 +450,8 @@ impl Index {
         // Acquire fence: the entry loads above happen before version and shape are read again.
         fence(Acquire);
         let link = self.bucket_at(seen.offset).link(Relaxed);
-        seen.version & VERSION == 0 && link & VERSION_MASK == seen.version && !seen.shape.is_turning() && self.shape() == seen.shape
+        let stood_still = seen.version & VERSION == 0 && link & VERSION_MASK == seen.version;
+        stood_still && (broken(Rule::ShapeStandsStill) || !seen.shape.is_turning() && self.shape() == seen.shape)
     }
 
     /// Points the entry of `hash` at the new record `at`, if it is still what `seen` saw.
@@ -453,7 +465,7 @@ impl Index {
 
     fn publish_latched(&self, place: Place, seen: &Seen, at: u64, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
         match self.find(self.bucket_at(place.offset), place.tag()) {
-            Some((_, word)) if address_of(word) != seen.address() => Published::Changed,
+            Some((_, word)) if address_of(word) != seen.address() && !broken(Rule::LookLatched) => Published::Changed,
             Some((_, word)) if address_of(word) > at => Published::TooLow,
             Some((slot, word)) => {
                 slot.store(entry_word(tag_of(word), at), Release);

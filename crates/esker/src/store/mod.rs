@@ -25,10 +25,11 @@ use crate::engine::{Engine, Layout};
 use crate::error::{Error, Result};
 use crate::record::KEY_BYTES_MAX;
 use crate::stats::Stats;
+use crate::sync::Mutex;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// A key-value store. Cloning it is cheap and gives the same store; it closes with its last clone.
@@ -100,6 +101,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let driver = std::thread::Builder::new().name("esker-driver".into()).spawn(move || driven.run_driver())?;
         let closer = Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(Some(driver)) });
         Ok(Self { engine, closer, types: PhantomData })
+    }
+
+    /// A store without a driver.
+    #[cfg(all(loom, test))]
+    pub(crate) fn for_model(engine: Arc<Engine>) -> Self {
+        let closer = Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(None) });
+        Self { engine, closer, types: PhantomData }
     }
 
     #[inline(always)]
