@@ -131,7 +131,10 @@ impl Epochs {
         // SAFETY: ids are never reused, so `slot` is one of `self`'s, which live as long as `self`.
         let pin = Pin { slot: unsafe { &*slot } };
         debug_assert_eq!(pin.slot.epoch.load(Relaxed), 0, "the remembered slot is withdrawn while a closure runs");
-        pin.slot.epoch.store(self.current.load(Relaxed), Relaxed);
+        // Acquire: pairs with the increment in `drain`, which does not wait for a pin with the new epoch: that one must see
+        // the boundary that was moved before. The compiler fence below does not order these loads on every processor.
+        let order = if broken(Rule::PinAcquiresEpoch) { Relaxed } else { Acquire };
+        pin.slot.epoch.store(self.current.load(order), Relaxed);
         pin.slot.light_fence();
         // Only now: `close` raises the flag and then drains, so a pin that does not see the flag is one it waits for.
         // Looked at before the store, a write could be acknowledged after the last flush, and lost.
@@ -164,7 +167,7 @@ impl Epochs {
     /// This thread's own slot, which must not hold a pin.
     #[cold]
     #[inline(never)]
-    fn idle_slot(&self) -> Result<&Slot> {
+    pub(crate) fn idle_slot(&self) -> Result<&Slot> {
         let slot = self.slot()?;
         if slot.epoch.load(Relaxed) != 0 {
             return Err(match self.is_closed() {
@@ -305,14 +308,18 @@ pub(crate) fn set_thread_index(to: usize) {
 /// Under loom a fence between the caller and each thread, as [`Slot::light_fence`] tells.
 #[cfg(loom)]
 mod membarrier {
-    use crate::sync::{Weakness, atomic::Ordering::AcqRel};
+    use crate::sync::Weakness;
+    use crate::sync::atomic::{Ordering::*, fence};
 
     pub(super) fn register() -> bool {
         !Weakness::fence_on_pin()
     }
 
     pub(super) fn everywhere(epochs: &super::Epochs) {
-        epochs.slots().for_each(|slot| drop(slot.barrier.fetch_add(1, AcqRel)));
+        // Towards the caller itself the system call is a full fence.
+        fence(SeqCst);
+        epochs.slots().for_each(|slot| _ = slot.barrier.fetch_add(1, AcqRel));
+        fence(SeqCst);
     }
 }
 

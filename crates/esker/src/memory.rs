@@ -3,6 +3,7 @@
 //! The index and the log each live in one [`Region`], far larger than any budget. Growing is touching the next byte,
 //! giving back is `madvise(MADV_DONTNEED)`; both keep pointers valid, and released bytes read as zero again.
 
+#[cfg(not(loom))]
 use crate::error::Result;
 
 #[cfg(loom)]

@@ -17,7 +17,7 @@ pub(crate) use std::{
 #[cfg(loom)]
 pub(crate) use loom::{
     hint,
-    sync::{Mutex, MutexGuard, atomic},
+    sync::{Mutex, MutexGuard},
     thread,
 };
 #[cfg(loom)]
@@ -42,9 +42,12 @@ macro_rules! loom_local {
 #[cfg(loom)]
 pub(crate) use loom_local;
 
+#[cfg(loom)]
+#[path = "loom_atomic.rs"]
+pub(crate) mod atomic;
+
 /// What the weakened twins of the models break, one at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[cfg_attr(not(loom), expect(dead_code, reason = "named where a rule is kept, whether a model runs or not"))]
 pub(crate) enum Rule {
     /// `Epochs::drain` waits for those inside.
     DrainWaits,
@@ -58,12 +61,24 @@ pub(crate) enum Rule {
     ClaimUnchanged,
     /// `Index::add` and `Index::publish` look again once they hold the latch.
     LookLatched,
+    /// `Probe::claim` asks whether the shape stood still until the link was read.
+    ClaimAsksShape,
     /// While entries move the version is odd.
     MoveIsOdd,
+    /// The version is odd before the shape says that the bucket is split: its tags begin at another bit from then on.
+    OddBeforeShape,
     /// An absence counts only if the shape stood still.
     ShapeStandsStill,
     /// A split fills the sibling before the shape leads to it.
     SiblingFirst,
+    /// While the level turns no absence counts.
+    TurnIsMarked,
+    /// Who latched a bucket asks again whether it is the hash's.
+    LatchLooksAgain,
+    /// Who read the next level's geometry is shown the turn when it asks for the shape.
+    GeometryShowsTurn,
+    /// An absence reads the entries before it reads the version again.
+    EntriesBeforeVersion,
     /// A piece of the log is left when `read_only` has passed the cursor.
     PieceEndsAtReadOnly,
     /// The tail moves by compare-and-swap.

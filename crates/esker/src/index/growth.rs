@@ -164,10 +164,17 @@ impl Index {
         if !broken(Rule::SiblingFirst) {
             self.refill(at + (1 << level), go);
         }
+        // Before the shape: with it, tags may begin at another bit. A reader that looks for a new tag among the old ones
+        // must find the version odd, or it takes for absent what stays here.
+        if !broken(Rule::OddBeforeShape) {
+            bucket.begin_move();
+        }
         let next = Shape::new(level, at + 1).0 | DOUBLING;
         // Release: whoever sees the new shape sees the sibling's entries.
-        self.shape.store(if at + 1 == 1 << level { next | TURNING } else { next }, Release);
-        bucket.begin_move();
+        self.shape.store(if at + 1 == 1 << level && !broken(Rule::TurnIsMarked) { next | TURNING } else { next }, Release);
+        if broken(Rule::OddBeforeShape) {
+            bucket.begin_move();
+        }
         self.refill(at, stay);
         bucket.end_move();
         if broken(Rule::SiblingFirst) {

@@ -29,7 +29,7 @@ mod overflow;
 use crate::error::Result;
 use crate::memory::{Region, prefetch};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
-use crate::sync::{Mutex, Rule, broken};
+use crate::sync::{Mutex, Rule, broken, hint};
 use bucket::{Bucket, VERSION, VERSION_MASK, address_of, entry_word, next_of, tag_of};
 use overflow::Overflow;
 use std::hint::select_unpredictable;
@@ -111,6 +111,8 @@ impl Place {
 
 /// A hash's first bucket at a glance.
 pub(crate) struct Probe<'a> {
+    index: &'a Index,
+    shape: Shape,
     bucket: &'a Bucket,
     link: u64,
     tags: bucket::Tags,
@@ -132,8 +134,9 @@ impl Probe<'_> {
     pub(crate) fn claim(&self) -> Option<Claim<'_>> {
         let empty = self.tags.empty();
         let is_plain = empty != 0 && next_of(self.link) == 0 && self.link & VERSION == 0 && !self.tags.has_short();
-        // A split of this bucket would have changed its version: if the latch is ours, this is still the hash's place.
-        let latched = is_plain && self.latch_unchanged();
+        // The shape stood still until the link was read, so no split of this bucket had ended by then; one that ends later
+        // changes the version. If the latch is ours, this is still the hash's place.
+        let latched = is_plain && (broken(Rule::ClaimAsksShape) || self.index.stands(self.shape)) && self.latch_unchanged();
         latched.then(|| Claim { bucket: self.bucket, empty, bits: self.bits })
     }
 
@@ -261,6 +264,17 @@ impl Index {
         Shape(self.shape.load(Acquire))
     }
 
+    /// True if this shape, read before, stood still until now: what was worked out from it held all the time.
+    #[inline(always)]
+    fn stands(&self, shape: Shape) -> bool {
+        // Acquire fence: whoever read the geometry of another level, or a bucket after its split, sees the shape that came
+        // before that.
+        if !broken(Rule::GeometryShowsTurn) {
+            fence(Acquire);
+        }
+        !shape.is_turning() && self.shape.load(Relaxed) == shape.0
+    }
+
     #[inline(always)]
     fn bucket(&self, at: u64) -> &Bucket {
         debug_assert!((at as usize + 1) * 64 <= self.table.bytes());
@@ -314,7 +328,7 @@ impl Index {
         let place = self.locate(hash);
         let bucket = self.bucket_at(place.offset);
         // Acquire, and before the tags: who finds the link unchanged later knows that they are.
-        Probe { bucket, link: bucket.link(Acquire), tags: bucket.tags(), bits: place.bits }
+        Probe { index: self, shape: place.shape, bucket, link: bucket.link(Acquire), tags: bucket.tags(), bits: place.bits }
     }
 
     /// The address of the first entry with the hash's full tag, or an address below every record: the whole of most lookups.
@@ -447,11 +461,13 @@ impl Index {
     /// True if an absence concluded from `seen` holds: nothing was moving, nothing has moved.
     #[inline(always)]
     pub(crate) fn is_settled(&self, seen: &Seen) -> bool {
-        // Acquire fence: the entry loads above happen before version and shape are read again.
-        fence(Acquire);
+        // Acquire fence: the entry loads above happen before the version is read again.
+        if !broken(Rule::EntriesBeforeVersion) {
+            fence(Acquire);
+        }
         let link = self.bucket_at(seen.offset).link(Relaxed);
         let stood_still = seen.version & VERSION == 0 && link & VERSION_MASK == seen.version;
-        stood_still && (broken(Rule::ShapeStandsStill) || !seen.shape.is_turning() && self.shape() == seen.shape)
+        stood_still && (broken(Rule::ShapeStandsStill) || self.stands(seen.shape))
     }
 
     /// Points the entry of `hash` at the new record `at`, if it is still what `seen` saw.
@@ -529,7 +545,7 @@ impl Index {
             let place = self.locate(hash);
             self.bucket_at(place.offset).latch();
             // A split of this bucket changes the shape under its latch, which we hold now.
-            if self.shape() == place.shape && !place.shape.is_turning() {
+            if self.stands(place.shape) || broken(Rule::LatchLooksAgain) {
                 return place;
             }
             let now = self.locate(hash);
@@ -537,6 +553,7 @@ impl Index {
                 return now;
             }
             self.bucket_at(place.offset).unlatch();
+            hint::spin_loop();
         }
     }
 
