@@ -29,8 +29,9 @@ use crate::error::{Error, Result};
 use crate::image;
 use crate::log::NOWHERE;
 use crate::manifest::State;
-use std::sync::atomic::Ordering::*;
-use std::sync::{Condvar, Mutex};
+use crate::sync::atomic::Ordering::*;
+// No model reaches the waiting: the standard library's.
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// When writes become durable without being asked to (a `commit` always makes them so).
@@ -51,6 +52,12 @@ pub(crate) struct Commits {
     ended: Condvar,
 }
 
+impl Commits {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
 #[derive(Default)]
 struct Progress {
     started: u64,
@@ -66,7 +73,7 @@ impl Engine {
         }
         // Refuses closed stores and calls from inside a closure, which the drain would wait for.
         drop(self.epochs.pin()?);
-        let mut progress = lock(&self.commits.progress);
+        let mut progress = self.commits.lock();
         let wanted = progress.started + 1;
         loop {
             self.check_writable()?;
@@ -81,7 +88,7 @@ impl Engine {
             progress.started += 1;
             drop(progress);
             let result = self.draw_line();
-            progress = lock(&self.commits.progress);
+            progress = self.commits.lock();
             progress.is_drawing = false;
             if result.is_ok() {
                 progress.ended = progress.started;
@@ -102,7 +109,7 @@ impl Engine {
 
     /// Waits for a line that is being drawn, and lets nobody begin another.
     pub(crate) fn end_commits(&self) {
-        let mut progress = lock(&self.commits.progress);
+        let mut progress = self.commits.lock();
         while progress.is_drawing {
             progress = self.commits.ended.wait(progress).unwrap_or_else(|e| e.into_inner());
         }

@@ -24,12 +24,12 @@ use crate::error::Result;
 use crate::index::{Published, Seen};
 use crate::log::{BLOCK_BYTES, NOWHERE};
 use crate::manifest::State;
-use crate::record::{self, Record, TOMBSTONE, VALID};
+use crate::record::{self, ADDRESS_MASK, Record, TOMBSTONE, VALID};
 use crate::recovery::{Scanned, Span, Visitor};
 use crate::scars::Scar;
 use crate::store::chain;
-use std::sync::atomic::{AtomicU64, Ordering::*};
-use std::sync::{Mutex, MutexGuard};
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::{Mutex, MutexGuard};
 
 /// A stretch is this part of the log's memory, within bounds.
 const STRETCH_PART: u64 = 32;
@@ -266,7 +266,9 @@ impl Mover<'_> {
                 Newest::Nowhere => continue,
             }
             if record::word_at(bytes, 0) & TOMBSTONE != 0 {
-                if seen.address() == at && !engine.index.remove(hash, &seen) {
+                // As below: what lies behind it in the stretch may be another key's, and in doubt.
+                let leads_nowhere = record::word_at(bytes, 0) & ADDRESS_MASK < engine.log.bounds.begin.load(Acquire);
+                if seen.address() == at && leads_nowhere && !engine.index.remove(hash, &seen) {
                     continue;
                 }
                 return Ok(());
@@ -287,8 +289,8 @@ impl Mover<'_> {
         };
         // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.
         let copy = unsafe { Record::new(engine.log.pointer(to)) };
-        // What the record itself leads to lies lower: it is dead, or was moved before, and then the head is another.
-        let previous = if seen.address() == at { 0 } else { seen.address() };
+        // A key that shares the entry may lie behind the record and still be in doubt: the copy leads there too.
+        let previous = if seen.address() == at { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
         copy.write_copy(bytes, previous, engine.log.line_flag());
         match engine.index.publish(hash, seen, to, &mut false, |previous| copy.set_previous(previous)) {
             Published::Done => {

@@ -13,9 +13,10 @@ use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log, PIECE_BYTES};
 use crate::manifest::{Identity, Manifest};
 use crate::record::Record;
 use crate::stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use crate::sync::{Mutex, MutexGuard};
 pub(crate) use crate::types::Layout;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Buffers, slots, thread state: what is taken off the budget before log and index share it.
@@ -450,6 +451,33 @@ impl Records for PinnedRecords<'_> {
             Layout::Word { key_bytes, .. } => engine.hash_of(record.word_key(key_bytes)),
             Layout::Bytes => engine.hash_of(record.bytes_key()),
         })
+    }
+}
+
+#[cfg(all(loom, test))]
+impl Engine {
+    /// An engine for keys without bytes and values of one word; no driver, no device, the same hashes every time.
+    pub(crate) fn for_model() -> Self {
+        let log = Log::new(None, 0, FIRST_ADDRESS, false).expect("a modelled region");
+        log.budget.store(1 << 20, Relaxed);
+        Self {
+            epochs: Epochs::new(),
+            index: Index::new().expect("a modelled region"),
+            log,
+            layout: Layout::Word { key_bytes: 0, value_bytes: 8 },
+            hasher: Hasher::new([1, 2]),
+            home: Mutex::new(None),
+            commits: Commits::default(),
+            compaction: Compaction::default(),
+            boundaries: Mutex::new(()),
+            is_always_durable: false,
+            in_background: false,
+            space_amplification: 2.0,
+            durability: Durability::None,
+            budget: AtomicU64::new(1 << 20),
+            latched: Mutex::new(None),
+            is_latched: AtomicBool::new(false),
+        }
     }
 }
 

@@ -9,13 +9,14 @@
 //! Where `membarrier` is missing, the pin itself fences (SeqCst).
 
 use crate::error::{Error, Result};
+use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*, fence};
+use crate::sync::{Mutex, Rule, broken, hint, statics, thread, thread_local};
 use std::cell::Cell;
 use std::ptr;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*, compiler_fence, fence};
 
-const SLOTS_PER_CHUNK: usize = 64;
-const CHUNKS: usize = 1024;
+// Models have a handful of threads, and pay for every atomic.
+const SLOTS_PER_CHUNK: usize = if cfg!(loom) { 4 } else { 64 };
+const CHUNKS: usize = if cfg!(loom) { 1 } else { 1024 };
 
 /// One thread's state in one store: two cache lines that only this thread writes (others read `epoch` and the counters).
 #[repr(align(128))]
@@ -30,6 +31,9 @@ pub(crate) struct Slot {
     /// Index entries added since they were last counted globally.
     pub(crate) entries: AtomicU64,
     pub(crate) counters: [AtomicU64; Counter::COUNT],
+    /// Stands for the two halves of `membarrier` (see [`Slot::light_fence`]).
+    #[cfg(loom)]
+    barrier: AtomicU64,
 }
 
 /// What each slot counts.
@@ -50,6 +54,22 @@ impl Counter {
 }
 
 impl Slot {
+    /// The owner's half of the fence whose other half is `membarrier` in `drain`.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    fn light_fence(&self) {
+        std::sync::atomic::compiler_fence(SeqCst);
+    }
+
+    /// As loom sees it: the two halves meet in one atomic, so what came before the earlier of them is visible after the
+    /// later. That is all `membarrier` promises; towards everybody else the light half orders nothing.
+    #[cfg(loom)]
+    fn light_fence(&self) {
+        if !broken(Rule::PinFences) {
+            self.barrier.fetch_add(1, AcqRel);
+        }
+    }
+
     pub(crate) fn count(&self, what: Counter, by: u64) {
         // Only the owner writes: a load and a store, no locked instruction.
         let counter = &self.counters[what as usize];
@@ -118,15 +138,18 @@ impl Epochs {
         if owner != self.id {
             return None;
         }
+        let looked_early = broken(Rule::FlagAfterPin).then(|| self.long_way.load(Relaxed));
         // SAFETY: ids are never reused, so `slot` is one of `self`'s, which live as long as `self`.
         let pin = Pin { slot: unsafe { &*slot } };
         debug_assert_eq!(pin.slot.epoch.load(Relaxed), 0, "the remembered slot is withdrawn while a closure runs");
-        // Acquire: who sees an epoch sees the boundaries that were moved before it began.
-        pin.slot.epoch.store(self.current.load(Acquire), Relaxed);
-        compiler_fence(SeqCst);
+        // Acquire: pairs with the increment in `drain`, which does not wait for a pin with the new epoch: that one must see
+        // the boundary that was moved before. The compiler fence below does not order these loads on every processor.
+        let order = if broken(Rule::PinAcquiresEpoch) { Relaxed } else { Acquire };
+        pin.slot.epoch.store(self.current.load(order), Relaxed);
+        pin.slot.light_fence();
         // Only now: `close` raises the flag and then drains, so a pin that does not see the flag is one it waits for.
         // Looked at before the store, a write could be acknowledged after the last flush, and lost.
-        (!self.long_way.load(Relaxed)).then_some(pin)
+        (!looked_early.unwrap_or_else(|| self.long_way.load(Relaxed))).then_some(pin)
     }
 
     /// A pin that fences, and looks at everything.
@@ -135,7 +158,9 @@ impl Epochs {
     fn pin_slowly<'a>(&'a self, slot: &'a Slot) -> Result<Pin<'a>> {
         slot.epoch.store(self.current.load(Acquire), Relaxed);
         let pin = Pin { slot };
-        fence(SeqCst);
+        if !broken(Rule::PinFences) {
+            fence(SeqCst);
+        }
         if self.is_closed() { Err(Error::Closed) } else { Ok(pin) }
     }
 
@@ -153,7 +178,7 @@ impl Epochs {
     /// This thread's own slot, which must not hold a pin.
     #[cold]
     #[inline(never)]
-    fn idle_slot(&self) -> Result<&Slot> {
+    pub(crate) fn idle_slot(&self) -> Result<&Slot> {
         let slot = self.slot()?;
         if slot.epoch.load(Relaxed) != 0 {
             return Err(match self.is_closed() {
@@ -207,14 +232,17 @@ impl Epochs {
         if self.fence_on_pin {
             fence(SeqCst);
         } else {
-            membarrier::everywhere();
+            membarrier::everywhere(self);
+        }
+        if broken(Rule::DrainWaits) {
+            return;
         }
         for slot in self.slots() {
             let mut spins = 0u32;
             // Acquire: pairs with the Release in `Pin::drop`.
             while (1..safe).contains(&slot.epoch.load(Acquire)) {
                 spins += 1;
-                if spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+                if spins < 64 { hint::spin_loop() } else { thread::yield_now() }
             }
         }
     }
@@ -248,9 +276,11 @@ impl Drop for Epochs {
     }
 }
 
-static FREE_INDEXES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-static NEXT_INDEX: AtomicUsize = AtomicUsize::new(0);
+statics! {
+    static FREE_INDEXES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+    static NEXT_INDEX: AtomicUsize = AtomicUsize::new(0);
+}
 
 struct Registration(usize);
 
@@ -280,11 +310,36 @@ fn register_thread() -> usize {
     let free = FREE_INDEXES.lock().unwrap_or_else(|e| e.into_inner()).pop();
     let index = free.unwrap_or_else(|| NEXT_INDEX.fetch_add(1, Relaxed));
     INDEX.with(|cell| cell.set(index));
-    // While the thread's own locals are being destroyed the index is simply never reused.
+    // While the thread's own locals are being destroyed the index is simply never reused. Nor is it in models, where each
+    // thread has its number beforehand: that threads register in any order is true and would multiply their executions.
     let _ = REGISTRATION.try_with(|cell| cell.set(Some(Registration(index))));
     index
 }
 
+#[cfg(loom)]
+pub(crate) fn set_thread_index(to: usize) {
+    INDEX.with(|index| index.set(to));
+}
+
+/// Under loom a fence between the caller and each thread, as [`Slot::light_fence`] tells.
+#[cfg(loom)]
+mod membarrier {
+    use crate::sync::Weakness;
+    use crate::sync::atomic::{Ordering::*, fence};
+
+    pub(super) fn register() -> bool {
+        !Weakness::fence_on_pin()
+    }
+
+    pub(super) fn everywhere(epochs: &super::Epochs) {
+        // Towards the caller itself the system call is a full fence.
+        fence(SeqCst);
+        epochs.slots().for_each(|slot| _ = slot.barrier.fetch_add(1, AcqRel));
+        fence(SeqCst);
+    }
+}
+
+#[cfg(not(loom))]
 mod membarrier {
     const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
     const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
@@ -304,7 +359,7 @@ mod membarrier {
         call(REGISTER_PRIVATE_EXPEDITED)
     }
 
-    pub(super) fn everywhere() {
+    pub(super) fn everywhere(_: &super::Epochs) {
         assert!(call(PRIVATE_EXPEDITED), "membarrier was registered and must work");
     }
 }

@@ -28,6 +28,8 @@ mod error;
 mod image;
 mod index;
 mod log;
+#[cfg(all(loom, test))]
+mod loom_models;
 mod manifest;
 mod memory;
 mod options;
@@ -36,6 +38,7 @@ mod recovery;
 mod scars;
 mod stats;
 mod store;
+mod sync;
 mod types;
 mod verify;
 

@@ -3,19 +3,26 @@
 //! The index and the log each live in one [`Region`], far larger than any budget. Growing is touching the next byte,
 //! giving back is `madvise(MADV_DONTNEED)`; both keep pointers valid, and released bytes read as zero again.
 
-use crate::error::{Error, Result};
-use std::io;
+#[cfg(not(loom))]
+use crate::error::Result;
 
+#[cfg(loom)]
+pub(crate) use modelled::Region;
+
+#[cfg(not(loom))]
 pub(crate) struct Region {
     base: *mut u8,
     bytes: usize,
 }
 
+#[cfg(not(loom))]
 // SAFETY: a `Region` is plain address space; what may be read or written where is its users' protocol.
 unsafe impl Send for Region {}
+#[cfg(not(loom))]
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
+#[cfg(not(loom))]
 impl Region {
     /// Reserves `bytes` (a power of two), or as much as half of it at a time allows, but not less than `least`.
     pub(crate) fn reserve(bytes: usize, least: usize) -> Result<Self> {
@@ -24,12 +31,12 @@ impl Region {
             match Self::map(bytes) {
                 Ok(region) => return Ok(region),
                 Err(_) if bytes / 2 >= least => bytes /= 2,
-                Err(error) => return Err(Error::from(error)),
+                Err(error) => return Err(error.into()),
             }
         }
     }
 
-    fn map(bytes: usize) -> io::Result<Self> {
+    fn map(bytes: usize) -> std::io::Result<Self> {
         // SAFETY: a fresh anonymous mapping; no existing memory is affected.
         let base = unsafe {
             libc::mmap(
@@ -42,7 +49,7 @@ impl Region {
             )
         };
         if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+            return Err(std::io::Error::last_os_error());
         }
         Ok(Self { base: base.cast(), bytes })
     }
@@ -104,9 +111,54 @@ pub(crate) fn prefetch_to_write<T>(at: *const T) {
     let _ = at;
 }
 
+#[cfg(not(loom))]
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: our own mapping, and nobody can hold a pointer into it without a reference to `self`.
         unsafe { libc::munmap(self.base.cast(), self.bytes) };
+    }
+}
+
+/// A few lines of loom's atomics behind the same face: a word is eight bytes there too, so offsets mean the same. Only words
+/// may be touched, never single bytes: models use keys without bytes and values of one word.
+#[cfg(loom)]
+mod modelled {
+    use crate::error::Result;
+    use crate::sync::atomic::{AtomicU64, Ordering::Release};
+
+    /// Each iteration of a model makes every word anew.
+    const LINES: usize = 8;
+    const LINE_BYTES: usize = 64;
+
+    #[repr(align(64))]
+    struct Line([AtomicU64; LINE_BYTES / 8]);
+    const _: () = assert!(size_of::<Line>() == LINE_BYTES);
+
+    pub(crate) struct Region {
+        lines: Box<[Line]>,
+    }
+
+    impl Region {
+        pub(crate) fn reserve(_: usize, _: usize) -> Result<Self> {
+            Ok(Self { lines: (0..LINES).map(|_| Line(std::array::from_fn(|_| AtomicU64::new(0)))).collect() })
+        }
+
+        pub(crate) fn base(&self) -> *mut u8 {
+            self.lines.as_ptr().cast_mut().cast()
+        }
+
+        pub(crate) fn bytes(&self) -> usize {
+            LINES * LINE_BYTES
+        }
+
+        pub(crate) fn prefer_huge_pages(&self) {}
+
+        pub(crate) fn populate(&self, _: usize, _: usize) {}
+
+        /// Zeros, as the real one shows them: but here a late reader is caught at the first byte, not at the first page.
+        pub(crate) fn release(&self, from: usize, to: usize) {
+            let words = self.lines.iter().flat_map(|line| &line.0);
+            words.take(to / 8).skip(from / 8).for_each(|word| word.store(0, Release));
+        }
     }
 }

@@ -9,9 +9,10 @@
 //! the record's latch; readers copy it word by word with atomic loads and accept the copy if the version stood still
 //! (46 bits do not wrap during one read). `SEALED` is set under the latch when the record was superseded.
 
+use crate::sync::atomic::{AtomicU64, Ordering::*, fence};
+use crate::sync::{Rule, broken, hint, thread};
 use crate::types::Layout;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
 /// The previous record's address in a header.
 pub(crate) const ADDRESS_MASK: u64 = (1 << 48) - 1;
@@ -172,12 +173,12 @@ impl Record {
             if before & LATCH == 0 {
                 self.copy_value(into);
                 fence(Acquire);
-                if version.load(Relaxed) == before {
+                if version.load(Relaxed) == before || broken(Rule::VersionStandsStill) {
                     return;
                 }
             }
             spins += 1;
-            if spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if spins < 64 { hint::spin_loop() } else { thread::yield_now() }
         }
     }
 
@@ -204,7 +205,7 @@ impl Record {
                 return Latched(*self);
             }
             spins += 1;
-            if spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if spins < 64 { hint::spin_loop() } else { thread::yield_now() }
         }
     }
 }

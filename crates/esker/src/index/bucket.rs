@@ -8,9 +8,11 @@
 //! A probe compares all tags at once: a data-dependent branch between the two cache misses of a lookup would be
 //! mispredicted, and a misprediction throws away the overlap with the operations behind it.
 
-use std::sync::atomic::{AtomicU64, Ordering::*, fence};
+use crate::sync::atomic::{AtomicU64, Ordering, Ordering::*, fence};
+use crate::sync::{Rule, broken, hint, thread};
 
-pub(super) const ENTRIES: usize = 7;
+/// Models fill buckets with two, and leave five words alone.
+pub(super) const ENTRIES: usize = if cfg!(loom) { 2 } else { 7 };
 const LINK: usize = 7;
 const TAG_FIELD_BITS: u32 = 16;
 
@@ -29,7 +31,7 @@ pub(super) struct Bucket([AtomicU64; 8]);
 const _: () = assert!(size_of::<Bucket>() == 64);
 
 /// A set of entries: bit 2 i stands for entry i.
-const ALL: u32 = 0x1555;
+const ALL: u32 = if cfg!(loom) { 0b101 } else { 0x1555 };
 
 #[inline(always)]
 pub(super) fn entry_word(tag: u64, address: u64) -> u64 {
@@ -65,7 +67,7 @@ impl Bucket {
     }
 
     #[inline(always)]
-    pub(super) fn link(&self, order: std::sync::atomic::Ordering) -> u64 {
+    pub(super) fn link(&self, order: Ordering) -> u64 {
         self.0[LINK].load(order)
     }
 
@@ -118,7 +120,7 @@ impl Bucket {
                 return;
             }
             spins += 1;
-            if spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if spins < 64 { hint::spin_loop() } else { thread::yield_now() }
         }
     }
 
@@ -142,6 +144,9 @@ impl Bucket {
     }
 
     fn bump_version(&self) {
+        if broken(Rule::MoveIsOdd) {
+            return;
+        }
         self.0[LINK].store(advanced(self.0[LINK].load(Relaxed), VERSION), Release);
     }
 }
@@ -159,9 +164,9 @@ pub(super) fn next_of(link: u64) -> u64 {
 /// The lower halves of the seven entries, as they were a moment ago: a hint. Who acts on an entry loads it again.
 #[derive(Clone, Copy)]
 pub(super) struct Tags {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
     halves: [std::arch::x86_64::__m128i; 2],
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
     tags: [u16; ENTRIES],
 }
 
@@ -173,7 +178,7 @@ impl Tags {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(loom)))]
 mod vector {
     use super::{Bucket, Tags};
     use std::arch::x86_64::*;
@@ -241,10 +246,10 @@ mod vector {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(all(target_arch = "x86_64", not(loom))))]
 mod portable {
     use super::{Bucket, Tags, tag_of};
-    use std::sync::atomic::Ordering::Relaxed;
+    use crate::sync::atomic::Ordering::Relaxed;
 
     impl Bucket {
         #[inline(always)]

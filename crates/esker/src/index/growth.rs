@@ -10,8 +10,8 @@
 use super::bucket::{Bucket, ENTRIES, address_of, entry_word, tag_of};
 use super::{BUCKET_BITS, DOUBLING, FULL, Index, Shape, TURNING, base, full_tag, valid_bits};
 use crate::memory::prefetch_to_write;
-use std::sync::atomic::{Ordering::*, fence};
-use std::sync::{MutexGuard, TryLockError};
+use crate::sync::atomic::{Ordering::*, fence};
+use crate::sync::{MutexGuard, Rule, TryLockError, broken};
 
 /// Splits done at once, at most: some microseconds.
 const SPLITS_PER_TURN: u64 = 32;
@@ -147,7 +147,7 @@ impl Index {
         }
     }
 
-    fn split_next(&self, workspace: &mut Workspace, records: &impl Records) {
+    pub(super) fn split_next(&self, workspace: &mut Workspace, records: &impl Records) {
         let shape = self.shape();
         let (level, at) = (shape.level(), shape.split());
         let bucket = self.bucket(at);
@@ -169,13 +169,25 @@ impl Index {
     #[inline(always)]
     fn move_apart(&self, level: u32, at: u64, stay: &[u64], go: &[u64]) {
         let bucket = self.bucket(at);
-        self.refill(at + (1 << level), go);
+        if !broken(Rule::SiblingFirst) {
+            self.refill(at + (1 << level), go);
+        }
+        // Before the shape: with it, tags may begin at another bit. A reader that looks for a new tag among the old ones
+        // must find the version odd, or it takes for absent what stays here.
+        if !broken(Rule::OddBeforeShape) {
+            bucket.begin_move();
+        }
         let next = Shape::new(level, at + 1).0 | DOUBLING;
         // Release: whoever sees the new shape sees the sibling's entries.
-        self.shape.store(if at + 1 == 1 << level { next | TURNING } else { next }, Release);
-        bucket.begin_move();
+        self.shape.store(if at + 1 == 1 << level && !broken(Rule::TurnIsMarked) { next | TURNING } else { next }, Release);
+        if broken(Rule::OddBeforeShape) {
+            bucket.begin_move();
+        }
         self.refill(at, stay);
         bucket.end_move();
+        if broken(Rule::SiblingFirst) {
+            self.refill(at + (1 << level), go);
+        }
     }
 
     /// The level's last bucket is split, the shape is turning: the same table, described by the next level.
@@ -280,7 +292,7 @@ impl Index {
         }
     }
 
-    fn move_overflow(&self, last: u64, owner: u64) {
+    pub(super) fn move_overflow(&self, last: u64, owner: u64) {
         let root = self.bucket(owner);
         root.latch();
         if let Some(before) = self.chain(root).find(|part| part.next() == last)

@@ -22,19 +22,21 @@
 
 mod bucket;
 mod growth;
+#[cfg(all(loom, test))]
+mod loom_models;
 mod overflow;
 
 use crate::error::Result;
 use crate::memory::{Region, prefetch};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
+use crate::sync::{Mutex, Rule, broken, hint};
 use bucket::{Bucket, VERSION, VERSION_MASK, address_of, entry_word, next_of, tag_of};
 use overflow::Overflow;
 use std::hint::select_unpredictable;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
 
 const TAG_BITS: u32 = 15;
 const FULL: u64 = 1 << TAG_BITS;
-const FIRST_LEVEL: u32 = 8;
+const FIRST_LEVEL: u32 = if cfg!(loom) { 1 } else { 8 };
 
 /// The table's shape in one word: the byte offset of the last bucket and, above, what goes on. Between two doublings it is
 /// nothing but the mask that makes a hash the offset of its bucket.
@@ -109,6 +111,8 @@ impl Place {
 
 /// A hash's first bucket at a glance.
 pub(crate) struct Probe<'a> {
+    index: &'a Index,
+    shape: Shape,
     bucket: &'a Bucket,
     link: u64,
     tags: bucket::Tags,
@@ -130,9 +134,19 @@ impl Probe<'_> {
     pub(crate) fn claim(&self) -> Option<Claim<'_>> {
         let empty = self.tags.empty();
         let is_plain = empty != 0 && next_of(self.link) == 0 && self.link & VERSION == 0 && !self.tags.has_short();
-        // A split of this bucket would have changed its version: if the latch is ours, this is still the hash's place.
-        let latched = is_plain && self.bucket.latch_if(self.link);
+        // The shape stood still until the link was read, so no split of this bucket had ended by then; one that ends later
+        // changes the version. If the latch is ours, this is still the hash's place.
+        let latched = is_plain && (broken(Rule::ClaimAsksShape) || self.index.stands(self.shape)) && self.latch_unchanged();
         latched.then(|| Claim { bucket: self.bucket, empty, bits: self.bits })
+    }
+
+    #[inline(always)]
+    fn latch_unchanged(&self) -> bool {
+        if broken(Rule::ClaimUnchanged) {
+            self.bucket.latch();
+            return true;
+        }
+        self.bucket.latch_if(self.link)
     }
 }
 
@@ -253,6 +267,17 @@ impl Index {
         Shape(self.shape.load(Acquire))
     }
 
+    /// True if this shape, read before, stood still until now: what was worked out from it held all the time.
+    #[inline(always)]
+    fn stands(&self, shape: Shape) -> bool {
+        // Acquire fence: whoever read the geometry of another level, or a bucket after its split, sees the shape that came
+        // before that.
+        if !broken(Rule::GeometryShowsTurn) {
+            fence(Acquire);
+        }
+        !shape.is_turning() && self.shape.load(Relaxed) == shape.0
+    }
+
     #[inline(always)]
     fn bucket(&self, at: u64) -> &Bucket {
         debug_assert!((at as usize + 1) * 64 <= self.table.bytes());
@@ -306,7 +331,7 @@ impl Index {
         let place = self.locate(hash);
         let bucket = self.bucket_at(place.offset);
         // Acquire, and before the tags: who finds the link unchanged later knows that they are.
-        Probe { bucket, link: bucket.link(Acquire), tags: bucket.tags(), bits: place.bits }
+        Probe { index: self, shape: place.shape, bucket, link: bucket.link(Acquire), tags: bucket.tags(), bits: place.bits }
     }
 
     /// The address of the first entry with the hash's full tag, or an address below every record: the whole of most lookups.
@@ -367,7 +392,7 @@ impl Index {
     }
 
     fn add_latched(&self, place: Place, make: impl FnOnce() -> Option<u64>, link_to: impl FnOnce(u64, u64)) -> Option<bool> {
-        if self.find(self.bucket_at(place.offset), place.tag()).is_some() {
+        if self.find(self.bucket_at(place.offset), place.tag()).is_some() && !broken(Rule::LookLatched) {
             return None;
         }
         let at = make()?;
@@ -439,10 +464,13 @@ impl Index {
     /// True if an absence concluded from `seen` holds: nothing was moving, nothing has moved.
     #[inline(always)]
     pub(crate) fn is_settled(&self, seen: &Seen) -> bool {
-        // Acquire fence: the entry loads above happen before version and shape are read again.
-        fence(Acquire);
+        // Acquire fence: the entry loads above happen before the version is read again.
+        if !broken(Rule::EntriesBeforeVersion) {
+            fence(Acquire);
+        }
         let link = self.bucket_at(seen.offset).link(Relaxed);
-        seen.version & VERSION == 0 && link & VERSION_MASK == seen.version && !seen.shape.is_turning() && self.shape() == seen.shape
+        let stood_still = seen.version & VERSION == 0 && link & VERSION_MASK == seen.version;
+        stood_still && (broken(Rule::ShapeStandsStill) || self.stands(seen.shape))
     }
 
     /// Points the entry of `hash` at the new record `at`, if it is still what `seen` saw.
@@ -461,14 +489,14 @@ impl Index {
         let removed = found.filter(|(_, word)| *word == seen.entry).map(|(slot, _)| slot.store(0, Release)).is_some();
         self.bucket_at(place.offset).unlatch();
         if removed {
-            self.entries.0.fetch_sub(1, Relaxed);
+            self.entries.0.fetch_add(1u64.wrapping_neg(), Relaxed);
         }
         removed
     }
 
     fn publish_latched(&self, place: Place, seen: &Seen, at: u64, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
         match self.find(self.bucket_at(place.offset), place.tag()) {
-            Some((_, word)) if address_of(word) != seen.address() => Published::Changed,
+            Some((_, word)) if address_of(word) != seen.address() && !broken(Rule::LookLatched) => Published::Changed,
             Some((_, word)) if address_of(word) > at => Published::TooLow,
             Some((slot, word)) => {
                 slot.store(entry_word(tag_of(word), at), Release);
@@ -532,7 +560,7 @@ impl Index {
             let place = self.locate(hash);
             self.bucket_at(place.offset).latch();
             // A split of this bucket changes the shape under its latch, which we hold now.
-            if self.shape() == place.shape && !place.shape.is_turning() {
+            if self.stands(place.shape) || broken(Rule::LatchLooksAgain) {
                 return place;
             }
             let now = self.locate(hash);
@@ -540,6 +568,7 @@ impl Index {
                 return now;
             }
             self.bucket_at(place.offset).unlatch();
+            hint::spin_loop();
         }
     }
 

@@ -9,8 +9,8 @@
 use super::bucket::Bucket;
 use crate::error::Result;
 use crate::memory::Region;
-use std::sync::atomic::{AtomicU64, Ordering::*};
-use std::sync::{Mutex, MutexGuard};
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Free buckets that may stay between those in use.
 const SLACK: u64 = 64;

@@ -10,10 +10,10 @@ use crate::epoch::Counter;
 use crate::error::Result;
 use crate::index::Seen;
 use crate::memory::prefetch;
+use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::io;
-use std::sync::atomic::Ordering::*;
 
 /// Keys whose misses overlap.
 const GROUP: usize = 64;

@@ -7,9 +7,9 @@ use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::Seen;
 use crate::record::{self, Record, SEALED, TOMBSTONE};
+use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::borrow::{Borrow, Cow};
-use std::sync::atomic::Ordering::*;
 
 /// What an update makes of the value it saw.
 enum Change<'v> {

@@ -10,7 +10,7 @@ use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::log::{ColdBytes, Log};
 use crate::record::{self, ADDRESS_MASK, BYTES_HEADER_BYTES, ColdRecord, TOMBSTONE};
-use std::sync::atomic::Ordering::*;
+use crate::sync::atomic::Ordering::*;
 
 /// Where a walk is: the record at `at`, of which the first `bytes` are to be read. At 0 it is over.
 #[derive(Clone, Copy)]

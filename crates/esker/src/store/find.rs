@@ -3,8 +3,9 @@
 use super::Store;
 use crate::index::Seen;
 use crate::record::Record;
+use crate::sync::atomic::Ordering::*;
+use crate::sync::{Rule, broken};
 use crate::types::{Key, Value};
-use std::sync::atomic::Ordering::*;
 
 /// Where a key's newest record is.
 pub(super) enum Found {
@@ -72,7 +73,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let bounds = &self.engine.log.bounds;
         if at >= bounds.read_only.load(Acquire) {
             Region::Mutable
-        } else if at >= bounds.safe_read_only.load(Acquire) {
+        } else if at >= bounds.safe_read_only.load(Acquire) && !broken(Rule::FuzzyWaits) {
             Region::Fuzzy
         } else {
             Region::Frozen

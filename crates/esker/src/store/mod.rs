@@ -26,10 +26,11 @@ use crate::engine::{Engine, Layout};
 use crate::error::{Error, Result};
 use crate::record::KEY_BYTES_MAX;
 use crate::stats::Stats;
+use crate::sync::Mutex;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// A key-value store. Cloning it is cheap and gives the same store; it closes with its last clone.
@@ -107,6 +108,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[cfg(test)]
     pub(crate) fn engine_for_test(&self) -> &Engine {
         &self.engine
+    }
+
+    /// A store without a driver.
+    #[cfg(all(loom, test))]
+    pub(crate) fn for_model(engine: Arc<Engine>) -> Self {
+        let closer = Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(None) });
+        Self { engine, closer, types: PhantomData }
     }
 
     #[inline(always)]

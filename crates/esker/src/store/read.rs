@@ -6,9 +6,9 @@ use super::step::{Known, Step};
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::record::Record;
+use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::cell::RefCell;
-use std::sync::atomic::Ordering::*;
 
 thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };

@@ -5,6 +5,7 @@
 
 use super::{Store, chain};
 use crate::error::Result;
+use crate::sync::{hint, thread};
 use crate::types::{Key, Value};
 
 /// Attempts in vain before the processor is left to others.
@@ -63,7 +64,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Step::Done(result) => return Ok(result),
                 Step::Again => {
                     again += 1;
-                    if again < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+                    if again < SPINS { hint::spin_loop() } else { thread::yield_now() }
                 }
                 Step::Read(at) => known.set(at, chain::read(&self.engine, at, key)?),
                 Step::Room(bytes) => self.engine.make_room(bytes)?,

@@ -7,8 +7,8 @@ use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::{Probe, Published, Seen};
 use crate::record::{self, Record, TOMBSTONE};
+use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
-use std::sync::atomic::{AtomicU64, Ordering::*};
 
 /// Entries a thread adds before it counts them for all, and pays for the index's growth.
 const ENTRIES_UNCOUNTED: u64 = 16;

@@ -1,0 +1,391 @@
+//! Models of the index: insertions into one bucket, lookups while it splits, while the level turns, while an overflow
+//! bucket moves. Buckets have two entries and the table begins with two buckets (`ENTRIES`, `FIRST_LEVEL`).
+
+use super::growth::Chain;
+use super::{BUCKET_BITS, Index, Published, Records, address_of};
+use crate::loom_models::{Model, Shared, sound, spawn, without};
+use crate::sync::Rule;
+
+/// The hash whose bits above `BUCKET_BITS` are these: the lowest is the bucket's number.
+const fn hash(bits: u64) -> u64 {
+    bits << BUCKET_BITS
+}
+
+/// A record's address says its hash: `address_for`.
+struct Known;
+
+impl Records for Known {
+    fn prefetch(&self, _: u64) {}
+
+    fn chain(&self, address: u64) -> Chain {
+        Chain::Alone(hash(address / 8 - 1))
+    }
+}
+
+const fn address_for(bits: u64) -> u64 {
+    (bits + 1) * 8
+}
+
+/// Inserts as the store does: by a claim where that is plain, else under the latch. False if there is an entry.
+fn insert(index: &Index, bits: u64) -> bool {
+    let probe = index.probe(hash(bits));
+    let found = probe.first_match();
+    if found == address_for(bits) {
+        return false;
+    }
+    // Another record's address: its key says that the entry is not this hash's.
+    let claim = if found == 0 { probe.claim() } else { None };
+    match claim {
+        Some(claim) => {
+            claim.fill(address_for(bits));
+            true
+        }
+        None => index.add(hash(bits), || Some(address_for(bits)), |_, _| panic!("no entry is shared here")).is_some(),
+    }
+}
+
+/// Looks for an entry that is there.
+fn find(index: &Index, bits: u64) {
+    let seen = index.lookup(hash(bits));
+    // Another entry may turn up, its tag read from the wrong bit. The key in its record will tell: absent, if that settles.
+    assert!(seen.address() == address_for(bits) || !index.is_settled(&seen), "a present entry was found absent");
+}
+
+fn with_entries(entries: &[u64]) -> Shared<Index> {
+    let index = Index::new().expect("a modelled region");
+    for bits in entries {
+        assert!(insert(&index, *bits));
+    }
+    Shared::new(index)
+}
+
+fn split(index: &Index) {
+    let mut workspace = index.growing.lock().expect("nobody panics here");
+    index.split_next(&mut workspace, &Known);
+}
+
+// ---- insertions ----------------------------------------------------------------------------------------------------
+
+/// Two threads insert into one bucket, which has one entry to spare or none.
+fn two_insertions(model: Model, before: &'static [u64], bits: [u64; 2]) {
+    model.check(move || {
+        let index = with_entries(before);
+        let other = spawn(1, {
+            let index = index.clone();
+            move || insert(&index, bits[0])
+        });
+        let inserted = u32::from(insert(&index, bits[1])) + u32::from(other.join());
+        let mut expected: Vec<u64> = before.iter().chain(&bits).map(|bits| address_for(*bits)).collect();
+        expected.sort_unstable();
+        expected.dedup();
+        let mut found: Vec<u64> = index.words(0).into_iter().map(address_of).collect();
+        found.sort_unstable();
+        assert_eq!(found, expected, "the bucket does not hold exactly what was inserted");
+        assert_eq!(inserted as usize, expected.len() - before.len(), "an insertion is told wrongly");
+        bits.iter().for_each(|bits| find(&index, *bits));
+    });
+}
+
+#[test]
+fn the_same_hash_gets_one_entry() {
+    two_insertions(sound(), &[], [0b10, 0b10]);
+}
+
+#[test]
+fn two_hashes_get_two_entries() {
+    two_insertions(sound(), &[], [0b10, 0b100]);
+}
+
+#[test]
+fn the_same_hash_gets_one_entry_in_a_full_bucket() {
+    two_insertions(sound(), &[0b110, 0b1000], [0b10, 0b10]);
+}
+
+#[test]
+fn two_hashes_get_two_entries_in_an_almost_full_bucket() {
+    two_insertions(sound(), &[0b110], [0b10, 0b100]);
+}
+
+#[test]
+#[should_panic(expected = "an insertion is told wrongly")]
+fn twin_claim_latches_a_changed_bucket_with_the_same_hash() {
+    two_insertions(without(Rule::ClaimUnchanged), &[], [0b10, 0b10]);
+}
+
+#[test]
+#[should_panic(expected = "the bucket does not hold exactly what was inserted")]
+fn twin_claim_latches_a_changed_bucket_with_another_hash() {
+    two_insertions(without(Rule::ClaimUnchanged), &[], [0b10, 0b100]);
+}
+
+#[test]
+#[should_panic(expected = "the bucket does not hold exactly what was inserted")]
+fn twin_addition_does_not_look_again() {
+    two_insertions(without(Rule::LookLatched), &[0b110, 0b1000], [0b10, 0b10]);
+}
+
+/// Two threads put a record before the one of the same entry.
+fn two_publications(model: Model) {
+    model.check(|| {
+        let index = with_entries(&[0]);
+        let publish = |index: &Index, at: u64| loop {
+            let seen = index.lookup(hash(0));
+            match index.publish(hash(0), &seen, at, &mut false, |_| panic!("the entry is there")) {
+                Published::Done => return seen.address(),
+                Published::Changed => {}
+                // The later address was first: this one would have to be allocated again.
+                Published::TooLow => return u64::MAX,
+            }
+        };
+        let other = spawn(1, {
+            let index = index.clone();
+            move || publish(&index, 800)
+        });
+        let (mine, theirs) = (publish(&index, 808), other.join());
+        let chains = [(800, address_for(0)), (address_for(0), u64::MAX)];
+        assert!(chains.contains(&(mine, theirs)), "a record fell out of the chain: {mine} {theirs}");
+        assert_eq!(index.lookup(hash(0)).address(), 808);
+    });
+}
+
+#[test]
+fn a_chain_keeps_every_record() {
+    two_publications(sound());
+}
+
+#[test]
+#[should_panic(expected = "a record fell out of the chain")]
+fn twin_publication_does_not_compare() {
+    two_publications(without(Rule::LookLatched));
+}
+
+// ---- splits ----------------------------------------------------------------------------------------------------------
+
+/// In bucket 0, in this order: one that a split sends to bucket 2, one that stays and moves to the first place.
+const GOES: u64 = 0b10;
+const STAYS: u64 = 0b100;
+
+fn lookup_while_splitting(model: Model, bits: u64) {
+    model.check(move || {
+        let index = with_entries(&[GOES, STAYS]);
+        let other = spawn(1, {
+            let index = index.clone();
+            move || split(&index)
+        });
+        find(&index, bits);
+        other.join();
+        assert_eq!(index.lookup(hash(bits)).address(), address_for(bits), "a split lost an entry");
+    });
+}
+
+#[test]
+fn a_lookup_finds_what_goes_to_the_sibling() {
+    lookup_while_splitting(sound(), GOES);
+}
+
+#[test]
+fn a_lookup_finds_what_stays() {
+    lookup_while_splitting(sound(), STAYS);
+}
+
+#[test]
+#[should_panic(expected = "a present entry was found absent")]
+fn twin_split_with_an_even_version() {
+    lookup_while_splitting(without(Rule::MoveIsOdd), STAYS);
+}
+
+#[test]
+#[should_panic(expected = "a present entry was found absent")]
+fn twin_shape_changes_before_the_version_is_odd() {
+    lookup_while_splitting(without(Rule::OddBeforeShape), STAYS);
+}
+
+#[test]
+#[should_panic(expected = "a present entry was found absent")]
+fn twin_absence_counts_though_the_shape_changed() {
+    lookup_while_splitting(without(Rule::ShapeStandsStill), GOES);
+}
+
+#[test]
+#[should_panic(expected = "a present entry was found absent")]
+fn twin_sibling_is_filled_after_the_shape_leads_to_it() {
+    lookup_while_splitting(without(Rule::SiblingFirst), GOES);
+}
+
+/// The level's last bucket splits, and the level turns.
+fn lookup_while_turning(model: Model, bits: u64) {
+    model.check(move || {
+        let index = with_entries(&[0b11, 0b101, 0b10]);
+        split(&index);
+        let other = spawn(1, {
+            let index = index.clone();
+            move || split(&index)
+        });
+        find(&index, bits);
+        other.join();
+        assert_eq!(index.lookup(hash(bits)).address(), address_for(bits), "a split lost an entry");
+    });
+}
+
+#[test]
+fn a_lookup_finds_what_goes_while_the_level_turns() {
+    lookup_while_turning(sound(), 0b11);
+}
+
+#[test]
+fn a_lookup_finds_what_stays_while_the_level_turns() {
+    lookup_while_turning(sound(), 0b101);
+}
+
+#[test]
+fn a_lookup_finds_what_was_split_before_the_level_turns() {
+    lookup_while_turning(sound(), 0b10);
+}
+
+#[test]
+#[should_panic(expected = "a present entry was found absent")]
+fn twin_turn_is_not_marked() {
+    lookup_while_turning(without(Rule::TurnIsMarked), 0b10);
+}
+
+/// A thread inserts into the bucket that splits.
+fn insertion_while_splitting(model: Model, before: &'static [u64], bits: u64) {
+    model.check(move || {
+        let index = with_entries(before);
+        let other = spawn(1, {
+            let index = index.clone();
+            move || split(&index)
+        });
+        assert!(insert(&index, bits), "an insertion was refused");
+        other.join();
+        for bits in before.iter().chain([&bits]) {
+            assert_eq!(index.lookup(hash(*bits)).address(), address_for(*bits), "an entry was lost");
+        }
+    });
+}
+
+#[test]
+fn an_insertion_goes_where_the_split_sends_it() {
+    insertion_while_splitting(sound(), &[STAYS], GOES);
+}
+
+#[test]
+fn an_insertion_stays_where_the_split_leaves_it() {
+    insertion_while_splitting(sound(), &[GOES], STAYS);
+}
+
+#[test]
+fn an_insertion_into_a_full_bucket_survives_its_split() {
+    insertion_while_splitting(sound(), &[STAYS, 0b1000], GOES);
+}
+
+#[test]
+#[should_panic(expected = "an entry was lost")]
+fn twin_claim_latches_a_bucket_that_was_split() {
+    insertion_while_splitting(without(Rule::ClaimUnchanged), &[STAYS], GOES);
+}
+
+#[test]
+#[should_panic(expected = "an entry was lost")]
+fn twin_claim_does_not_ask_for_the_shape() {
+    insertion_while_splitting(without(Rule::ClaimAsksShape), &[GOES], STAYS);
+}
+
+#[test]
+#[should_panic(expected = "an insertion was refused")]
+fn twin_latched_without_looking_where_the_hash_belongs() {
+    insertion_while_splitting(without(Rule::LatchLooksAgain), &[STAYS, 0b1000], GOES);
+}
+
+/// The same with the level's last bucket: the level turns meanwhile.
+fn insertion_while_turning(model: Model, before: &'static [u64], bits: u64) {
+    model.check(move || {
+        let index = with_entries(before);
+        split(&index);
+        let other = spawn(1, {
+            let index = index.clone();
+            move || split(&index)
+        });
+        assert!(insert(&index, bits), "an insertion was refused");
+        other.join();
+        for bits in before.iter().chain([&bits]) {
+            assert_eq!(index.lookup(hash(*bits)).address(), address_for(*bits), "an entry was lost");
+        }
+    });
+}
+
+#[test]
+fn an_insertion_goes_where_the_last_split_sends_it() {
+    insertion_while_turning(sound().preemptions(2), &[0b101], 0b11);
+}
+
+#[test]
+fn an_insertion_stays_where_the_last_split_leaves_it() {
+    insertion_while_turning(sound().preemptions(1), &[0b11], 0b101);
+}
+
+#[test]
+fn an_insertion_into_a_full_bucket_survives_the_last_split() {
+    insertion_while_turning(sound().preemptions(1), &[0b101, 0b1001], 0b11);
+}
+
+#[test]
+fn an_insertion_elsewhere_survives_the_turn() {
+    insertion_while_turning(sound(), &[0b101], 0b10);
+}
+
+#[test]
+#[should_panic(expected = "an entry was lost")]
+fn twin_claim_does_not_ask_whether_the_level_turns() {
+    insertion_while_turning(without(Rule::ClaimAsksShape), &[0b101], 0b10);
+}
+
+#[test]
+#[should_panic(expected = "an entry was lost")]
+fn twin_new_geometry_hides_the_turn() {
+    insertion_while_turning(without(Rule::GeometryShowsTurn), &[0b101], 0b11);
+}
+
+// ---- the overflow pool -----------------------------------------------------------------------------------------------
+
+/// Bucket 0 is full and goes on in overflow bucket 2, while 1 is free: 2 moves there.
+fn lookup_while_overflow_moves(model: Model, bits: u64) {
+    model.check(move || {
+        let index = with_entries(&[]);
+        let free = index.overflow.take(1, true).expect("room");
+        for bits in [STAYS, 0b1000, GOES, 0b1100] {
+            assert!(insert(&index, bits));
+        }
+        index.overflow.give_back(free);
+        let other = spawn(1, {
+            let index = index.clone();
+            move || index.move_overflow(2, 0)
+        });
+        find(&index, bits);
+        other.join();
+        assert_eq!(index.bucket(0).next(), free, "the overflow bucket did not move");
+        assert_eq!(index.lookup(hash(bits)).address(), address_for(bits), "a move lost an entry");
+    });
+}
+
+#[test]
+fn a_lookup_finds_what_moves_in_the_overflow_pool() {
+    lookup_while_overflow_moves(sound().preemptions(2), GOES);
+}
+
+#[test]
+fn a_lookup_finds_what_moves_second_in_the_overflow_pool() {
+    lookup_while_overflow_moves(sound().preemptions(2), 0b1100);
+}
+
+#[test]
+#[should_panic(expected = "a present entry was found absent")]
+fn twin_overflow_moves_with_an_even_version() {
+    lookup_while_overflow_moves(without(Rule::MoveIsOdd), GOES);
+}
+
+#[test]
+#[should_panic(expected = "a present entry was found absent")]
+fn twin_version_is_read_before_the_entries() {
+    lookup_while_overflow_moves(without(Rule::EntriesBeforeVersion), GOES);
+}

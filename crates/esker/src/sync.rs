@@ -1,0 +1,135 @@
+//! The one door to atomics, fences, mutexes and waiting, so that loom can stand behind it.
+//!
+//! Normally these are the standard library's own items, re-exported: no wrapper, no cost. Under `--cfg loom` they are loom's,
+//! which tries every interleaving and every stale value that the memory model allows (`loom_models`). Device code, which no
+//! model reaches, may use the standard library directly.
+//!
+//! A model that cannot fail proves nothing. So each has a *weakened twin* that breaks one [`Rule`] of the real code, at the
+//! one place that keeps it, and must fail. Outside loom [`broken`] is the constant `false`.
+
+#[cfg(not(loom))]
+pub(crate) use std::{
+    hint,
+    sync::{Mutex, MutexGuard, TryLockError, atomic},
+    thread, thread_local,
+};
+
+#[cfg(loom)]
+pub(crate) use loom::{
+    hint,
+    sync::{Mutex, MutexGuard},
+    thread,
+};
+#[cfg(loom)]
+pub(crate) use {loom_local as thread_local, std::sync::TryLockError};
+
+/// Statics with a constant value; under loom each execution gets fresh ones.
+#[cfg(not(loom))]
+macro_rules! statics {
+    ($(static $name:ident: $type:ty = $value:expr;)*) => { $(static $name: $type = $value;)* };
+}
+#[cfg(loom)]
+macro_rules! statics {
+    ($(static $name:ident: $type:ty = $value:expr;)*) => { loom::lazy_static! { $(static ref $name: $type = $value;)* } };
+}
+pub(crate) use statics;
+
+/// Loom's thread locals, which know no `const`.
+#[cfg(loom)]
+macro_rules! loom_local {
+    ($(static $name:ident: $type:ty = const { $value:expr };)*) => { loom::thread_local! { $(static $name: $type = $value;)* } };
+}
+#[cfg(loom)]
+pub(crate) use loom_local;
+
+#[cfg(loom)]
+#[path = "loom_atomic.rs"]
+pub(crate) mod atomic;
+
+/// What the weakened twins of the models break, one at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Rule {
+    /// `Epochs::drain` waits for those inside.
+    DrainWaits,
+    /// A pin is visible to a drain before anything is done under it.
+    PinFences,
+    /// Who pins with a new epoch sees the boundary that was moved before it.
+    PinAcquiresEpoch,
+    /// The closed flag is looked at after the pin is stored.
+    FlagAfterPin,
+    /// `Probe::claim` latches only a bucket that is still what the probe saw.
+    ClaimUnchanged,
+    /// `Index::add` and `Index::publish` look again once they hold the latch.
+    LookLatched,
+    /// `Probe::claim` asks whether the shape stood still until the link was read.
+    ClaimAsksShape,
+    /// While entries move the version is odd.
+    MoveIsOdd,
+    /// The version is odd before the shape says that the bucket is split: its tags begin at another bit from then on.
+    OddBeforeShape,
+    /// An absence counts only if the shape stood still.
+    ShapeStandsStill,
+    /// A split fills the sibling before the shape leads to it.
+    SiblingFirst,
+    /// While the level turns no absence counts.
+    TurnIsMarked,
+    /// Who latched a bucket asks again whether it is the hash's.
+    LatchLooksAgain,
+    /// Who read the next level's geometry is shown the turn when it asks for the shape.
+    GeometryShowsTurn,
+    /// An absence reads the entries before it reads the version again.
+    EntriesBeforeVersion,
+    /// A piece of the log is left when `read_only` has passed the cursor.
+    PieceEndsAtReadOnly,
+    /// The tail moves by compare-and-swap.
+    TailIsClaimed,
+    /// An update waits while its record is fuzzy.
+    FuzzyWaits,
+    /// A reader of a bytes record checks the version again.
+    VersionStandsStill,
+}
+
+/// True in the twin that breaks this rule.
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) const fn broken(_: Rule) -> bool {
+    false
+}
+
+#[cfg(loom)]
+pub(crate) use weakness::{Weakness, broken};
+
+/// What the model that runs on this system thread changes. Loom runs all threads of a model on one system thread, so the
+/// standard library's thread locals belong to the model.
+#[cfg(loom)]
+mod weakness {
+    use super::Rule;
+    use std::cell::Cell;
+
+    std::thread_local! {
+        static BROKEN: Cell<Option<Rule>> = const { Cell::new(None) };
+        static FENCE_ON_PIN: Cell<bool> = const { Cell::new(false) };
+    }
+
+    pub(crate) fn broken(rule: Rule) -> bool {
+        BROKEN.with(Cell::get) == Some(rule)
+    }
+
+    pub(crate) struct Weakness;
+
+    #[cfg_attr(not(test), expect(dead_code, reason = "set by models"))]
+    impl Weakness {
+        pub(crate) fn set(rule: Option<Rule>) {
+            BROKEN.with(|cell| cell.set(rule));
+        }
+
+        /// Machines without `membarrier`.
+        pub(crate) fn set_fence_on_pin(to: bool) {
+            FENCE_ON_PIN.with(|cell| cell.set(to));
+        }
+
+        pub(crate) fn fence_on_pin() -> bool {
+            FENCE_ON_PIN.with(Cell::get)
+        }
+    }
+}
