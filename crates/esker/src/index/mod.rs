@@ -26,7 +26,7 @@ mod overflow;
 
 use crate::error::Result;
 use crate::memory::{Region, prefetch};
-use bucket::{Bucket, VERSION, VERSION_MASK, address_of, entry_word, next_of, tag_of};
+use bucket::{Bucket, LATCH, VERSION, VERSION_MASK, address_of, entry_word, next_of, tag_of};
 use overflow::Overflow;
 use std::hint::select_unpredictable;
 use std::sync::Mutex;
@@ -110,6 +110,7 @@ impl Place {
 /// A hash's first bucket at a glance.
 pub(crate) struct Probe<'a> {
     bucket: &'a Bucket,
+    /// As it was while the bucket was surely the hash's; latched, which nobody can claim, if that is not sure.
     link: u64,
     tags: bucket::Tags,
     bits: u64,
@@ -130,7 +131,7 @@ impl Probe<'_> {
     pub(crate) fn claim(&self) -> Option<Claim<'_>> {
         let empty = self.tags.empty();
         let is_plain = empty != 0 && next_of(self.link) == 0 && self.link & VERSION == 0 && !self.tags.has_short();
-        // A split of this bucket would have changed its version: if the latch is ours, this is still the hash's place.
+        // A split of this bucket after the probe would have changed its version: if the latch is ours, this is still the hash's place.
         let latched = is_plain && self.bucket.latch_if(self.link);
         latched.then(|| Claim { bucket: self.bucket, empty, bits: self.bits })
     }
@@ -303,7 +304,13 @@ impl Index {
         let place = self.locate(hash);
         let bucket = self.bucket_at(place.offset);
         // Acquire, and before the tags: who finds the link unchanged later knows that they are.
-        Probe { bucket, link: bucket.link(Acquire), tags: bucket.tags(), bits: place.bits }
+        let link = bucket.link(Acquire);
+        // Acquire fence: whoever read the geometry or the link of a later shape sees that shape now. Without this look a split
+        // between `locate` and the link went unnoticed, and the key was added to a bucket where nobody looks for it
+        // (`tests/asynchronous.rs`, many threads: an assertion in `divide_carefully` found it).
+        fence(Acquire);
+        let still_there = self.shape() == place.shape && !place.shape.is_turning();
+        Probe { bucket, link: if still_there { link } else { link | LATCH }, tags: bucket.tags(), bits: place.bits }
     }
 
     /// The address of the first entry with the hash's full tag, or an address below every record: the whole of most lookups.
