@@ -16,7 +16,7 @@ pub(super) const ENTRIES: usize = if cfg!(loom) { 2 } else { 7 };
 const LINK: usize = 7;
 const TAG_FIELD_BITS: u32 = 16;
 
-const LATCH: u64 = 1;
+pub(super) const LATCH: u64 = 1;
 /// Odd versions: entries are moving.
 pub(super) const VERSION: u64 = 2;
 /// What every change under the latch adds to the version.

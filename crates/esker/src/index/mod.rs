@@ -114,6 +114,7 @@ pub(crate) struct Probe<'a> {
     index: &'a Index,
     shape: Shape,
     bucket: &'a Bucket,
+    /// As it was while the bucket was surely the hash's; latched, which nobody can claim, if that is not sure.
     link: u64,
     tags: bucket::Tags,
     bits: u64,

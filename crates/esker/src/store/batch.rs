@@ -2,7 +2,7 @@
 //! What is on the device is read in a stream, many keys at a time.
 
 use super::Store;
-use super::chain::{Walk, Walked};
+use super::chain::{Places, Walk, Walked};
 use super::find::Found;
 use super::read::with_scratch;
 use crate::device::{DeviceRead, ReadSource};
@@ -41,9 +41,7 @@ struct GetMany<'a, K: Key + ?Sized, V: Value + ?Sized, Q, F> {
     next: usize,
     /// To be read: the last one first, so that a chain's next record comes before another chain.
     waiting: Vec<ColdGet>,
-    /// Being read; a read's token is its place here.
-    reading: Vec<Option<ColdGet>>,
-    free: Vec<usize>,
+    reading: Places<ColdGet>,
     /// Found nowhere while their buckets were moving: they are looked up again at the end.
     unsettled: Vec<ColdGet>,
     reads: u64,
@@ -66,8 +64,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             visit,
             next: 0,
             waiting: Vec::new(),
-            reading: Vec::new(),
-            free: Vec::new(),
+            reading: Places::default(),
             unsettled: Vec::new(),
             reads: 0,
             result: Ok(()),
@@ -362,12 +359,8 @@ where
             match self.waiting.pop() {
                 Some(get) if get.walk.is_over() => self.absent(get),
                 Some(get) => {
-                    let place = self.free.pop().unwrap_or_else(|| {
-                        self.reading.push(None);
-                        self.reading.len() - 1
-                    });
-                    let read = get.walk.read(place as u64);
-                    self.reading[place] = Some(get);
+                    let walk = get.walk;
+                    let read = walk.read(self.reading.put(get));
                     self.reads += 1;
                     return Some(read);
                 }
@@ -379,9 +372,7 @@ where
     }
 
     fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
-        let place = read.token() as usize;
-        let Some(get) = self.reading[place].take() else { unreachable!("a read is handed back once") };
-        self.free.push(place);
+        let get = self.reading.take(read.token());
         // After an error the rest is only waited for.
         if self.result.is_ok() {
             self.result = self.advance(get, read, result);

@@ -38,10 +38,21 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.put_bytes_hashed(key, self.hash(key), value)
     }
 
+    /// Whether key and value can be put at all.
+    pub(super) fn check_put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        Self::check_key(key)?;
+        self.check_value(value.len())
+    }
+
     pub(super) fn put_bytes_hashed(&self, key: &[u8], hash: u64, value: &[u8]) -> Result<()> {
         self.check_value(value.len())?;
-        self.engine.epochs.slot()?.count(Counter::Put, 1);
-        self.run(key, |known| self.change(key, hash, known, true, &mut |_| Change::set(value))).map(|_| ())
+        self.count(Counter::Put)?;
+        self.run(key, |known| self.put_bytes_step(key, hash, known, value)).map(|_| ())
+    }
+
+    /// One attempt at a put.
+    pub(super) fn put_bytes_step(&self, key: &[u8], hash: u64, known: &Known, value: &[u8]) -> Result<Step<bool>> {
+        self.change(key, hash, known, true, &mut |_| Change::set(value))
     }
 
     pub(super) fn rmw_bytes(&self, key: &[u8], update: impl FnMut(Option<V::View<'_>>) -> V::Owned) -> Result<V::Owned> {
@@ -55,15 +66,27 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         hash: u64,
         mut update: impl FnMut(Option<V::View<'_>>) -> V::Owned,
     ) -> Result<V::Owned> {
-        self.engine.epochs.slot()?.count(Counter::Rmw, 1);
+        self.count(Counter::Rmw)?;
         let mut last = None;
+        self.run(key, |known| self.rmw_bytes_step(key, hash, known, &mut last, &mut update))?;
+        Ok(last.unwrap_or_else(|| unreachable!("a successful update ran the closure")))
+    }
+
+    /// One attempt at a read-modify-write; `last` becomes what `update` made last.
+    pub(super) fn rmw_bytes_step(
+        &self,
+        key: &[u8],
+        hash: u64,
+        known: &Known,
+        last: &mut Option<V::Owned>,
+        update: &mut impl FnMut(Option<V::View<'_>>) -> V::Owned,
+    ) -> Result<Step<bool>> {
         let mut decide = |old: Option<&[u8]>| {
             let new: &V = (*last.insert(update(old.map(V::view)))).borrow();
             let bytes = new.bytes();
             Change::Set(Cow::Owned(bytes.to_vec()), bytes.len())
         };
-        self.run(key, |known| self.change(key, hash, known, false, &mut decide))?;
-        Ok(last.unwrap_or_else(|| unreachable!("a successful update ran the closure")))
+        self.change(key, hash, known, false, &mut decide)
     }
 
     pub(super) fn delete_bytes(&self, key: &[u8]) -> Result<bool> {
@@ -72,30 +95,46 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     pub(super) fn delete_bytes_hashed(&self, key: &[u8], hash: u64) -> Result<bool> {
-        self.engine.epochs.slot()?.count(Counter::Delete, 1);
-        self.run(key, |known| self.change(key, hash, known, false, &mut |_| Change::Remove))
+        self.count(Counter::Delete)?;
+        self.run(key, |known| self.delete_bytes_step(key, hash, known))
+    }
+
+    /// One attempt at a delete. Done: whether a value was there.
+    pub(super) fn delete_bytes_step(&self, key: &[u8], hash: u64, known: &Known) -> Result<Step<bool>> {
+        self.change(key, hash, known, false, &mut |_| Change::Remove)
     }
 
     pub(super) fn append_bytes(&self, key: &[u8], bytes: &[u8]) -> Result<usize> {
         Self::check_key(key)?;
         let hash = self.hash(key);
-        if let Some(pin) = self.engine.epochs.pin_fast() {
-            pin.slot.count(Counter::Append, 1);
-            if let Some(length) = self.append_in_place(key, hash, bytes) {
-                return Ok(length);
-            }
+        if let Some(length) = self.append_at_once(key, hash, bytes)? {
+            return Ok(length);
         }
-        let most = self.engine.value_bytes_max() as usize;
         let mut length = 0;
+        self.run(key, |known| self.append_step(key, hash, known, bytes, &mut length))?;
+        Ok(length)
+    }
+
+    /// Where the key's record is mutable and has room.
+    #[inline(always)]
+    pub(super) fn append_at_once(&self, key: &[u8], hash: u64, bytes: &[u8]) -> Result<Option<usize>> {
+        self.engine.check_writable()?;
+        let pin = self.engine.epochs.pin()?;
+        pin.slot.count(Counter::Append, 1);
+        Ok(self.append_in_place(key, hash, bytes))
+    }
+
+    /// One attempt at an append; `length` becomes the new one.
+    pub(super) fn append_step(&self, key: &[u8], hash: u64, known: &Known, bytes: &[u8], length: &mut usize) -> Result<Step<bool>> {
+        let most = self.engine.value_bytes_max() as usize;
         let mut decide = |old: Option<&[u8]>| {
             let old = old.unwrap_or_default();
-            length = old.len() + bytes.len();
+            *length = old.len() + bytes.len();
             // A first value gets no room to spare: most never grow.
-            let room = if old.is_empty() { length } else { (length + length / 2).min(most.max(length)) };
+            let room = if old.is_empty() { *length } else { (*length + *length / 2).min(most.max(*length)) };
             Change::Set(Cow::Owned([old, bytes].concat()), room)
         };
-        self.run(key, |known| self.change(key, hash, known, false, &mut decide))?;
-        Ok(length)
+        self.change(key, hash, known, false, &mut decide)
     }
 
     /// Under a pin.

@@ -163,3 +163,38 @@ pub(crate) fn record_bytes(engine: &Engine, at: u64) -> Result<Vec<u8>> {
         bytes = whole;
     }
 }
+
+/// Things that wait for their reads; a read's token is its thing's place.
+pub(super) struct Places<T> {
+    held: Vec<Option<T>>,
+    free: Vec<u64>,
+}
+
+impl<T> Default for Places<T> {
+    fn default() -> Self {
+        Self { held: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Places<T> {
+    pub(super) fn put(&mut self, thing: T) -> u64 {
+        let Some(place) = self.free.pop() else {
+            self.held.push(Some(thing));
+            return self.held.len() as u64 - 1;
+        };
+        self.held[place as usize] = Some(thing);
+        place
+    }
+
+    /// The thing at a place, once.
+    pub(super) fn take(&mut self, place: u64) -> T {
+        self.free.push(place);
+        self.held[place as usize].take().unwrap_or_else(|| unreachable!("a device hands each read back once"))
+    }
+
+    /// All things; no read is under way any more.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.free.clear();
+        self.held.drain(..).flatten()
+    }
+}

@@ -12,17 +12,22 @@
 //! | frozen in memory   | read           | copy to the tail    | copy to the tail                         |
 //! | on the device      | read it        | append to the tail  | read it, then append to the tail         |
 //!
+//! Blocking calls wait themselves, asynchronous ones (`waiting.rs`) have it done by helper threads (`helpers.rs`).
+//!
 //! `find.rs` finds records, `chain.rs` those on the device, `read.rs` reads, `word.rs` and `bytes.rs` change the two layouts, `batch.rs` does many keys.
 
 mod batch;
 mod bytes;
 pub(crate) mod chain;
 mod find;
+mod helpers;
 mod read;
 mod step;
+mod waiting;
 mod word;
 
 use crate::engine::{Engine, Layout};
+use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::record::KEY_BYTES_MAX;
 use crate::stats::Stats;
@@ -32,6 +37,8 @@ use std::borrow::Borrow;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+
+use helpers::Helpers;
 
 /// A key-value store. Cloning it is cheap and gives the same store; it closes with its last clone.
 pub struct Store<K: Key + ?Sized, V: Value + ?Sized> {
@@ -44,6 +51,7 @@ pub struct Store<K: Key + ?Sized, V: Value + ?Sized> {
 struct Closer {
     engine: Arc<Engine>,
     driver: Mutex<Option<JoinHandle<()>>>,
+    helpers: Helpers,
 }
 
 impl Drop for Closer {
@@ -60,6 +68,7 @@ impl Closer {
             driver.thread().unpark();
             let _ = driver.join();
         }
+        self.helpers.close();
         result
     }
 }
@@ -101,7 +110,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let driven = engine.clone();
         let driver = std::thread::Builder::new().name("esker-driver".into());
         let driver = if engine.in_background { Some(driver.spawn(move || driven.run_driver())?) } else { None };
-        let closer = Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(driver) });
+        let closer = Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(driver), helpers: Helpers::default() });
         Ok(Self { engine, closer, types: PhantomData })
     }
 
@@ -120,6 +129,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     fn hash(&self, key: &[u8]) -> u64 {
         self.engine.hasher.hash(key, K::WIDTH.filter(|_| Self::WORD))
+    }
+
+    fn count(&self, what: Counter) -> Result<()> {
+        self.engine.epochs.slot()?.count(what, 1);
+        Ok(())
     }
 
     fn check_key(key: &[u8]) -> Result<()> {

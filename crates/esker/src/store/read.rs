@@ -30,14 +30,19 @@ pub(super) fn with_scratch<R>(run: impl FnOnce(&mut Vec<u8>) -> R) -> R {
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub(super) fn get_word(&self, key: &[u8]) -> Result<Option<u64>> {
-        let hash = self.hash(key);
-        if let Some(pin) = self.engine.epochs.pin_fast() {
-            pin.slot.count(Counter::Get, 1);
-            if let Some((_, record)) = self.find_fast(key, hash) {
-                return Ok(Some(record.word_value(Self::KEY_WIDTH).load(Acquire)));
-            }
+        match self.get_word_at_once(key, self.hash(key)) {
+            Some(word) => Ok(Some(word)),
+            None => self.get_word_slowly(key),
         }
-        self.get_word_slowly(key)
+    }
+
+    /// Where the key's record is live and the first of its entry, in memory.
+    #[inline(always)]
+    pub(super) fn get_word_at_once(&self, key: &[u8], hash: u64) -> Option<u64> {
+        let pin = self.engine.epochs.pin_fast()?;
+        pin.slot.count(Counter::Get, 1);
+        let (_, record) = self.find_fast(key, hash)?;
+        Some(record.word_value(Self::KEY_WIDTH).load(Acquire))
     }
 
     #[inline(never)]

@@ -1,7 +1,7 @@
 //! Steps: an operation as attempts under a pin, with the waiting in between.
 //!
 //! An attempt never waits. It completes, or says what it is missing; whoever runs it waits for that without a pin and
-//! attempts again. So the same attempt serves blocking calls ([`Store::run`]) and asynchronous ones.
+//! attempts again. So the same attempt serves blocking calls ([`Store::run`]) and asynchronous ones (`waiting.rs`).
 
 use super::{Store, chain};
 use crate::error::Result;
@@ -9,7 +9,7 @@ use crate::sync::{hint, thread};
 use crate::types::{Key, Value};
 
 /// Attempts in vain before the processor is left to others.
-const SPINS: u32 = 16;
+pub(super) const SPINS: u32 = 16;
 
 /// How an attempt ended.
 pub(super) enum Step<T> {

@@ -19,13 +19,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub(super) fn put_word(&self, key: &[u8], value: u64) -> Result<()> {
         let hash = self.hash(key);
-        if let Some(pin) = self.engine.epochs.pin_fast() {
-            pin.slot.count(Counter::Put, 1);
-            if self.put_word_fast(&pin, key, hash, value) {
-                return Ok(());
-            }
-        }
-        self.put_word_slowly(key, hash, value)
+        if self.put_word_at_once(key, hash, value) { Ok(()) } else { self.put_word_slowly(key, hash, value) }
+    }
+
+    #[inline(always)]
+    pub(super) fn put_word_at_once(&self, key: &[u8], hash: u64, value: u64) -> bool {
+        let Some(pin) = self.engine.epochs.pin_fast() else { return false };
+        pin.slot.count(Counter::Put, 1);
+        self.put_word_fast(&pin, key, hash, value)
     }
 
     /// Where the key has a mutable record, or no entry could be its own.
@@ -96,19 +97,22 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     #[inline(never)]
     pub(super) fn put_word_slowly(&self, key: &[u8], hash: u64, value: u64) -> Result<()> {
-        self.run(key, |_| {
-            self.engine.check_writable()?;
-            let pin = self.engine.epochs.pin()?;
-            let (seen, found) = self.locate(key, hash);
-            if let Found::Memory { at, record } = found
-                && record.is_live()
-                && matches!(self.region(at), Region::Mutable)
-            {
-                record.word_value(Self::KEY_WIDTH).store(value, Release);
-                return Ok(Step::Done(()));
-            }
-            Ok(self.add_word(&pin, key, hash, &seen, &found, value, 0))
-        })
+        self.run(key, |_| self.put_word_step(key, hash, value))
+    }
+
+    /// One attempt at a put.
+    pub(super) fn put_word_step(&self, key: &[u8], hash: u64, value: u64) -> Result<Step<()>> {
+        self.engine.check_writable()?;
+        let pin = self.engine.epochs.pin()?;
+        let (seen, found) = self.locate(key, hash);
+        if let Found::Memory { at, record } = found
+            && record.is_live()
+            && matches!(self.region(at), Region::Mutable)
+        {
+            record.word_value(Self::KEY_WIDTH).store(value, Release);
+            return Ok(Step::Done(()));
+        }
+        Ok(self.add_word(&pin, key, hash, &seen, &found, value, 0))
     }
 
     /// Writes and publishes a word record.
@@ -154,14 +158,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub(super) fn rmw_word(&self, key: &[u8], update: &mut impl FnMut(Option<u64>) -> u64) -> Result<u64> {
         let hash = self.hash(key);
-        if let Some(pin) = self.engine.epochs.pin_fast() {
-            pin.slot.count(Counter::Rmw, 1);
-            let at = self.engine.index.first_match(hash);
-            if let Some(new) = self.rmw_word_at(&pin, at, key, update) {
-                return Ok(new);
-            }
+        match self.rmw_word_at_once(key, hash, update) {
+            Some(new) => Ok(new),
+            None => self.rmw_word_slowly(key, hash, update),
         }
-        self.rmw_word_slowly(key, hash, update)
+    }
+
+    #[inline(always)]
+    pub(super) fn rmw_word_at_once(&self, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Option<u64> {
+        let pin = self.engine.epochs.pin_fast()?;
+        pin.slot.count(Counter::Rmw, 1);
+        self.rmw_word_at(&pin, self.engine.index.first_match(hash), key, update)
     }
 
     #[inline(always)]
@@ -176,24 +183,33 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     #[inline(never)]
     pub(super) fn rmw_word_slowly(&self, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Result<u64> {
-        self.run(key, |known| {
-            self.engine.check_writable()?;
-            let pin = self.engine.epochs.pin()?;
-            let (seen, found) = self.locate(key, hash);
-            if let Found::Memory { at, record } = found
-                && record.is_live()
-                && matches!(self.region(at), Region::Mutable)
-            {
-                let value = record.word_value(Self::KEY_WIDTH);
-                return Ok(Step::Done(self.engine.epochs.within(&pin, || update_word(value, update))));
-            }
-            let old = match self.old_word(&found, known) {
-                Step::Done(old) => old,
-                missing => return Ok(missing.then(|| 0)),
-            };
-            let new = self.engine.epochs.within(&pin, || update(old));
-            Ok(self.add_word(&pin, key, hash, &seen, &found, new, 0).then(|| new))
-        })
+        self.run(key, |known| self.rmw_word_step(key, hash, known, update))
+    }
+
+    /// One attempt at a read-modify-write.
+    pub(super) fn rmw_word_step(
+        &self,
+        key: &[u8],
+        hash: u64,
+        known: &Known,
+        update: &mut impl FnMut(Option<u64>) -> u64,
+    ) -> Result<Step<u64>> {
+        self.engine.check_writable()?;
+        let pin = self.engine.epochs.pin()?;
+        let (seen, found) = self.locate(key, hash);
+        if let Found::Memory { at, record } = found
+            && record.is_live()
+            && matches!(self.region(at), Region::Mutable)
+        {
+            let value = record.word_value(Self::KEY_WIDTH);
+            return Ok(Step::Done(self.engine.epochs.within(&pin, || update_word(value, update))));
+        }
+        let old = match self.old_word(&found, known) {
+            Step::Done(old) => old,
+            missing => return Ok(missing.then(|| 0)),
+        };
+        let new = self.engine.epochs.within(&pin, || update(old));
+        Ok(self.add_word(&pin, key, hash, &seen, &found, new, 0).then(|| new))
     }
 
     /// The value that a record outside the mutable region (or a dead one in it) holds for an update.
@@ -215,29 +231,32 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     pub(super) fn delete_word(&self, key: &[u8]) -> Result<bool> {
         let hash = self.hash(key);
-        self.engine.epochs.slot()?.count(Counter::Delete, 1);
+        self.count(Counter::Delete)?;
         self.delete_word_hashed(key, hash)
     }
 
     pub(super) fn delete_word_hashed(&self, key: &[u8], hash: u64) -> Result<bool> {
-        self.run(key, |known| {
-            self.engine.check_writable()?;
-            let pin = self.engine.epochs.pin()?;
-            let (seen, found) = self.locate(key, hash);
-            if let Found::Memory { at, record } = found
-                && matches!(self.region(at), Region::Mutable)
-            {
-                let was_there = record.header().fetch_or(TOMBSTONE, AcqRel) & TOMBSTONE == 0;
-                pin.slot.count(Counter::DeadByte, if was_there { Self::RECORD_BYTES } else { 0 });
-                return Ok(Step::Done(was_there));
-            }
-            match self.old_word(&found, known) {
-                Step::Done(Some(_)) => Ok(self.add_word(&pin, key, hash, &seen, &found, 0, TOMBSTONE).then(|| true)),
-                Step::Done(None) if self.engine.index.is_settled(&seen) => Ok(Step::Done(false)),
-                Step::Done(None) => Ok(Step::Again),
-                missing => Ok(missing.then(|| false)),
-            }
-        })
+        self.run(key, |known| self.delete_word_step(key, hash, known))
+    }
+
+    /// One attempt at a delete. Done: whether a value was there.
+    pub(super) fn delete_word_step(&self, key: &[u8], hash: u64, known: &Known) -> Result<Step<bool>> {
+        self.engine.check_writable()?;
+        let pin = self.engine.epochs.pin()?;
+        let (seen, found) = self.locate(key, hash);
+        if let Found::Memory { at, record } = found
+            && matches!(self.region(at), Region::Mutable)
+        {
+            let was_there = record.header().fetch_or(TOMBSTONE, AcqRel) & TOMBSTONE == 0;
+            pin.slot.count(Counter::DeadByte, if was_there { Self::RECORD_BYTES } else { 0 });
+            return Ok(Step::Done(was_there));
+        }
+        match self.old_word(&found, known) {
+            Step::Done(Some(_)) => Ok(self.add_word(&pin, key, hash, &seen, &found, 0, TOMBSTONE).then(|| true)),
+            Step::Done(None) if self.engine.index.is_settled(&seen) => Ok(Step::Done(false)),
+            Step::Done(None) => Ok(Step::Again),
+            missing => Ok(missing.then(|| false)),
+        }
     }
 }
 

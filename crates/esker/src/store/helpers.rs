@@ -1,0 +1,306 @@
+//! The threads that wait in place of asynchronous calls: one reads chains from the device, one
+//! makes room in the log and draws lines.
+//!
+//! Each is started by the first call that needs it, so a store that is used by blocking calls alone has neither. A call
+//! leaves a job and gets a [`Reply`] to await. The job owns all it needs (a copy of the key, its buffers), so a reply
+//! may be dropped at any time; a job whose reply is gone is skipped. A job that is dropped unanswered answers `Closed`:
+//! that is how closing the store ends every wait.
+//!
+//! The reader is one [`ReadSource`] over all its jobs: whatever was asked since the last read ended is under way
+//! together. Room and lines are made by a thread of its own, because writing the log out would hold up the reads.
+//!
+//! Wakers are foreign code: they run without a lock held, and may panic or close the store.
+
+use super::chain::{Places, Walk, Walked};
+use crate::device::{DeviceRead, ReadSource};
+use crate::engine::Engine;
+use crate::epoch::Counter;
+use crate::error::{Error, Result};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
+use std::thread::JoinHandle;
+
+/// The helper threads of one store, started or not.
+#[derive(Default)]
+pub(super) struct Helpers {
+    reads: Arc<Queue<ReadJob>>,
+    writes: Arc<Queue<WriteJob>>,
+}
+
+impl Helpers {
+    /// The value at the end of the chain that begins at `at`, `None` if the key has none there.
+    pub(super) fn read(&self, engine: &Arc<Engine>, at: u64, key: &[u8]) -> Result<Reply<Option<Vec<u8>>>> {
+        let (answer, reply) = ticket();
+        let job = ReadJob { walk: Walk::new(engine, at), key: key.into(), answer };
+        if job.walk.is_over() {
+            job.answer.send(Ok(None));
+            return Ok(reply);
+        }
+        self.reads.push(job, "esker-reader", engine, run_reads)?;
+        Ok(reply)
+    }
+
+    /// [`Engine::make_room`] elsewhere.
+    pub(super) fn make_room(&self, engine: &Arc<Engine>, bytes: u64) -> Result<Reply<()>> {
+        self.write(engine, Write::Room(bytes))
+    }
+
+    /// [`Engine::commit`] elsewhere. Calls that wait together share a line: the first one's holds what the others wrote.
+    pub(super) fn commit(&self, engine: &Arc<Engine>) -> Result<Reply<()>> {
+        self.write(engine, Write::Line)
+    }
+
+    fn write(&self, engine: &Arc<Engine>, what: Write) -> Result<Reply<()>> {
+        let (answer, reply) = ticket();
+        self.writes.push(WriteJob { what, answer }, "esker-writer", engine, run_writes)?;
+        Ok(reply)
+    }
+
+    /// Answers `Closed` to all that waits, and waits for the threads.
+    pub(super) fn close(&self) {
+        self.reads.close();
+        self.writes.close();
+    }
+}
+
+// ---- a job's answer ------------------------------------------------------------------------------------------------
+
+struct Ticket<T> {
+    result: Option<Result<T>>,
+    waker: Option<Waker>,
+}
+
+/// The future of a job's result.
+pub(super) struct Reply<T>(Arc<Mutex<Ticket<T>>>);
+
+/// The job's end of a reply.
+struct Answer<T>(Arc<Mutex<Ticket<T>>>);
+
+fn ticket<T>() -> (Answer<T>, Reply<T>) {
+    let ticket = Arc::new(Mutex::new(Ticket { result: None, waker: None }));
+    (Answer(ticket.clone()), Reply(ticket))
+}
+
+impl<T> Answer<T> {
+    /// False when the reply was dropped: nobody can ask again.
+    fn is_wanted(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    fn send(self, result: Result<T>) {
+        self.set(result);
+    }
+
+    /// The first result counts.
+    fn set(&self, result: Result<T>) {
+        let mut ticket = lock(&self.0);
+        if ticket.result.is_some() {
+            return;
+        }
+        ticket.result = Some(result);
+        let waker = ticket.waker.take();
+        drop(ticket);
+        if let Some(waker) = waker {
+            // The executor's panic is not ours to pass on: other jobs wait on this thread.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
+    }
+}
+
+impl<T> Drop for Answer<T> {
+    fn drop(&mut self) {
+        self.set(Err(Error::Closed));
+    }
+}
+
+impl<T> Future for Reply<T> {
+    type Output = Result<T>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
+        let waker = context.waker().clone();
+        let mut ticket = lock(&self.0);
+        if let Some(result) = ticket.result.take() {
+            // What stays says so to the `Answer`, whose end may be near, and to a poll too many.
+            ticket.result = Some(Err(Error::Closed));
+            return Poll::Ready(result);
+        }
+        let replaced = ticket.waker.replace(waker);
+        drop(ticket);
+        drop(replaced);
+        Poll::Pending
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+// ---- a thread's jobs -----------------------------------------------------------------------------------------------
+
+struct Queue<J> {
+    state: Mutex<QueueState<J>>,
+    arrived: Condvar,
+}
+
+struct QueueState<J> {
+    jobs: VecDeque<J>,
+    closed: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<J> Default for Queue<J> {
+    fn default() -> Self {
+        Self { state: Mutex::new(QueueState { jobs: VecDeque::new(), closed: false, thread: None }), arrived: Condvar::new() }
+    }
+}
+
+impl<J: Send + 'static> Queue<J> {
+    /// Adds a job; the first one starts the thread.
+    fn push(self: &Arc<Self>, job: J, name: &str, engine: &Arc<Engine>, run: fn(&Engine, &Self)) -> Result<()> {
+        let mut state = lock(&self.state);
+        if state.closed {
+            return Err(Error::Closed);
+        }
+        if state.thread.is_none() {
+            let (engine, queue) = (engine.clone(), self.clone());
+            state.thread = Some(std::thread::Builder::new().name(name.into()).spawn(move || run(&engine, &queue))?);
+        }
+        state.jobs.push_back(job);
+        drop(state);
+        self.arrived.notify_one();
+        Ok(())
+    }
+
+    /// A job if one is there.
+    fn pop(&self) -> Option<J> {
+        lock(&self.state).jobs.pop_front()
+    }
+
+    /// Waits for a job; false when none will come any more.
+    fn wait(&self) -> bool {
+        let state = lock(&self.state);
+        let state = self.arrived.wait_while(state, |state| state.jobs.is_empty() && !state.closed).unwrap_or_else(|e| e.into_inner());
+        !state.closed
+    }
+
+    fn close(&self) {
+        let mut state = lock(&self.state);
+        state.closed = true;
+        let (jobs, thread) = (std::mem::take(&mut state.jobs), state.thread.take());
+        drop(state);
+        drop(jobs);
+        self.arrived.notify_all();
+        // A waker may drop the last store on the helper itself, which then ends by itself.
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+// ---- the writer ----------------------------------------------------------------------------------------------------
+
+enum Write {
+    Room(u64),
+    Line,
+}
+
+struct WriteJob {
+    what: Write,
+    answer: Answer<()>,
+}
+
+fn run_writes(engine: &Engine, queue: &Queue<WriteJob>) {
+    while queue.wait() {
+        while let Some(job) = queue.pop() {
+            if job.answer.is_wanted() {
+                let made = catch_unwind(AssertUnwindSafe(|| match job.what {
+                    Write::Room(bytes) => engine.make_room(bytes),
+                    Write::Line => engine.commit(),
+                }));
+                job.answer.send(made.unwrap_or_else(|_| Err(panicked())));
+            }
+        }
+    }
+}
+
+// ---- the reader ----------------------------------------------------------------------------------------------------
+
+struct ReadJob {
+    walk: Walk,
+    key: Box<[u8]>,
+    answer: Answer<Option<Vec<u8>>>,
+}
+
+/// The reader's jobs as a source of device reads.
+struct Reads<'a> {
+    engine: &'a Engine,
+    queue: &'a Queue<ReadJob>,
+    /// Walks whose next record is to be read: they come before new ones.
+    waiting: Vec<ReadJob>,
+    reading: Places<ReadJob>,
+}
+
+fn run_reads(engine: &Engine, queue: &Queue<ReadJob>) {
+    let mut reads = Reads { engine, queue, waiting: Vec::new(), reading: Places::default() };
+    while queue.wait() {
+        // A device is foreign code as well: it may panic, and the next calls need this thread nevertheless.
+        let device = engine.log.cold_device();
+        let ended = catch_unwind(AssertUnwindSafe(|| device.map(|device| device.read_stream(&mut reads))));
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => reads.fail(&error),
+            Err(_) => reads.fail(&panicked()),
+        }
+    }
+}
+
+fn panicked() -> Error {
+    io::Error::other("the device panicked").into()
+}
+
+impl Reads<'_> {
+    /// Answers an error to everything.
+    fn fail(&mut self, error: &Error) {
+        let jobs = self.reading.drain().chain(self.waiting.drain(..)).chain(std::iter::from_fn(|| self.queue.pop()));
+        jobs.for_each(|job| job.answer.send(Err(error.clone())));
+    }
+
+    fn advance(&mut self, mut job: ReadJob, mut read: DeviceRead, result: io::Result<()>) {
+        let walked = result.map_err(Error::from).and_then(|()| job.walk.advance(self.engine, &mut read, &job.key));
+        match walked {
+            Ok(Walked::Value(value)) => job.answer.send(Ok(Some(value.to_vec()))),
+            Ok(Walked::Absent) => job.answer.send(Ok(None)),
+            Ok(Walked::On) => self.waiting.push(job),
+            Err(error) => job.answer.send(Err(error)),
+        }
+    }
+}
+
+impl ReadSource for Reads<'_> {
+    fn next(&mut self) -> Option<DeviceRead> {
+        if self.engine.epochs.is_closed() {
+            self.waiting.clear();
+            return None;
+        }
+        loop {
+            let job = self.waiting.pop().or_else(|| self.queue.pop())?;
+            if job.answer.is_wanted() {
+                if let Ok(slot) = self.engine.epochs.slot() {
+                    slot.count(Counter::DeviceRead, 1);
+                }
+                let walk = job.walk;
+                return Some(walk.read(self.reading.put(job)));
+            }
+        }
+    }
+
+    fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
+        let job = self.reading.take(read.token());
+        self.advance(job, read, result);
+    }
+}

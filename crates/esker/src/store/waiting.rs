@@ -1,0 +1,226 @@
+//! The asynchronous calls: the same attempts as the blocking ones, awaiting what they lack.
+//!
+//! An attempt runs inside one `poll`, on whatever thread that is, and takes its pin and gives it back there. What it lacks
+//! (a record on the device, room in the log) is brought by the store's helper threads (`helpers.rs`), so no executor
+//! thread waits for a device. No runtime is needed.
+
+use super::Store;
+use super::step::{Known, SPINS, Step};
+use crate::epoch::Counter;
+use crate::error::Result;
+use crate::types::{Key, Value};
+use std::future::poll_fn;
+use std::task::Poll;
+
+/// Lets the executor run others once.
+async fn give_way() {
+    let mut came_back = false;
+    poll_fn(|context| {
+        if came_back {
+            return Poll::Ready(());
+        }
+        came_back = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    /// Attempts until done, as [`Store::run`] does, but never waits on this thread.
+    async fn run_async<T>(&self, key: &[u8], mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
+        let (engine, helpers) = (&self.engine, &self.closer.helpers);
+        let mut known = Known::default();
+        let mut again = 0u32;
+        loop {
+            match attempt(&mut known)? {
+                Step::Done(result) => return Ok(result),
+                Step::Again => {
+                    again += 1;
+                    if again < SPINS { std::hint::spin_loop() } else { give_way().await }
+                }
+                Step::Read(at) => {
+                    let reply = helpers.read(engine, at, key)?;
+                    known.set(at, reply.await?);
+                }
+                Step::Room(bytes) => {
+                    let reply = helpers.make_room(engine, bytes)?;
+                    reply.await?;
+                }
+            }
+        }
+    }
+
+    /// The end of every writing call, as [`Store::written`].
+    async fn written_async<T>(&self, result: T) -> Result<T> {
+        if self.engine.is_always_durable {
+            self.commit_async().await?;
+        }
+        Ok(result)
+    }
+
+    /// Ready when everything that had returned before this call is durable; as [`Store::commit`], without ever blocking this
+    /// thread. Futures that wait at the same time share the work.
+    ///
+    /// # Errors
+    /// As [`Store::commit`]. `Closed` also when the store is closed while the future waits.
+    pub async fn commit_async(&self) -> Result<()> {
+        let reply = self.closer.helpers.commit(&self.engine)?;
+        reply.await
+    }
+
+    async fn value_async(&self, key: &[u8], hash: u64) -> Result<Option<Vec<u8>>> {
+        self.run_async(key, |known| self.get_step(key, hash, known)).await
+    }
+
+    /// The value of `key`, as [`Store::get`], without ever blocking this thread.
+    ///
+    /// Works under any executor. The first call that finds its key cold starts the store's reader thread, which has up to
+    /// 128 reads under way together; a future that is dropped early is forgotten there.
+    ///
+    /// # Errors
+    /// As [`Store::get`]. `Closed` also when the store is closed while the future waits.
+    ///
+    /// # Cost
+    /// In memory as [`Store::get`]: the first poll is ready. A cold key costs its device reads and two hand-overs between
+    /// threads.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::{future::Future, pin::pin, sync::Arc, task::{Context, Poll, Wake}, thread};
+    /// # struct Unpark(thread::Thread);
+    /// # impl Wake for Unpark { fn wake(self: Arc<Self>) { self.0.unpark() } }
+    /// # fn block_on<F: Future>(future: F) -> F::Output {
+    /// #     let (mut future, waker) = (pin!(future), Arc::new(Unpark(thread::current())).into());
+    /// #     loop {
+    /// #         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+    /// #             Poll::Ready(output) => return output,
+    /// #             Poll::Pending => thread::park(),
+    /// #         }
+    /// #     }
+    /// # }
+    /// use esker::{Options, Store};
+    ///
+    /// let visits: Store<str, u64> = Options::new().memory("16MiB").open_temporary()?;
+    /// block_on(async {
+    ///     visits.put_async("ada", &1).await?;
+    ///     let now = visits.rmw_async("ada", |old| old.unwrap_or(0) + 1).await?;
+    ///     assert_eq!((now, visits.get_async("ada").await?), (2, Some(2)));
+    ///     assert!(visits.delete_async("ada").await?);
+    ///     assert!(!visits.contains_async("ada").await?);
+    ///     Ok::<(), esker::Error>(())
+    /// })?;
+    /// # Ok::<(), esker::Error>(())
+    /// ```
+    pub async fn get_async(&self, key: &K) -> Result<Option<V::Owned>> {
+        let key = key.bytes();
+        if !Self::WORD {
+            Self::check_key(key)?;
+        }
+        let hash = self.hash(key);
+        if Self::WORD
+            && let Some(word) = self.get_word_at_once(key, hash)
+        {
+            return Ok(Some(V::own(&word.to_ne_bytes()[..Self::VALUE_WIDTH])));
+        }
+        if !Self::WORD {
+            self.count(Counter::Get)?;
+        }
+        Ok(self.value_async(key, hash).await?.map(|value| V::own(&value)))
+    }
+
+    /// True if `key` has a value; as [`Store::contains`], without ever blocking this thread.
+    ///
+    /// # Errors
+    /// As [`Store::get_async`].
+    pub async fn contains_async(&self, key: &K) -> Result<bool> {
+        Ok(self.get_async(key).await?.is_some())
+    }
+
+    /// Sets the value of `key`, as [`Store::put`], without ever blocking this thread: where the log needs room, a helper
+    /// thread of the store makes it.
+    ///
+    /// A future that is dropped before it was ready has put the value or not.
+    ///
+    /// # Errors
+    /// As [`Store::put`]. `Closed` also when the store is closed while the future waits.
+    pub async fn put_async(&self, key: &K, value: &V) -> Result<()> {
+        let (key, value) = (key.bytes(), value.bytes());
+        if !Self::WORD {
+            self.check_put(key, value)?;
+            let hash = self.hash(key);
+            self.count(Counter::Put)?;
+            self.run_async(key, |known| self.put_bytes_step(key, hash, known, value)).await?;
+            return self.written_async(()).await;
+        }
+        let (hash, value) = (self.hash(key), super::to_word(value));
+        if !self.put_word_at_once(key, hash, value) {
+            self.run_async(key, |_| self.put_word_step(key, hash, value)).await?;
+        }
+        self.written_async(()).await
+    }
+
+    /// Sets the value of `key` to what `update` makes of the old one, as [`Store::rmw`], without ever blocking this thread.
+    ///
+    /// `update` runs inside a poll, again when another thread was quicker; it must not use this store. A future that is
+    /// dropped before it was ready has changed nothing.
+    ///
+    /// # Errors
+    /// As [`Store::rmw`]. `Closed` also when the store is closed while the future waits.
+    pub async fn rmw_async(&self, key: &K, mut update: impl FnMut(Option<V::View<'_>>) -> V::Owned) -> Result<V::Owned> {
+        let key = key.bytes();
+        if !Self::WORD {
+            Self::check_key(key)?;
+            let hash = self.hash(key);
+            self.count(Counter::Rmw)?;
+            let mut last = None;
+            self.run_async(key, |known| self.rmw_bytes_step(key, hash, known, &mut last, &mut update)).await?;
+            let new = last.unwrap_or_else(|| unreachable!("a successful update ran the closure"));
+            return self.written_async(new).await;
+        }
+        let hash = self.hash(key);
+        let mut update = |old| Self::updated_word(old, &mut update);
+        let word = match self.rmw_word_at_once(key, hash, &mut update) {
+            Some(word) => word,
+            None => self.run_async(key, |known| self.rmw_word_step(key, hash, known, &mut update)).await?,
+        };
+        self.written_async(V::own(&word.to_ne_bytes()[..Self::VALUE_WIDTH])).await
+    }
+
+    /// Removes `key`, true if it had a value; as [`Store::delete`], without ever blocking this thread.
+    ///
+    /// # Errors
+    /// As [`Store::rmw_async`].
+    pub async fn delete_async(&self, key: &K) -> Result<bool> {
+        let key = key.bytes();
+        if !Self::WORD {
+            Self::check_key(key)?;
+        }
+        let hash = self.hash(key);
+        self.count(Counter::Delete)?;
+        let attempt = |known: &mut Known| {
+            if Self::WORD { self.delete_word_step(key, hash, known) } else { self.delete_bytes_step(key, hash, known) }
+        };
+        let was_there = self.run_async(key, attempt).await?;
+        self.written_async(was_there).await
+    }
+}
+
+impl<K: Key + ?Sized> Store<K, [u8]> {
+    /// Appends `bytes` to the value of `key` and returns the new length in bytes; as [`Store::append`], without ever
+    /// blocking this thread.
+    ///
+    /// # Errors
+    /// As [`Store::append`]. `Closed` also when the store is closed while the future waits.
+    pub async fn append_async(&self, key: &K, bytes: &[u8]) -> Result<usize> {
+        let key = key.bytes();
+        Self::check_key(key)?;
+        let hash = self.hash(key);
+        if let Some(length) = self.append_at_once(key, hash, bytes)? {
+            return self.written_async(length).await;
+        }
+        let mut length = 0;
+        self.run_async(key, |known| self.append_step(key, hash, known, bytes, &mut length)).await?;
+        self.written_async(length).await
+    }
+}

@@ -1,0 +1,307 @@
+//! Asynchronous calls: they agree with a model, overlap on the device, survive being dropped, and never wait for ever.
+//!
+//! The executor is as poor as can be: it polls everything again whenever anything woke it. What works here needs no runtime.
+
+use esker::{Device, DeviceRead, Error, MemoryDevice, Options, ReadSource, Store};
+use std::collections::HashMap;
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let (mut future, waker) = (pin!(future), Waker::from(Arc::new(Unpark(thread::current()))));
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// Polls all futures once.
+fn poll_all<F: Future>(futures: &mut [Pin<Box<F>>], context: &mut Context<'_>, outputs: &mut [Option<F::Output>]) -> bool {
+    for (future, output) in futures.iter_mut().zip(&mut *outputs) {
+        if output.is_none()
+            && let Poll::Ready(ready) = future.as_mut().poll(context)
+        {
+            *output = Some(ready);
+        }
+    }
+    outputs.iter().all(Option::is_some)
+}
+
+fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut futures: Vec<_> = futures.map(Box::pin).collect();
+    let mut outputs: Vec<_> = futures.iter().map(|_| None).collect();
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    while !poll_all(&mut futures, &mut Context::from_waker(&waker), &mut outputs) {
+        thread::park();
+    }
+    outputs.into_iter().flatten().collect()
+}
+
+fn polled_once<F: Future>(future: F) -> Pin<Box<F>> {
+    let mut future = Box::pin(future);
+    assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "the key must be cold");
+    future
+}
+
+/// A device that has as many reads under way as it can get, fails them, or holds them back; it counts.
+#[derive(Default)]
+struct Watched {
+    device: MemoryDevice,
+    most: AtomicUsize,
+    fails: AtomicBool,
+    closed: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Watched {
+    fn set_gate(&self, closed: bool) {
+        *self.closed.lock().unwrap() = closed;
+        self.opened.notify_all();
+    }
+}
+
+impl Device for Watched {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        drop(self.opened.wait_while(self.closed.lock().unwrap(), |closed| *closed).unwrap());
+        if self.fails.load(SeqCst) { Err(io::Error::from_raw_os_error(5)) } else { self.device.read(offset, into) }
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.device.write(offset, bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.device.sync()
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        self.device.bytes()
+    }
+
+    fn read_stream(&self, source: &mut dyn ReadSource) {
+        let mut under_way: Vec<DeviceRead> = Vec::new();
+        loop {
+            under_way.extend(std::iter::from_fn(|| source.next()));
+            self.most.fetch_max(under_way.len(), SeqCst);
+            let Some(mut read) = under_way.pop() else { return };
+            let result = self.read(read.offset(), read.bytes_mut());
+            source.done(read, result);
+        }
+    }
+}
+
+const KEYS: u64 = 1_000_000;
+
+/// A store whose first keys are cold.
+fn spilled(device: Arc<dyn Device>) -> Store<u64, u64> {
+    let store = Options::new().memory("16MiB").open_on(device).unwrap();
+    for key in 0..KEYS {
+        store.put(&key, &(key * 3)).unwrap();
+    }
+    assert!(store.stats().log.head > 4 * KEYS, "the first keys must have spilled");
+    store
+}
+
+fn watched() -> (Arc<Watched>, Store<u64, u64>) {
+    let device = Arc::new(Watched::default());
+    (device.clone(), spilled(device))
+}
+
+fn assert_send<T: Send>(value: T) -> T {
+    value
+}
+
+#[test]
+fn futures_can_move_between_threads() {
+    let words: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
+    let blobs: Store<[u8], [u8]> = Options::new().memory("16MiB").in_memory().unwrap();
+    drop(assert_send(words.get_async(&1)));
+    drop(assert_send(words.contains_async(&1)));
+    drop(assert_send(words.put_async(&1, &1)));
+    drop(assert_send(words.delete_async(&1)));
+    drop(assert_send(words.rmw_async(&1, |old| old.unwrap_or(0))));
+    drop(assert_send(blobs.rmw_async(b"", |_| vec![])));
+    drop(assert_send(blobs.append_async(b"", b"")));
+}
+
+#[test]
+fn words_agree_with_a_model() {
+    let store = Options::new().memory("16MiB").open_temporary::<u64, u64>().unwrap();
+    let waves = |from: u64| (from..from + 1_000).map(|key| key * 7_919 % KEYS);
+    for key in 0..KEYS {
+        block_on(store.put_async(&key, &key)).unwrap();
+    }
+    for from in (0..20_000).step_by(1_000) {
+        let keys: Vec<u64> = waves(from).collect();
+        for (key, value) in keys.iter().zip(join_all(keys.iter().map(|key| store.get_async(key)))) {
+            assert_eq!(value.unwrap(), Some(*key));
+        }
+        for (key, value) in keys.iter().zip(join_all(keys.iter().map(|key| store.rmw_async(key, |old| old.unwrap() + 1)))) {
+            assert_eq!(value.unwrap(), key + 1);
+        }
+    }
+    for from in (0..20_000).step_by(1_000) {
+        let keys: Vec<u64> = waves(from).collect();
+        assert!(join_all(keys.iter().map(|key| store.delete_async(key))).into_iter().all(|was_there| was_there.unwrap()));
+        assert!(join_all(keys.iter().map(|key| store.contains_async(key))).into_iter().all(|is_there| !is_there.unwrap()));
+    }
+    assert!(store.stats().operations.device_reads > 10_000);
+}
+
+#[test]
+fn bytes_agree_with_a_model() {
+    let store: Store<[u8], [u8]> = Options::new().memory("16MiB").open_temporary().unwrap();
+    let mut model: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
+    let mut random = 0x5eed_u64;
+    for turn in 0..60_000u64 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let key = format!("key {}", (random >> 33) % 8_000).into_bytes();
+        let bytes = vec![turn as u8; (random >> 50) as usize % 5_000];
+        match (random >> 20) % 5 {
+            0 | 1 => {
+                block_on(store.put_async(&key, &bytes)).unwrap();
+                model.insert(key, bytes);
+            }
+            2 => {
+                let old = model.entry(key.clone()).or_default();
+                old.extend_from_slice(&bytes[..bytes.len() / 10]);
+                assert_eq!(block_on(store.append_async(&key, &bytes[..bytes.len() / 10])).unwrap(), old.len());
+            }
+            3 => assert_eq!(block_on(store.delete_async(&key)).unwrap(), model.remove(&key).is_some(), "turn {turn}"),
+            _ => assert_eq!(block_on(store.get_async(&key)).unwrap(), model.get(&key).cloned(), "turn {turn}"),
+        }
+    }
+    for (key, value) in &model {
+        assert_eq!(block_on(store.rmw_async(key, |old| old.unwrap().to_vec())).unwrap(), *value);
+    }
+    assert!(store.stats().operations.device_reads > 1_000);
+}
+
+#[test]
+fn cold_gets_overlap() {
+    let (device, store) = watched();
+    // The first read holds the reader; whatever is asked meanwhile is under way together after it.
+    device.set_gate(true);
+    let futures: Vec<_> = (0..100).map(|key| polled_once(get(&store, key))).collect();
+    device.set_gate(false);
+    for (key, future) in (0..100).zip(futures) {
+        assert_eq!(block_on(future).unwrap(), Some(key * 3));
+    }
+    let most = device.most.load(SeqCst);
+    assert!(most > 50, "only {most} of 100 reads were under way together");
+}
+
+/// A get that owns its key.
+async fn get(store: &Store<u64, u64>, key: u64) -> esker::Result<Option<u64>> {
+    store.get_async(&key).await
+}
+
+#[test]
+fn a_dropped_future_is_forgotten() {
+    let (device, store) = watched();
+    for _ in 0..20 {
+        device.set_gate(true);
+        let futures: Vec<_> = (0..100).map(|key| polled_once(get(&store, key))).collect();
+        drop(futures);
+        device.set_gate(false);
+        assert_eq!(block_on(store.get_async(&5)).unwrap(), Some(15));
+    }
+    assert!(store.stats().operations.device_reads < 1_000, "reads that nobody wants are skipped");
+}
+
+#[test]
+fn a_failing_read_reaches_its_future() {
+    let (device, store) = watched();
+    device.fails.store(true, SeqCst);
+    assert!(join_all((0..100).map(|key| get(&store, key))).iter().all(|result| matches!(result, Err(Error::Io(_)))));
+    device.fails.store(false, SeqCst);
+    assert_eq!(block_on(store.get_async(&5)).unwrap(), Some(15));
+}
+
+#[test]
+fn closing_ends_every_wait() {
+    let (device, store) = watched();
+    device.set_gate(true);
+    let futures: Vec<_> = (0..100).map(|key| polled_once(get(&store, key))).collect();
+    thread::scope(|scope| {
+        let closing = scope.spawn(|| store.close());
+        thread::sleep(Duration::from_millis(50));
+        device.set_gate(false);
+        for future in futures {
+            assert!(matches!(block_on(future), Err(Error::Closed)));
+        }
+        closing.join().unwrap().unwrap();
+    });
+    assert!(matches!(block_on(store.get_async(&1)), Err(Error::Closed)));
+}
+
+/// A close from inside a waker runs on the reader thread, which cannot wait for itself.
+#[test]
+fn a_waker_may_close_the_store() {
+    struct Closes(Mutex<Option<Store<u64, u64>>>, Thread);
+    impl Wake for Closes {
+        fn wake(self: Arc<Self>) {
+            let store = self.0.lock().unwrap().take();
+            if let Some(store) = store {
+                store.close().unwrap();
+            }
+            self.1.unpark();
+        }
+    }
+    let (device, store) = watched();
+    device.set_gate(true);
+    let waker = Waker::from(Arc::new(Closes(Mutex::new(Some(store.clone())), thread::current())));
+    let mut future = Box::pin(get(&store, 1));
+    assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    device.set_gate(false);
+    while future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+        thread::park();
+    }
+    assert!(matches!(store.get(&1), Err(Error::Closed)));
+}
+
+#[test]
+fn many_threads_and_both_kinds_of_calls_lose_no_update() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open_temporary().unwrap();
+    thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let store = &store;
+            scope.spawn(move || {
+                let puts = |n: u64| 1_000 + thread * 200_000 + n;
+                for n in (0..100_000).step_by(50) {
+                    let counts = (0..50).map(|i| async move {
+                        store.put_async(&puts(n + i), &n).await?;
+                        store.rmw_async(&(i % 16), |old| old.unwrap_or(0) + 1).await
+                    });
+                    join_all(counts).into_iter().for_each(|result| assert!(result.is_ok()));
+                    store.rmw(&16, |old| old.unwrap_or(0) + 1).unwrap();
+                }
+            });
+        }
+    });
+    let sum: u64 = (0..16).map(|key| block_on(store.get_async(&key)).unwrap().unwrap()).sum();
+    assert_eq!((sum, store.get(&16).unwrap()), (400_000, Some(8_000)));
+}
+
+#[test]
+fn a_full_memory_store_says_so() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
+    let refused = (0..).find_map(|key| block_on(store.put_async(&key, &key)).err());
+    assert!(matches!(refused, Some(Error::Full)));
+}

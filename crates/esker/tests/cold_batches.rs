@@ -1,0 +1,82 @@
+//! Batches of cold keys, read in a sliding window: through io_uring and without, with visitors that panic or come back.
+
+use esker::{Options, Store};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+const KEYS: u64 = 12_000;
+
+/// From nothing to three blocks, so that records lie in one block, across two and across many.
+fn value(key: u64) -> Vec<u8> {
+    vec![key as u8; (key * 37 % 12_000) as usize]
+}
+
+fn spilled(io_uring: bool) -> Store<u64, [u8]> {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").io_uring(io_uring).open_temporary().unwrap();
+    for key in 0..KEYS {
+        store.put(&key, &value(key)).unwrap();
+    }
+    store
+}
+
+fn check(store: &Store<u64, [u8]>, keys: &[u64]) {
+    let mut visits = vec![0; keys.len()];
+    store
+        .get_many(keys, |i, seen| {
+            visits[i] += 1;
+            let want = (keys[i] < KEYS).then(|| value(keys[i]));
+            assert!(seen == want.as_deref(), "key {}", keys[i]);
+        })
+        .unwrap();
+    assert!(visits.iter().all(|visits| *visits == 1));
+}
+
+#[test]
+fn every_key_is_visited_once() {
+    for io_uring in [true, false] {
+        let store = spilled(io_uring);
+        let before = store.stats().operations.device_reads;
+        check(&store, &(0..KEYS + 500).rev().collect::<Vec<_>>());
+        check(&store, &[7, 7, KEYS, 7]);
+        assert!(store.stats().operations.device_reads > before + KEYS / 2, "most keys must have been cold");
+    }
+}
+
+/// The kernel still writes into buffers of other reads when the visitor panics: they must outlive its completions.
+#[test]
+fn a_visitor_may_panic() {
+    for io_uring in [true, false] {
+        let store = spilled(io_uring);
+        let keys: Vec<u64> = (0..2_000).collect();
+        for most in [0, 1, 100, 300] {
+            let mut visits = 0;
+            let panicked = catch_unwind(AssertUnwindSafe(|| {
+                store.get_many(&keys, |_, _| {
+                    visits += 1;
+                    assert!(visits <= most, "as planned");
+                })
+            }));
+            assert!(panicked.is_err());
+            check(&store, &keys);
+        }
+    }
+}
+
+#[test]
+fn a_visitor_may_read_a_batch_of_its_own() {
+    for io_uring in [true, false] {
+        let store = spilled(io_uring);
+        let keys: Vec<u64> = (0..1_000).collect();
+        let mut visits = 0;
+        store
+            .get_many(&keys, |i, seen| {
+                visits += 1;
+                assert_eq!(seen, Some(&*value(keys[i])));
+                if i % 100 == 0 {
+                    check(&store, &(i as u64 + 1_000..i as u64 + 1_200).collect::<Vec<_>>());
+                    store.put(&(KEYS + i as u64), b"put meanwhile").unwrap();
+                }
+            })
+            .unwrap();
+        assert_eq!(visits, 1_000);
+    }
+}
