@@ -21,6 +21,7 @@ pub const SECTOR: usize = 4096;
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
+const EINTR: i32 = 4;
 
 /// What a call asks of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,13 +41,16 @@ pub enum Failure {
     Io,
     /// No space left (ENOSPC).
     NoSpace,
+    /// A signal came in between (EINTR).
+    Interrupted,
 }
 
 impl Failure {
-    fn error(self) -> io::Error {
+    pub(crate) fn error(self) -> io::Error {
         io::Error::from_raw_os_error(match self {
             Failure::Io => EIO,
             Failure::NoSpace => ENOSPC,
+            Failure::Interrupted => EINTR,
         })
     }
 }
@@ -221,6 +225,10 @@ impl Device for SimDisk {
     fn sync(&self) -> io::Result<()> {
         self.linger();
         self.count(Call::Sync)
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.written().last().map_or(0, |offset| offset + SECTOR as u64))
     }
 
     fn read_many(&self, requests: &mut [ReadRequest<'_>]) {

@@ -32,7 +32,7 @@ mod stats;
 mod store;
 mod types;
 
-pub use device::{Device, MemoryDevice, ReadRequest, SECTOR_BYTES};
+pub use device::{Device, MemoryDevice, ReadRequest, SECTOR_BYTES, Storage};
 pub use error::{Error, Result};
 pub use options::{ByteCount, Options};
 pub use stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};

@@ -57,6 +57,10 @@ impl Device for FileDevice {
         self.file.sync_data()
     }
 
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
     fn read_many(&self, requests: &mut [ReadRequest<'_>]) {
         match requests {
             [] => {}

@@ -6,7 +6,7 @@ mod file;
 pub(crate) use file::FileDevice;
 
 use std::io;
-use std::sync::RwLock;
+use std::sync::{Arc, RwLock};
 
 /// The unit of every transfer, in bytes.
 pub const SECTOR_BYTES: usize = 4096;
@@ -42,12 +42,45 @@ pub trait Device: Send + Sync {
     /// Whatever the device reports; nothing may be assumed durable then.
     fn sync(&self) -> io::Result<()>;
 
+    /// The length of the file, in bytes.
+    ///
+    /// # Errors
+    /// Whatever the device reports.
+    fn bytes(&self) -> io::Result<u64>;
+
     /// Does many reads, together where the device can; each gets its own result.
     fn read_many(&self, requests: &mut [ReadRequest<'_>]) {
         for request in requests {
             request.result = self.read(request.offset, request.into);
         }
     }
+}
+
+/// A place for named files: what a store's directory is made of.
+pub trait Storage: Send + Sync {
+    /// The file of this name; made, empty, if it is not there.
+    ///
+    /// # Errors
+    /// Whatever the storage reports.
+    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>>;
+
+    /// The names of all files.
+    ///
+    /// # Errors
+    /// Whatever the storage reports.
+    fn list(&self) -> io::Result<Vec<String>>;
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// Whatever the storage reports.
+    fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// Makes creations and removals durable.
+    ///
+    /// # Errors
+    /// Whatever the storage reports; nothing may be assumed durable then.
+    fn sync(&self) -> io::Result<()>;
 }
 
 /// A device in memory, for tests and experiments.
@@ -85,6 +118,10 @@ impl Device for MemoryDevice {
 
     fn sync(&self) -> io::Result<()> {
         Ok(())
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.bytes.read().unwrap_or_else(|e| e.into_inner()).len() as u64)
     }
 }
 
