@@ -146,6 +146,9 @@ impl Run<'_> {
                 if outcome != expected {
                     return Err(format!("{operation:?} gave {outcome:?}, not {expected:?}"));
                 }
+                if subject.commits_each() {
+                    self.promised();
+                }
                 Ok(store)
             }
             Step::Commit => {

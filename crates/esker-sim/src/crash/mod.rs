@@ -14,6 +14,8 @@ pub mod faults;
 pub mod life;
 pub mod program;
 pub mod rot;
+#[cfg(feature = "durable")]
+pub mod store;
 
 pub use explore::{Figures, Limits, Violation, check, shrink};
 pub use program::{Program, Step};
@@ -26,6 +28,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub trait Subject: Sync {
     /// An open store.
     type Live: Live;
+
+    /// Whether each operation is durable when it returns, without a commit.
+    fn commits_each(&self) -> bool {
+        false
+    }
 
     /// Opens what is there, or begins.
     ///
