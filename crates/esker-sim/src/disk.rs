@@ -202,6 +202,11 @@ impl SimDisk {
 }
 
 impl Device for SimDisk {
+    fn bytes(&self) -> io::Result<u64> {
+        let sectors = self.sectors.read().unwrap_or_else(PoisonError::into_inner);
+        Ok(sectors.keys().max().map_or(0, |last| (last + 1) * SECTOR as u64))
+    }
+
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         aligned(offset, into.len())?;
         self.linger();
@@ -225,10 +230,6 @@ impl Device for SimDisk {
     fn sync(&self) -> io::Result<()> {
         self.linger();
         self.count(Call::Sync)
-    }
-
-    fn bytes(&self) -> io::Result<u64> {
-        Ok(self.written().last().map_or(0, |offset| offset + SECTOR as u64))
     }
 
     fn read_many(&self, requests: &mut [ReadRequest<'_>]) {

@@ -20,7 +20,6 @@ pub enum Place {
     /// In a directory.
     Directory(PathBuf),
     /// In a simulated directory, without a driver thread.
-    #[cfg(feature = "durable")]
     Storage(Arc<dyn esker::Storage>, esker::Durability),
 }
 
@@ -56,7 +55,6 @@ pub trait Subject: Send + Sync {
     /// The store's account of itself.
     fn stats(&self) -> Stats;
     /// Makes durable what has returned.
-    #[cfg(feature = "durable")]
     fn commit(&self) -> Result<()>;
     /// Closes the store.
     fn close(&self) -> Result<()>;
@@ -170,7 +168,6 @@ macro_rules! subject {
                     Place::Memory => options.in_memory()?,
                     Place::Disk(disk) => options.open_on(disk.clone())?,
                     Place::Directory(path) => options.open(path)?,
-                    #[cfg(feature = "durable")]
                     Place::Storage(storage, durability) => options.durability(*durability).background(false).open_in(storage.clone())?,
                 }))
             }
@@ -243,7 +240,6 @@ macro_rules! subject {
                 self.0.stats()
             }
 
-            #[cfg(feature = "durable")]
             fn commit(&self) -> Result<()> {
                 self.0.commit()
             }

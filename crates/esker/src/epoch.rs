@@ -26,6 +26,7 @@ pub(crate) struct Slot {
     /// The unused rest of this thread's piece of the log: `[cursor, end)`.
     pub(crate) cursor: AtomicU64,
     pub(crate) end: AtomicU64,
+    pub(crate) piece_bytes: AtomicU64,
     /// Index entries added since they were last counted globally.
     pub(crate) entries: AtomicU64,
     pub(crate) counters: [AtomicU64; Counter::COUNT],
@@ -110,7 +111,8 @@ impl Epochs {
         // SAFETY: ids are never reused, so `slot` is one of `self`'s, which live as long as `self`.
         let pin = Pin { slot: unsafe { &*slot } };
         debug_assert_eq!(pin.slot.epoch.load(Relaxed), 0, "the remembered slot is withdrawn while a closure runs");
-        pin.slot.epoch.store(self.current.load(Relaxed), Relaxed);
+        // Acquire: who sees an epoch sees the boundaries that were moved before it began.
+        pin.slot.epoch.store(self.current.load(Acquire), Relaxed);
         compiler_fence(SeqCst);
         // Only now: `close` raises the flag and then drains, so a pin that does not see the flag is one it waits for.
         // Looked at before the store, a write could be acknowledged after the last flush, and lost.
@@ -121,7 +123,7 @@ impl Epochs {
     #[cold]
     #[inline(never)]
     fn pin_slowly<'a>(&'a self, slot: &'a Slot) -> Result<Pin<'a>> {
-        slot.epoch.store(self.current.load(Relaxed), Relaxed);
+        slot.epoch.store(self.current.load(Acquire), Relaxed);
         let pin = Pin { slot };
         fence(SeqCst);
         if self.is_closed() { Err(Error::Closed) } else { Ok(pin) }
@@ -212,6 +214,11 @@ impl Epochs {
         self.long_way.store(true, SeqCst);
         self.drain();
         was_open
+    }
+
+    /// From now on every pin takes the long way, where more can be asked than a fast operation has time for.
+    pub(crate) fn slow_down(&self) {
+        self.long_way.store(true, SeqCst);
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -18,20 +18,25 @@
 //! Layers, bottom to top; a layer knows only those below it: `memory`, `device`, `epoch` - `record`, `log` - `index` -
 //! `engine` (boundaries, growth, close) - `store` (one operation on one key, and batches). `ARCHITECTURE.md` has the picture.
 
+mod commit;
 mod device;
 mod directory;
 mod engine;
 mod epoch;
 mod error;
+mod image;
 mod index;
 mod log;
+mod manifest;
 mod memory;
 mod options;
 mod record;
+mod recovery;
 mod stats;
 mod store;
 mod types;
 
+pub use commit::Durability;
 pub use device::{Device, MemoryDevice, ReadRequest, SECTOR_BYTES, Storage};
 pub use error::{Error, Result};
 pub use options::{ByteCount, Options};

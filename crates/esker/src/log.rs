@@ -4,12 +4,13 @@
 //! 0 ..... begin ........ head ........ read_only ........ tail
 //! |       | on the device | in memory, frozen | in memory, mutable |
 //! ```
-//! Always: begin <= head <= flushed_until <= safe_read_only <= read_only <= tail, and each only grows.
+//! Always: begin <= head <= flushed_until <= safe_read_only <= read_only, and each only grows; but `read_only` is [`NOWHERE`]
+//! while a line is drawn (`commit.rs`): then nothing at all is changed in place.
 //!
 //! * **Memory** is one region; the byte of address `a` is at `a mod region`. Only `[evicted, tail)` is backed, so the
 //!   budget can be any number and can change: it is a matter of where `head` goes.
 //! * **Allocation**: a thread takes a piece of the tail (64 KiB) and fills it alone. What it leaves is zero, and a zero
-//!   header means: nothing more up to the next block. A thread leaves its piece when `read_only` has passed its cursor.
+//!   header means: nothing more up to the next block. A thread leaves its piece when `floor` has passed its cursor.
 //! * **Boundaries** move in the driver only (`engine.rs`), each in two steps: move it, drain the epoch, then act. So a
 //!   pinned thread may write what it saw at or above `read_only` and read what it saw at or above `head`.
 //! * **On the device** a block of 4080 payload bytes has a 16-byte trailer: its number and a checksum keyed by the store,
@@ -18,7 +19,9 @@
 use crate::device::{AlignedBuffer, Device, ReadRequest, SECTOR_BYTES};
 use crate::epoch::Slot;
 use crate::error::{Error, Result};
+use crate::manifest::LOG;
 use crate::memory::Region;
+use crate::record::ODD_LINE;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -28,9 +31,11 @@ pub(crate) const BLOCK_BYTES: u64 = 4080;
 const TRAILER_BYTES: usize = 16;
 const _: () = assert!(BLOCK_BYTES as usize + TRAILER_BYTES == SECTOR_BYTES);
 
-const PIECE_BYTES: u64 = 16 * BLOCK_BYTES;
+pub(crate) const PIECE_BYTES: u64 = 16 * BLOCK_BYTES;
 /// Records above this get an extent of their own: at most a quarter of a piece is left unused.
 const PIECE_RECORD_MAX: u64 = PIECE_BYTES / 4;
+/// Above every address.
+pub(crate) const NOWHERE: u64 = u64::MAX;
 /// Blocks written by one call.
 const FLUSH_BLOCKS: u64 = 64;
 
@@ -57,6 +62,12 @@ pub(crate) struct Bounds {
     pub(crate) flushed_until: AtomicU64,
     pub(crate) evicted: AtomicU64,
     pub(crate) populated: AtomicU64,
+    /// Records are made at or above it: what lies below is on its way to the device.
+    pub(crate) floor: AtomicU64,
+    /// The number of the line that records belong to.
+    pub(crate) line: AtomicU64,
+    /// Where the last line ended.
+    pub(crate) cut: AtomicU64,
     pub(crate) tail: Tail,
 }
 
@@ -85,12 +96,24 @@ impl Log {
                 flushed_until: at(),
                 evicted: at(),
                 populated: at(),
+                floor: at(),
+                line: AtomicU64::new(0),
+                cut: at(),
                 tail: Tail(at()),
             },
             budget: AtomicU64::new(0),
             device,
             store_id,
         })
+    }
+
+    /// Goes on at `tail`, with everything below on the device. Before anyone else knows the log.
+    pub(crate) fn start_at(&self, tail: u64, line: u64, cut: u64) {
+        let bounds = &self.bounds;
+        let all = [&bounds.head, &bounds.read_only, &bounds.safe_read_only, &bounds.flushed_until, &bounds.evicted, &bounds.populated];
+        all.into_iter().chain([&bounds.floor, &bounds.tail.0]).for_each(|bound| bound.store(tail, Relaxed));
+        bounds.line.store(line, Relaxed);
+        bounds.cut.store(cut, Relaxed);
     }
 
     /// Where the byte of `address` is, if it is in memory at all.
@@ -109,23 +132,35 @@ impl Log {
     #[inline(always)]
     pub(crate) fn allocate(&self, slot: &Slot, bytes: u64) -> Option<u64> {
         let cursor = slot.cursor.load(Relaxed);
-        if cursor + bytes <= slot.end.load(Relaxed) && cursor >= self.bounds.read_only.load(Acquire) {
+        if cursor + bytes <= slot.end.load(Relaxed) && cursor >= self.bounds.floor.load(Acquire) {
             slot.cursor.store(cursor + bytes, Relaxed);
             return Some(cursor);
         }
         self.allocate_piece(slot, bytes)
     }
 
+    /// A thread's first piece after a line is one block, each further one twice as long: a commit for every write must not
+    /// fill the log with what it leaves unused.
     #[cold]
     #[inline(never)]
     fn allocate_piece(&self, slot: &Slot, bytes: u64) -> Option<u64> {
         if bytes > PIECE_RECORD_MAX {
             return self.claim(bytes.next_multiple_of(BLOCK_BYTES));
         }
-        let at = self.claim(PIECE_BYTES)?;
+        let was_full = slot.cursor.load(Relaxed) >= self.bounds.floor.load(Acquire);
+        let longer = if was_full { slot.piece_bytes.load(Relaxed) * 2 } else { 0 };
+        let piece = longer.max(bytes.next_multiple_of(BLOCK_BYTES)).clamp(BLOCK_BYTES, PIECE_BYTES);
+        let at = self.claim(piece)?;
+        slot.piece_bytes.store(piece, Relaxed);
         slot.cursor.store(at + bytes, Relaxed);
-        slot.end.store(at + PIECE_BYTES, Relaxed);
+        slot.end.store(at + piece, Relaxed);
         Some(at)
+    }
+
+    /// The flag that records of the current line carry. Ask after the record's place was taken (`commit.rs`).
+    #[inline(always)]
+    pub(crate) fn line_flag(&self) -> u64 {
+        line_flag(self.bounds.line.load(Acquire))
     }
 
     fn claim(&self, bytes: u64) -> Option<u64> {
@@ -223,9 +258,14 @@ impl Log {
     }
 
     fn open_blocks(&self, at: u64, buffer: &AlignedBuffer) -> Result<ColdBytes> {
-        let first = at / BLOCK_BYTES;
-        let count = buffer.bytes().len() / SECTOR_BYTES;
-        let mut bytes = Vec::with_capacity(count * BLOCK_BYTES as usize);
+        let mut bytes = Vec::new();
+        self.append_payloads(at / BLOCK_BYTES, buffer, buffer.bytes().len() / SECTOR_BYTES, &mut bytes)?;
+        Ok(ColdBytes { start: block_floor(at), bytes })
+    }
+
+    /// Verifies the blocks in a buffer, `first` and those behind it, and appends what they hold to `bytes`.
+    pub(crate) fn append_payloads(&self, first: u64, buffer: &AlignedBuffer, count: usize, bytes: &mut Vec<u8>) -> Result<()> {
+        bytes.reserve(count * BLOCK_BYTES as usize);
         for i in 0..count {
             let block = first + i as u64;
             let (payload, trailer) = buffer.sector(i).split_at(BLOCK_BYTES as usize);
@@ -234,13 +274,19 @@ impl Log {
             let got = u64::from_le_bytes(trailer[8..].try_into().unwrap_or_default());
             if want != got || number != block {
                 return Err(Error::corruption(format!(
-                    "block checksum differs block={block} number={number} want={want:016x} got={got:016x}"
+                    "block checksum differs file={LOG} address={} number={number} want={want:016x} got={got:016x}",
+                    block * BLOCK_BYTES
                 )));
             }
             bytes.extend_from_slice(payload);
         }
-        Ok(ColdBytes { start: block_floor(at), bytes })
+        Ok(())
     }
+}
+
+/// Lines of odd number mark their records.
+pub(crate) fn line_flag(line: u64) -> u64 {
+    (line & 1) * ODD_LINE
 }
 
 fn blocks_of(at: u64, bytes: u64) -> usize {

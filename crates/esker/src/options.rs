@@ -1,9 +1,13 @@
 //! How a store is opened: one budget, and where the cold part goes.
 
-use crate::device::{Device, FileDevice};
+use crate::commit::Durability;
+use crate::device::{Device, Storage};
 use crate::directory::Directory;
-use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout, Parts};
+use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Layout, Parts};
 use crate::error::{Error, Result};
+use crate::index::Index;
+use crate::log::FIRST_ADDRESS;
+use crate::manifest::{Identity, LOG, Manifest};
 use crate::store::Store;
 use crate::types::{Key, Value};
 use std::path::Path;
@@ -23,6 +27,8 @@ pub struct Options {
     io_uring: bool,
     direct_io: bool,
     accept_loss: bool,
+    durability: Durability,
+    background: bool,
 }
 
 /// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`.
@@ -77,7 +83,14 @@ impl Options {
     /// A quarter of the machine's memory, io_uring and direct I/O where they exist.
     #[must_use]
     pub fn new() -> Self {
-        Self { memory: Ok((machine_memory() / 4).max(BUDGET_BYTES_MIN)), io_uring: true, direct_io: true, accept_loss: false }
+        Self {
+            memory: Ok((machine_memory() / 4).max(BUDGET_BYTES_MIN)),
+            io_uring: true,
+            direct_io: true,
+            accept_loss: false,
+            durability: Durability::None,
+            background: true,
+        }
     }
 
     /// All the memory the store may use, any number of bytes from 16 MiB up. It can be changed later.
@@ -101,10 +114,25 @@ impl Options {
         self
     }
 
-    /// True: a store that was not closed in order opens as its last orderly close left it; later writes are lost.
+    /// True: damage in what was durable is not refused. The store opens as it was before the first damaged byte of the log.
     #[must_use]
     pub fn accept_loss(mut self, accepted: bool) -> Self {
         self.accept_loss = accepted;
+        self
+    }
+
+    /// When writes become durable without being asked to.
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = durability;
+        self
+    }
+
+    /// False: the store has no thread of its own; calls that need room make it themselves, and `Durability::Every` is as
+    /// `Durability::None`. For simulations, which must do the same each time.
+    #[must_use]
+    pub fn background(mut self, wanted: bool) -> Self {
+        self.background = wanted;
         self
     }
 
@@ -113,18 +141,18 @@ impl Options {
     /// # Errors
     /// `Invalid` for a budget below 16 MiB, `Io` if the system refuses address space.
     pub fn in_memory<K: Key + ?Sized, V: Value + ?Sized>(self) -> Result<Store<K, V>> {
-        start(self.memory?, None, None, None)
+        self.start(None, None)
     }
 
-    /// The store in the directory `path`, made if nothing is there; its cold part lies in a file there.
+    /// The store in the directory `path`, made if nothing is there; its cold part lies in a file there. After a crash it is
+    /// as of its last durable commit.
     ///
     /// # Errors
     /// `Locked` if another process has it, `Invalid` for a directory that is not a store or has other types or another
-    /// format, `Corruption` for damage or a store that was not closed in order, `Io`.
+    /// format, `Corruption` for damage, by file and address, `Io`.
     pub fn open<K: Key + ?Sized, V: Value + ?Sized>(self, path: impl AsRef<Path>) -> Result<Store<K, V>> {
-        let budget = self.memory.clone()?;
-        let (directory, image) = Directory::open(path.as_ref(), layout::<K, V>(), self.accept_loss)?;
-        self.with_directory(budget, directory, image)
+        let directory = Directory::open(path.as_ref(), self.direct_io, self.io_uring)?;
+        self.open_in(Arc::new(directory))
     }
 
     /// A store in a temporary directory that goes when the store does.
@@ -132,38 +160,55 @@ impl Options {
     /// # Errors
     /// `Invalid` for a budget below 16 MiB, `Io`.
     pub fn open_temporary<K: Key + ?Sized, V: Value + ?Sized>(self) -> Result<Store<K, V>> {
-        let budget = self.memory.clone()?;
-        let directory = Directory::temporary(layout::<K, V>())?;
-        self.with_directory(budget, directory, None)
+        let directory = Directory::temporary(self.direct_io, self.io_uring)?;
+        self.open_home(Arc::new(directory), true)
     }
 
-    /// An empty store over a device of your own.
+    /// The store in a place for files of your own.
+    ///
+    /// # Errors
+    /// As [`Options::open`].
+    pub fn open_in<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>) -> Result<Store<K, V>> {
+        self.open_home(storage, false)
+    }
+
+    /// An empty store over a device of your own, which cannot be opened again.
     ///
     /// # Errors
     /// `Invalid` for a budget below 16 MiB, `Io` if the system refuses address space.
     pub fn open_on<K: Key + ?Sized, V: Value + ?Sized>(self, device: Arc<dyn Device>) -> Result<Store<K, V>> {
-        start(self.memory?, Some(device), None, None)
+        self.start(Some(device), None)
     }
 
-    fn with_directory<K: Key + ?Sized, V: Value + ?Sized>(
-        self,
-        budget: u64,
-        directory: Directory,
-        image: Option<crate::directory::Image>,
-    ) -> Result<Store<K, V>> {
-        let device = FileDevice::open(&directory.log_path(), self.direct_io, self.io_uring)?;
-        start(budget, Some(Arc::new(device)), Some(directory), image)
+    fn open_home<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>, is_temporary: bool) -> Result<Store<K, V>> {
+        let layout = layout::<K, V>();
+        let manifest = match Manifest::open(&*storage, layout, self.accept_loss)? {
+            Some(manifest) => manifest,
+            None if log_bytes(&*storage)? > 0 => return Err(Error::corruption("there is a log but no manifest")),
+            None => Manifest::create(&*storage, Identity::random()?, layout, FIRST_ADDRESS, Index::new()?.shape_word())?,
+        };
+        let device = storage.open(LOG)?;
+        self.start(Some(device), Some(Home { storage, manifest, is_temporary }))
+    }
+
+    fn start<K: Key + ?Sized, V: Value + ?Sized>(self, device: Option<Arc<dyn Device>>, home: Option<Home>) -> Result<Store<K, V>> {
+        Store::start(Engine::new(Parts {
+            layout: layout::<K, V>(),
+            budget: self.memory?,
+            device,
+            home,
+            durability: self.durability,
+            in_background: self.background,
+            accept_loss: self.accept_loss,
+        })?)
     }
 }
 
-fn start<K: Key + ?Sized, V: Value + ?Sized>(
-    budget: u64,
-    device: Option<Arc<dyn Device>>,
-    directory: Option<Directory>,
-    image: Option<crate::directory::Image>,
-) -> Result<Store<K, V>> {
-    let layout = layout::<K, V>();
-    Store::start(Engine::new(Parts { layout, budget, device, directory, image })?)
+fn log_bytes(storage: &dyn Storage) -> Result<u64> {
+    if !storage.list()?.iter().any(|name| name == LOG) {
+        return Ok(0);
+    }
+    Ok(storage.open(LOG)?.bytes()?)
 }
 
 pub(crate) fn layout<K: Key + ?Sized, V: Value + ?Sized>() -> Layout {

@@ -15,6 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 pub(crate) const ADDRESS_MASK: u64 = (1 << 48) - 1;
 /// Never zero, so that a zero header means "no record".
 pub(crate) const VALID: u64 = 1 << 48;
+/// Made for a line of odd number.
+pub(crate) const ODD_LINE: u64 = 1 << 50;
+/// Made, but never published: no part of the store.
+pub(crate) const ABANDONED: u64 = 1 << 51;
 /// Superseded by a newer record; writers look again.
 pub(crate) const SEALED: u64 = 1 << 49;
 /// The record says: this key is absent. The sign, because every read asks for it.
@@ -25,6 +29,9 @@ pub(crate) const BYTES_HEADER_BYTES: u64 = 24;
 const KEY_BITS: u64 = (1 << 17) - 1;
 const LATCH: u64 = 1 << 17;
 const VERSION: u64 = 1 << 18;
+
+/// Records longer than any that can be written: their length is damaged.
+pub(crate) const RECORD_BYTES_MAX: u64 = 64 << 20;
 
 /// Keys in bytes layout, in bytes.
 pub(crate) const KEY_BYTES_MAX: usize = 64 << 10;
@@ -67,6 +74,17 @@ impl Record {
     #[inline(always)]
     pub(crate) fn header(&self) -> &AtomicU64 {
         self.word(0)
+    }
+
+    /// Makes an unpublished record lead to another one than it was made for.
+    pub(crate) fn set_previous(&self, address: u64) {
+        let header = self.header();
+        header.store((header.load(Relaxed) & !ADDRESS_MASK) | address, Release);
+    }
+
+    /// Marks a record that was not published.
+    pub(crate) fn abandon(&self) {
+        self.header().fetch_or(ABANDONED, Release);
     }
 
     #[inline(always)]
@@ -115,6 +133,14 @@ impl Record {
             std::ptr::copy_nonoverlapping(value.as_ptr(), to.add(padded(key.len()) as usize), value.len());
         }
         self.header().store(previous | flags | VALID, Release);
+    }
+
+    /// Fills a fresh record with a copy of another one's bytes, leading to `previous`; it is published later.
+    pub(crate) fn write_copy(&self, bytes: &[u8], previous: u64, flags: u64) {
+        let kept = word_at(bytes, 0) & TOMBSTONE;
+        // SAFETY: the allocation has room for all the bytes, and nobody else knows the record yet.
+        unsafe { std::ptr::copy_nonoverlapping(bytes[8..].as_ptr(), self.at.add(8), bytes.len() - 8) };
+        self.header().store(previous | kept | flags | VALID, Release);
     }
 
     fn key_len(&self) -> usize {
@@ -227,13 +253,26 @@ pub(crate) struct ColdRecord<'a> {
     pub(crate) value: &'a [u8],
 }
 
-fn word_at(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn word_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).map_or(0, |word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
 }
 
 /// How many bytes a bytes record has, from its first 24.
 pub(crate) fn cold_bytes_record_bytes(header: &[u8]) -> u64 {
     BYTES_HEADER_BYTES + padded((word_at(header, 8) & KEY_BITS) as usize) + padded((word_at(header, 16) as u32) as usize)
+}
+
+/// Where the key of a bytes record lies.
+pub(crate) fn bytes_key_range(record: &[u8]) -> std::ops::Range<usize> {
+    let from = BYTES_HEADER_BYTES as usize;
+    from..from + (word_at(record, 8) & KEY_BITS) as usize
+}
+
+/// How much of the log a bytes record takes, from its first 24 bytes; `None` if that cannot be.
+pub(crate) fn scanned_bytes_record_bytes(record: &[u8]) -> Option<u64> {
+    let (key, capacity) = (word_at(record, 8) & KEY_BITS, word_at(record, 16) >> 32);
+    let fits = key as usize <= KEY_BYTES_MAX && capacity < RECORD_BYTES_MAX && word_at(record, 16) as u32 as u64 <= capacity;
+    fits.then(|| BYTES_HEADER_BYTES + padded(key as usize) + padded(capacity as usize))
 }
 
 pub(crate) fn parse_word(bytes: &[u8], key_width: usize) -> ColdRecord<'_> {

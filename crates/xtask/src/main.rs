@@ -4,9 +4,7 @@
 //! how far it is, notices the one that hangs, and closes with one line of figures. It ends with 1 if a promise was broken.
 
 mod arguments;
-#[cfg(feature = "durable")]
 mod crew;
-#[cfg(feature = "durable")]
 mod lanes;
 
 use arguments::Arguments;
@@ -28,7 +26,6 @@ fn main() -> ExitCode {
     }
 }
 
-#[cfg(feature = "durable")]
 fn run(arguments: &Arguments) -> ExitCode {
     let passed = match arguments.lane.as_str() {
         "crash" => lanes::crash(arguments),
@@ -36,10 +33,4 @@ fn run(arguments: &Arguments) -> ExitCode {
         _ => lanes::rot(arguments),
     };
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-#[cfg(not(feature = "durable"))]
-fn run(arguments: &Arguments) -> ExitCode {
-    eprintln!("{arguments:?}: built without the feature `durable`, as the engine has no commits yet");
-    ExitCode::from(2)
 }

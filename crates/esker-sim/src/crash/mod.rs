@@ -14,7 +14,6 @@ pub mod faults;
 pub mod life;
 pub mod program;
 pub mod rot;
-#[cfg(feature = "durable")]
 pub mod store;
 
 pub use explore::{Figures, Limits, Violation, check, shrink};

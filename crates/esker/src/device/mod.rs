@@ -42,7 +42,7 @@ pub trait Device: Send + Sync {
     /// Whatever the device reports; nothing may be assumed durable then.
     fn sync(&self) -> io::Result<()>;
 
-    /// The length of the file, in bytes.
+    /// The length of what was written, in bytes.
     ///
     /// # Errors
     /// Whatever the device reports.
@@ -58,28 +58,28 @@ pub trait Device: Send + Sync {
 
 /// A place for named files: what a store's directory is made of.
 pub trait Storage: Send + Sync {
-    /// The file of this name; made, empty, if it is not there.
+    /// The file `name`; made, empty, if it is not there.
     ///
     /// # Errors
-    /// Whatever the storage reports.
+    /// Whatever the system reports.
     fn open(&self, name: &str) -> io::Result<Arc<dyn Device>>;
 
     /// The names of all files.
     ///
     /// # Errors
-    /// Whatever the storage reports.
+    /// Whatever the system reports.
     fn list(&self) -> io::Result<Vec<String>>;
 
-    /// Removes a file.
+    /// Removes the file `name`.
     ///
     /// # Errors
-    /// Whatever the storage reports.
+    /// Whatever the system reports.
     fn remove(&self, name: &str) -> io::Result<()>;
 
     /// Makes creations and removals durable.
     ///
     /// # Errors
-    /// Whatever the storage reports; nothing may be assumed durable then.
+    /// Whatever the system reports.
     fn sync(&self) -> io::Result<()>;
 }
 

@@ -30,7 +30,7 @@ use bucket::{Bucket, VERSION, VERSION_MASK, address_of, entry_word, next_of, tag
 use overflow::Overflow;
 use std::hint::select_unpredictable;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
 
 const TAG_BITS: u32 = 15;
 const FULL: u64 = 1 << TAG_BITS;
@@ -221,6 +221,8 @@ pub(crate) struct Index {
     limit: AtomicU64,
     growing: Mutex<growth::Workspace>,
     populated: AtomicU64,
+    /// Some entry was shared for want of room: keys depend on what their records lead to.
+    shared: AtomicBool,
 }
 
 #[repr(align(128))]
@@ -241,6 +243,7 @@ impl Index {
             limit: AtomicU64::new(u64::MAX),
             growing: Mutex::default(),
             populated: AtomicU64::new(0),
+            shared: AtomicBool::new(false),
         })
     }
 
@@ -475,6 +478,7 @@ impl Index {
         if address_of(word) > at {
             return Published::TooLow;
         }
+        self.shared.store(true, Relaxed);
         link_to(address_of(word));
         let short = (1 << common) | (place.tag() & ((1 << common) - 1));
         slot.store(entry_word(short, at), Release);
@@ -490,8 +494,7 @@ impl Index {
             }
             last = part;
         }
-        let may_grow = self.buckets_in_all() < self.limit.load(Relaxed);
-        let fresh = self.overflow.take(at, may_grow)?;
+        let fresh = self.overflow.take(at, self.may_grow())?;
         last.set_next(fresh);
         Some(self.overflow.bucket(fresh).entry(0))
     }
@@ -568,8 +571,51 @@ impl Index {
         all.map(|slot| slot.load(Acquire)).filter(|word| *word != 0).collect()
     }
 
+    /// The shape, for images and manifests.
     pub(crate) fn shape_word(&self) -> u64 {
-        self.shape().0
+        let shape = self.shape();
+        Shape::new(shape.level(), shape.split()).0
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.load(Relaxed)
+    }
+
+    pub(crate) fn set_shared(&self, shared: bool) {
+        self.shared.store(shared, Relaxed);
+    }
+
+    fn may_grow(&self) -> bool {
+        self.buckets_in_all() < self.limit.load(Relaxed)
+    }
+
+    // ---- recovery ------------------------------------------------------------------------------------------------
+
+    /// Makes `at` the head of the entry for `hash`, unless that lies higher already; adds the entry if there is none.
+    pub(crate) fn raise(&self, hash: u64, at: u64) {
+        let place = self.latch(hash);
+        match self.find(self.bucket_at(place.offset), place.tag()) {
+            Some((_, word)) if address_of(word) >= at => {}
+            Some((slot, word)) => slot.store(entry_word(tag_of(word), at), Release),
+            None => {
+                let mut added = false;
+                self.add_entry(place, at, &mut added, |_| unreachable!("recovery of an index without shared entries lifts the limit"));
+                self.add_to_count(u64::from(added));
+            }
+        }
+        self.bucket_at(place.offset).unlatch();
+    }
+
+    /// True if an entry for `hash` can be added without sharing another's.
+    pub(crate) fn has_free_entry(&self, hash: u64) -> bool {
+        let bucket = self.bucket_at(self.locate(hash).offset);
+        self.chain(bucket).any(|part| part.tags().empty() != 0) || self.may_grow() || self.overflow.has_free()
+    }
+
+    /// Empties the index. Before the store is shared.
+    pub(crate) fn clear(&self) {
+        (0..self.buckets()).for_each(|at| self.refill(at, &[]));
+        self.entries.0.store(0, Relaxed);
     }
 
     /// Takes the shape of an image; the caller then restores each bucket. Before the store is shared.

@@ -57,6 +57,11 @@ impl Overflow {
         (self.next.load(Relaxed) - 1).saturating_sub(self.free.load(Relaxed))
     }
 
+    /// True if a bucket can be taken without a new one.
+    pub(super) fn has_free(&self) -> bool {
+        self.free.load(Relaxed) > 0
+    }
+
     fn lock(&self) -> MutexGuard<'_, List> {
         self.list.lock().unwrap_or_else(|e| e.into_inner())
     }

@@ -67,6 +67,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
                 continue;
             }
+            self.engine.check_writable()?;
             let mut pin = self.engine.epochs.pin()?;
             pin.slot.count(Counter::Put, part.len() as u64);
             for (i, (key, value)) in part.iter().enumerate() {
@@ -85,7 +86,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 pin = self.engine.epochs.pin()?;
             }
         }
-        Ok(())
+        self.written(())
     }
 
     /// Many read-modify-writes; their cache misses overlap. `update(i, old)` may run again, as in [`Store::rmw`].
@@ -95,6 +96,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub fn rmw_many<Q: Borrow<K>>(&self, keys: &[Q], mut update: impl FnMut(usize, Option<V::View<'_>>) -> V::Owned) -> Result<()> {
         for (number, part) in keys.chunks(GROUP).enumerate() {
             let group = self.fetch_group(part.iter().map(Borrow::borrow))?;
+            self.engine.check_writable()?;
             let mut pin = if Self::WORD { Some(self.engine.epochs.pin()?) } else { None };
             for (i, key) in part.iter().enumerate() {
                 let (key, hash) = (key.borrow().bytes(), group.hashes[i]);
@@ -112,7 +114,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
             }
         }
-        Ok(())
+        self.written(())
     }
 
     /// Many deletes; their cache misses overlap. Returns how many keys had a value.
@@ -132,7 +134,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 self.engine.epochs.slot()?.count(Counter::Delete, part.len() as u64);
             }
         }
-        Ok(count)
+        self.written(count)
     }
 
     /// Hashes up to [`GROUP`] keys and brings their buckets, then their first records.

@@ -79,12 +79,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn append_bytes(&self, key: &[u8], bytes: &[u8]) -> Result<usize> {
         Self::check_key(key)?;
         let hash = self.hash(key);
-        let pin = self.engine.epochs.pin()?;
-        pin.slot.count(Counter::Append, 1);
-        if let Some(length) = self.append_in_place(key, hash, bytes) {
-            return Ok(length);
+        if let Some(pin) = self.engine.epochs.pin_fast() {
+            pin.slot.count(Counter::Append, 1);
+            if let Some(length) = self.append_in_place(key, hash, bytes) {
+                return Ok(length);
+            }
         }
-        drop(pin);
         let most = self.engine.value_bytes_max() as usize;
         let mut length = 0;
         let mut decide = |old: Option<&[u8]>| {
@@ -124,6 +124,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         blind: bool,
         decide: &mut impl FnMut(Option<&[u8]>) -> Change<'v>,
     ) -> Result<Step<bool>> {
+        self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         let (seen, found) = self.locate(key, hash);
         let mut decide = |old: Option<&[u8]>| self.engine.epochs.within(&pin, || decide(old));
@@ -204,8 +205,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let Some(at) = log.allocate(pin.slot, bytes) else { return Ok(Step::Room(bytes)) };
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
-        record.write_bytes(sight.key, value, capacity, Self::previous_for(&sight.seen, &sight.found), flags);
-        let published = self.publish(pin, sight.hash, &sight.seen, at, record, flags);
+        record.write_bytes(sight.key, value, capacity, Self::previous_for(&sight.seen, &sight.found), flags | log.line_flag());
+        let published = self.publish(pin, sight.hash, &sight.seen, at, record);
         Ok(if published { Step::Done(()) } else { Step::Again })
     }
 }

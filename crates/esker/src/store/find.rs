@@ -33,9 +33,6 @@ pub(super) enum Examined {
     Short(u64),
 }
 
-/// Records longer than any that can be written: the length itself is damaged.
-const RECORD_BYTES_MAX: u64 = 64 << 20;
-
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The record at `at`, if it is in memory and this key's. Under a pin; `at` came from the index or a chain.
     #[inline(always)]
@@ -139,7 +136,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         } else {
             let header = cold.get(at, BYTES_HEADER_BYTES).ok_or_else(damaged)?;
             let bytes = record::cold_bytes_record_bytes(header);
-            if bytes > RECORD_BYTES_MAX {
+            if bytes > record::RECORD_BYTES_MAX {
                 return Err(damaged());
             }
             (cold.get(at, bytes).and_then(record::parse_bytes), bytes)

@@ -97,9 +97,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         debug_assert_eq!(Self::WORD, matches!(engine.layout, Layout::Word { .. }));
         let engine = Arc::new(engine);
         let driven = engine.clone();
-        let driver = std::thread::Builder::new().name("esker-driver".into()).spawn(move || driven.run_driver())?;
-        let closer = Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(Some(driver)) });
+        let driver = std::thread::Builder::new().name("esker-driver".into());
+        let driver = if engine.in_background { Some(driver.spawn(move || driven.run_driver())?) } else { None };
+        let closer = Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(driver) });
         Ok(Self { engine, closer, types: PhantomData })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn engine_for_test(&self) -> &Engine {
+        &self.engine
     }
 
     #[inline(always)]
@@ -120,6 +126,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Err(Error::invalid(format!("a value has at most 16 MiB or a quarter of the budget max={most} value={bytes}")));
         }
         Ok(())
+    }
+
+    /// The end of every writing call: with `Durability::Always` its result waits for a line.
+    #[inline(always)]
+    fn written<T>(&self, result: T) -> Result<T> {
+        if self.engine.is_always_durable {
+            self.engine.commit()?;
+        }
+        Ok(result)
     }
 
     // ---- one key -------------------------------------------------------------------------------------------------
@@ -172,9 +187,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline]
     pub fn put(&self, key: &K, value: &V) -> Result<()> {
         if Self::WORD {
-            return self.put_word(key.bytes(), to_word(value.bytes()));
+            self.put_word(key.bytes(), to_word(value.bytes()))?;
+        } else {
+            self.put_bytes(key.bytes(), value.bytes())?;
         }
-        self.put_bytes(key.bytes(), value.bytes())
+        self.written(())
     }
 
     /// Sets the value of `key` to what `update` makes of the old one; returns the new one.
@@ -187,9 +204,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub fn rmw(&self, key: &K, mut update: impl FnMut(Option<V::View<'_>>) -> V::Owned) -> Result<V::Owned> {
         if Self::WORD {
             let word = self.rmw_word(key.bytes(), &mut |old| Self::updated_word(old, &mut update))?;
-            return Ok(V::own(&word.to_ne_bytes()[..Self::VALUE_WIDTH]));
+            return self.written(V::own(&word.to_ne_bytes()[..Self::VALUE_WIDTH]));
         }
-        self.rmw_bytes(key.bytes(), update)
+        let new = self.rmw_bytes(key.bytes(), update)?;
+        self.written(new)
     }
 
     #[inline(always)]
@@ -203,7 +221,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// As [`Store::rmw`].
     pub fn delete(&self, key: &K) -> Result<bool> {
-        if Self::WORD { self.delete_word(key.bytes()) } else { self.delete_bytes(key.bytes()) }
+        let was_there = if Self::WORD { self.delete_word(key.bytes()) } else { self.delete_bytes(key.bytes()) }?;
+        self.written(was_there)
     }
 
     // ---- the store itself ----------------------------------------------------------------------------------------
@@ -220,6 +239,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.engine.stats()
+    }
+
+    /// Returns when everything that had returned before this call is durable. Other operations go on meanwhile; commits at
+    /// the same time share the work.
+    ///
+    /// # Errors
+    /// `Io` when the device failed: from then on all writes refuse, reads go on, and opening the store again recovers what
+    /// was durable. `Invalid` for a store in memory, and inside a closure that the store runs.
+    ///
+    /// # Cost
+    /// What was written since the last commit, and two syncs.
+    pub fn commit(&self) -> Result<()> {
+        self.engine.commit()
     }
 
     /// Writes everything to the device, so that opening the directory again finds it. Later calls answer `Closed`.
@@ -240,6 +272,7 @@ impl<K: Key + ?Sized> Store<K, [u8]> {
     /// # Cost
     /// In place while the record has room, which each copy renews by half: amortised O(`bytes`).
     pub fn append(&self, key: &K, bytes: &[u8]) -> Result<usize> {
-        self.append_bytes(key.bytes(), bytes)
+        let length = self.append_bytes(key.bytes(), bytes)?;
+        self.written(length)
     }
 }

@@ -6,7 +6,7 @@ use super::step::{Known, Step};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::{Probe, Published, Seen};
-use crate::record::{self, Record, SEALED, TOMBSTONE};
+use crate::record::{self, Record, TOMBSTONE};
 use crate::types::{Key, Value};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -62,13 +62,27 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(never)]
     fn insert_word_slowly(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: u64) -> bool {
         let log = &self.engine.log;
-        // SAFETY: `at` is the record just made.
-        let link_to = |at, previous| unsafe { Record::new(log.pointer(at)) }.header().store(previous | record::VALID, Release);
-        let added = self.engine.index.add(hash, || self.make_word(pin, key, value), link_to);
-        if added == Some(true) {
-            self.count_entry(pin);
+        // SAFETY: called with the record just made, under the pin it was made under.
+        let record = |at| unsafe { Record::new(log.pointer(at)) };
+        let mut made = None;
+        let make = || {
+            made = self.make_word(pin, key, value);
+            made
+        };
+        let added = self.engine.index.add(hash, make, |at, previous| record(at).set_previous(previous));
+        match (added, made) {
+            (Some(true), _) => self.count_entry(pin),
+            (None, Some(at)) => self.give_up(pin, record(at)),
+            _ => {}
         }
         added.is_some()
+    }
+
+    /// A record was made that cannot be published here.
+    fn give_up(&self, pin: &Pin<'_>, record: Record) {
+        record.abandon();
+        // Should the reason be that our piece lies below another thread's newer record: leave it.
+        pin.slot.end.store(0, Relaxed);
     }
 
     #[inline(always)]
@@ -76,13 +90,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let log = &self.engine.log;
         let at = log.allocate(pin.slot, Self::RECORD_BYTES)?;
         // SAFETY: just allocated under the pin: ours alone, in memory.
-        unsafe { Record::new(log.pointer(at)) }.write_word(&key[..Self::KEY_WIDTH], value, 0, 0);
+        unsafe { Record::new(log.pointer(at)) }.write_word(&key[..Self::KEY_WIDTH], value, 0, log.line_flag());
         Some(at)
     }
 
     #[inline(never)]
     pub(super) fn put_word_slowly(&self, key: &[u8], hash: u64, value: u64) -> Result<()> {
         self.run(key, |_| {
+            self.engine.check_writable()?;
             let pin = self.engine.epochs.pin()?;
             let (seen, found) = self.locate(key, hash);
             if let Found::Memory { at, record } = found
@@ -103,15 +118,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let Some(at) = log.allocate(pin.slot, Self::RECORD_BYTES) else { return Step::Room(Self::RECORD_BYTES) };
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
-        record.write_word(&key[..Self::KEY_WIDTH], value, Self::previous_for(seen, found), flags);
-        if self.publish(pin, hash, seen, at, record, flags) { Step::Done(()) } else { Step::Again }
+        record.write_word(&key[..Self::KEY_WIDTH], value, Self::previous_for(seen, found), flags | log.line_flag());
+        if self.publish(pin, hash, seen, at, record) { Step::Done(()) } else { Step::Again }
     }
 
     /// Makes the index lead to a new record; false when somebody was quicker.
-    pub(super) fn publish(&self, pin: &Pin<'_>, hash: u64, seen: &Seen, at: u64, record: Record, flags: u64) -> bool {
+    pub(super) fn publish(&self, pin: &Pin<'_>, hash: u64, seen: &Seen, at: u64, record: Record) -> bool {
         let mut added = false;
-        let link_to = |address| record.header().store(address | flags | record::VALID, Release);
-        match self.engine.index.publish(hash, seen, at, &mut added, link_to) {
+        match self.engine.index.publish(hash, seen, at, &mut added, |address| record.set_previous(address)) {
             Published::Done => {
                 if added {
                     self.count_entry(pin);
@@ -119,10 +133,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 return true;
             }
             Published::Changed => {}
-            // Our piece of the log lies below another thread's newer record: leave it.
-            Published::TooLow => pin.slot.end.store(0, Relaxed),
+            Published::TooLow => self.give_up(pin, record),
         }
-        record.header().fetch_or(SEALED, Release);
+        record.abandon();
         false
     }
 
@@ -161,6 +174,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(never)]
     pub(super) fn rmw_word_slowly(&self, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Result<u64> {
         self.run(key, |known| {
+            self.engine.check_writable()?;
             let pin = self.engine.epochs.pin()?;
             let (seen, found) = self.locate(key, hash);
             if let Found::Memory { at, record } = found
@@ -204,6 +218,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     pub(super) fn delete_word_hashed(&self, key: &[u8], hash: u64) -> Result<bool> {
         self.run(key, |known| {
+            self.engine.check_writable()?;
             let pin = self.engine.epochs.pin()?;
             let (seen, found) = self.locate(key, hash);
             if let Found::Memory { at, record } = found

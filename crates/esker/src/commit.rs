@@ -1,0 +1,187 @@
+//! Commit lines: the one mechanism of durability.
+//!
+//! ```text
+//! 0 ........ window .......... cut ........ tail
+//! |  earlier lines  | this line    | later       |      a durable line = everything below `cut`, synced,
+//!                     ^ except records of the next line    and a manifest slot that says so
+//! ```
+//! **Drawing a line**, while operations go on:
+//! 1. `read_only` moves to [`NOWHERE`]: from now on nothing is changed in place. The line number goes up: records made from
+//!    now on carry the other parity.
+//! 2. The tail is the `cut`. `floor` and `read_only` move there: threads leave their pieces below it, and change in place
+//!    what lies above.
+//! 3. Drain: nobody writes below the cut any more. Flush, sync, write the manifest's slot, sync.
+//!
+//! **An exact cut.** An operation takes its record's place first and reads the line number then: at or above the cut all
+//! records carry the new parity. Below it, what carries the new one does not count. A record that builds on one of the
+//! next line is of the next line too (the number is read after what it builds on was found); and a thread that has made
+//! one, or seen one, finds `read_only` nowhere, or at the cut, and changes nothing in place below. Hence what the line holds
+//! is closed under "happened before", and holds every operation that had returned when the line was asked for. The idea
+//! is CPR's (SIGMOD 2019), with the version in the record and nobody waiting but read-modify-writes of a record in flux, for
+//! the microseconds of step 3.
+//!
+//! **Nothing below a cut is ever written again**, not even the rest of a sector: the next piece begins in the next block.
+//!
+//! **Group commit.** One line is drawn at a time; whoever asks meanwhile waits for the next one, and all who wait share it.
+
+use crate::engine::{Engine, Home, lock};
+use crate::error::{Error, Result};
+use crate::image;
+use crate::log::NOWHERE;
+use crate::manifest::State;
+use std::sync::atomic::Ordering::*;
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+/// When writes become durable without being asked to (a `commit` always makes them so).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Durability {
+    /// Never: at `commit` and `close` only.
+    #[default]
+    None,
+    /// A line is drawn this often while anything changes: a power cut loses at most about so much, and keeps order.
+    Every(Duration),
+    /// Each writing call returns when it is durable. Calls at the same time share a line.
+    Always,
+}
+
+#[derive(Default)]
+pub(crate) struct Commits {
+    progress: Mutex<Progress>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Progress {
+    started: u64,
+    ended: u64,
+    is_drawing: bool,
+}
+
+impl Engine {
+    /// Returns when everything that had returned before the call is durable.
+    pub(crate) fn commit(&self) -> Result<()> {
+        if self.is_in_memory() {
+            return Err(Error::invalid("a store in memory has nothing to commit to"));
+        }
+        // Refuses closed stores and calls from inside a closure, which the drain would wait for.
+        drop(self.epochs.pin()?);
+        let mut progress = lock(&self.commits.progress);
+        let wanted = progress.started + 1;
+        loop {
+            self.check_writable()?;
+            if progress.ended >= wanted {
+                return Ok(());
+            }
+            if progress.is_drawing {
+                progress = self.commits.ended.wait(progress).unwrap_or_else(|e| e.into_inner());
+                continue;
+            }
+            progress.is_drawing = true;
+            progress.started += 1;
+            drop(progress);
+            let result = self.draw_line();
+            progress = lock(&self.commits.progress);
+            progress.is_drawing = false;
+            if result.is_ok() {
+                progress.ended = progress.started;
+            }
+            self.commits.ended.notify_all();
+            result?;
+        }
+    }
+
+    /// Waits for a line that is being drawn, and lets nobody begin another.
+    pub(crate) fn end_commits(&self) {
+        let mut progress = lock(&self.commits.progress);
+        while progress.is_drawing {
+            progress = self.commits.ended.wait(progress).unwrap_or_else(|e| e.into_inner());
+        }
+        progress.is_drawing = true;
+    }
+
+    /// One line, durable. One caller at a time.
+    fn draw_line(&self) -> Result<()> {
+        let Some((line, cut)) = self.cut_log()? else { return Ok(()) };
+        let mut home = lock(&self.home);
+        let Some(home) = &mut *home else { return Ok(()) };
+        let written = home.manifest.write(|state| {
+            (state.line, state.window, state.cut) = (line, state.cut, cut);
+            self.describe_index(state);
+        });
+        written.map_err(|error| self.latch(error))
+    }
+
+    fn describe_index(&self, state: &mut State) {
+        (state.shape, state.entries, state.shared) = (self.index.shape_word(), self.index.entries(), self.index.is_shared());
+    }
+
+    /// All but the manifest: the line's number and cut, or `None` if nothing was written since the last one.
+    fn cut_log(&self) -> Result<Option<(u64, u64)>> {
+        let guard = lock(&self.boundaries);
+        self.check_writable()?;
+        let bounds = &self.log.bounds;
+        // Below the last cut nothing changes in place; above it nothing is.
+        if self.log.tail() == bounds.cut.load(Relaxed) {
+            return Ok(None);
+        }
+        bounds.read_only.store(NOWHERE, SeqCst);
+        let line = bounds.line.fetch_add(1, SeqCst);
+        let cut = self.log.tail();
+        bounds.floor.store(cut, SeqCst);
+        bounds.read_only.store(cut, SeqCst);
+        if !cfg!(esker_planted_bug = "cut_without_drain") {
+            self.epochs.drain();
+        }
+        bounds.safe_read_only.store(cut, Release);
+        self.flush()?;
+        bounds.cut.store(cut, Relaxed);
+        // Others may freeze, write and evict while the device syncs.
+        drop(guard);
+        if let Some(device) = &self.log.device
+            && !cfg!(esker_planted_bug = "skipped_sync")
+        {
+            device.sync().map_err(|error| self.latch(error))?;
+        }
+        Ok(Some((line, cut)))
+    }
+
+    /// A line, and an image of the index as of the line, so that the log below need not be read again. Nobody else is in
+    /// the store. One slot of the manifest says both: what lies between an older cut and this one may be no part of the store.
+    pub(crate) fn save_image(&self) -> Result<()> {
+        let drawn = self.cut_log()?;
+        let mut home = lock(&self.home);
+        let Some(home) = &mut *home else { return Ok(()) };
+        let state = home.manifest.state.clone();
+        let (line, cut) = drawn.unwrap_or((state.line, state.cut));
+        if drawn.is_none() && state.image != 0 && state.image_until == cut {
+            return Ok(());
+        }
+        let Home { storage, manifest, .. } = home;
+        let saved = remove_images(&**storage, state.image).and_then(|()| {
+            image::write(&**storage, state.image + 1, state.identity.store_id, &self.index)?;
+            manifest.write(|state| {
+                (state.image, state.image_until) = (state.image + 1, cut);
+                (state.line, state.window, state.cut) = (line, cut, cut);
+                self.describe_index(state);
+            })?;
+            remove_images(&**storage, state.image + 1)
+        });
+        saved.map_err(|error| self.latch(error))
+    }
+}
+
+/// Removes all images but one: what an interrupted close or recovery left, or what is out of date.
+fn remove_images(storage: &dyn crate::device::Storage, but: u64) -> Result<()> {
+    let keep = image::name(but);
+    let images = storage.list()?.into_iter().filter(|name| name.starts_with("index.") && *name != keep);
+    let mut removed = false;
+    for name in images {
+        storage.remove(&name)?;
+        removed = true;
+    }
+    if removed {
+        storage.sync()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,270 @@
+//! The manifest: what a store is, and the last line that is durable.
+//!
+//! ```text
+//! esker.manifest:  [ slot 0, 4096 bytes ][ slot 1, 4096 bytes ]      written in turn, each followed by a sync
+//! slot:            text of at most 512 bytes, `name=value` by the line, the last line its checksum; zeros
+//! ```
+//! A slot is written only after everything that it speaks of is durable, and only over the older one of the two. The
+//! device does not tear aligned 512 bytes (`docs/format.md`), so a slot is what it was or what it should become; one that
+//! is neither empty nor whole was damaged, and with it perhaps the last line: that is refused by name.
+
+use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
+use crate::engine::Layout;
+use crate::error::{Error, Result};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+pub(crate) const MANIFEST: &str = "esker.manifest";
+pub(crate) const LOG: &str = "esker.log";
+const FORMAT: &str = "esker format 2";
+const TEXT_BYTES_MAX: usize = 512;
+
+/// What distinguishes this store's bytes from any other's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) store_id: u64,
+    pub(crate) hash_seed: [u64; 2],
+}
+
+impl Identity {
+    pub(crate) fn random() -> Result<Self> {
+        let word = || getrandom::u64().map_err(|error| Error::from(std::io::Error::other(error.to_string())));
+        Ok(Self { store_id: word()?, hash_seed: [word()?, word()?] })
+    }
+}
+
+/// The state that a slot describes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct State {
+    pub(crate) identity: Identity,
+    pub(crate) layout: Layout,
+    /// Goes up by one with each slot written.
+    pub(crate) sequence: u64,
+    /// The line: all records below `cut` count, but those of the line after it (by parity) from `window` on.
+    pub(crate) line: u64,
+    pub(crate) cut: u64,
+    pub(crate) window: u64,
+    /// The index image, 0 for none, and the address from which on the log must be read besides.
+    pub(crate) image: u64,
+    pub(crate) image_until: u64,
+    /// The index as it was, so that recovery need not grow it: its shape, its entries, and whether keys had to share some.
+    pub(crate) shape: u64,
+    pub(crate) entries: u64,
+    pub(crate) shared: bool,
+}
+
+/// The manifest of an open store.
+pub(crate) struct Manifest {
+    device: Arc<dyn Device>,
+    pub(crate) state: State,
+}
+
+impl Manifest {
+    /// The manifest in `storage`, or `None` if no store was ever made there.
+    /// `accept_loss`: a damaged slot may stand for lines that will be forgotten.
+    pub(crate) fn open(storage: &dyn Storage, layout: Layout, accept_loss: bool) -> Result<Option<Self>> {
+        if !storage.list()?.iter().any(|name| name == MANIFEST) {
+            return Ok(None);
+        }
+        let device = storage.open(MANIFEST)?;
+        let mut newest: Option<State> = None;
+        let mut damage = None;
+        for slot in 0..2 {
+            match read_slot(&*device, slot) {
+                Ok(None) => {}
+                Ok(Some(state)) => {
+                    if newest.as_ref().is_none_or(|other| other.sequence < state.sequence) {
+                        newest = Some(state);
+                    }
+                }
+                Err(error @ Error::Corruption(_)) => damage = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        if let Some(error) = damage
+            && !(accept_loss && newest.is_some())
+        {
+            return Err(error);
+        }
+        let Some(state) = newest else { return Ok(None) };
+        if state.layout != layout {
+            let (want, found) = (layout_name(layout), layout_name(state.layout));
+            return Err(Error::invalid(format!("the store has another layout want=`{want}` found=`{found}`")));
+        }
+        Ok(Some(Self { device, state }))
+    }
+
+    /// The manifest of a new store, durable when this returns.
+    pub(crate) fn create(storage: &dyn Storage, identity: Identity, layout: Layout, start: u64, shape: u64) -> Result<Self> {
+        let state = State {
+            identity,
+            layout,
+            sequence: 0,
+            line: 0,
+            cut: start,
+            window: start,
+            image: 0,
+            image_until: start,
+            shape,
+            entries: 0,
+            shared: false,
+        };
+        let mut manifest = Self { device: storage.open(MANIFEST)?, state };
+        // The log exists, durably, before anything can be said about it.
+        storage.open(LOG)?;
+        manifest.write(|_| {})?;
+        storage.sync()?;
+        Ok(manifest)
+    }
+
+    /// Changes the state and makes it durable.
+    pub(crate) fn write(&mut self, change: impl FnOnce(&mut State)) -> Result<()> {
+        let mut next = self.state.clone();
+        change(&mut next);
+        next.sequence += 1;
+        let text = encode(&next);
+        assert!(text.len() <= TEXT_BYTES_MAX, "a slot's text fits the piece that does not tear");
+        let mut buffer = AlignedBuffer::new(1);
+        buffer.sector_mut(0)[..text.len()].copy_from_slice(text.as_bytes());
+        self.device.write(next.sequence % 2 * SECTOR_BYTES as u64, buffer.bytes())?;
+        self.device.sync()?;
+        self.state = next;
+        Ok(())
+    }
+}
+
+/// A slot's state; `None` if it was never written.
+fn read_slot(device: &dyn Device, slot: u64) -> Result<Option<State>> {
+    let offset = slot * SECTOR_BYTES as u64;
+    if device.bytes()? < offset + SECTOR_BYTES as u64 {
+        return Ok(None);
+    }
+    let mut buffer = AlignedBuffer::new(1);
+    device.read(offset, buffer.bytes_mut())?;
+    let bytes = buffer.bytes();
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Ok(None);
+    }
+    let damaged = |what: &str| Error::corruption(format!("{what} file={MANIFEST} slot={slot}"));
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    let text = std::str::from_utf8(&bytes[..end]).map_err(|_| damaged("the slot is not text"))?;
+    if bytes[end..].iter().any(|byte| *byte != 0) {
+        return Err(damaged("something follows the slot's text"));
+    }
+    parse(text, &damaged).map(Some)
+}
+
+fn encode(state: &State) -> String {
+    let State { identity: Identity { store_id, hash_seed: [seed0, seed1] }, .. } = state;
+    let mut text = format!("{FORMAT}\nlayout={}\n", layout_name(state.layout));
+    let numbers = [
+        ("store", *store_id),
+        ("seed0", *seed0),
+        ("seed1", *seed1),
+        ("sequence", state.sequence),
+        ("line", state.line),
+        ("cut", state.cut),
+        ("window", state.window),
+        ("image", state.image),
+        ("image_until", state.image_until),
+        ("shape", state.shape),
+        ("entries", state.entries),
+        ("shared", u64::from(state.shared)),
+    ];
+    for (name, value) in numbers {
+        let _ = writeln!(text, "{name}={value:x}");
+    }
+    let _ = writeln!(text, "checksum={:016x}", xxh3_64(text.as_bytes()));
+    text
+}
+
+fn parse(text: &str, damaged: &dyn Fn(&str) -> Error) -> Result<State> {
+    let body = text.rfind("checksum=").map_or("", |at| &text[..at]);
+    let is_whole = text[body.len()..] == format!("checksum={:016x}\n", xxh3_64(body.as_bytes()));
+    let first = text.lines().next().unwrap_or_default();
+    if !first.starts_with("esker format ") && !is_whole {
+        return Err(Error::invalid(format!("not the manifest of a store file={MANIFEST}")));
+    }
+    if !is_whole {
+        return Err(damaged("the slot's checksum differs"));
+    }
+    if first != FORMAT {
+        return Err(Error::invalid(format!("this version reads `{FORMAT}` only, found `{first}` file={MANIFEST}")));
+    }
+    let fields: BTreeMap<&str, &str> = body.lines().filter_map(|line| line.split_once('=')).collect();
+    let number = |name: &str| {
+        let value = fields.get(name).and_then(|text| u64::from_str_radix(text, 16).ok());
+        value.ok_or_else(|| damaged(&format!("the slot has no number `{name}`")))
+    };
+    Ok(State {
+        identity: Identity { store_id: number("store")?, hash_seed: [number("seed0")?, number("seed1")?] },
+        layout: fields.get("layout").and_then(|name| layout_of(name)).ok_or_else(|| damaged("the slot has no layout"))?,
+        sequence: number("sequence")?,
+        line: number("line")?,
+        cut: number("cut")?,
+        window: number("window")?,
+        image: number("image")?,
+        image_until: number("image_until")?,
+        shape: number("shape")?,
+        entries: number("entries")?,
+        shared: number("shared")? != 0,
+    })
+}
+
+fn layout_name(layout: Layout) -> String {
+    match layout {
+        Layout::Word { key_bytes, value_bytes } => format!("word {key_bytes} {value_bytes}"),
+        Layout::Bytes => "bytes".into(),
+    }
+}
+
+fn layout_of(name: &str) -> Option<Layout> {
+    let parts: Vec<&str> = name.split(' ').collect();
+    match *parts.as_slice() {
+        ["bytes"] => Some(Layout::Bytes),
+        ["word", key, value] => Some(Layout::Word { key_bytes: key.parse().ok()?, value_bytes: value.parse().ok()? }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> State {
+        let most = u64::MAX;
+        State {
+            identity: Identity { store_id: most, hash_seed: [most; 2] },
+            layout: Layout::Word { key_bytes: 256, value_bytes: 8 },
+            sequence: most,
+            line: most,
+            cut: most,
+            window: most,
+            image: most,
+            image_until: most,
+            shape: most,
+            entries: most,
+            shared: true,
+        }
+    }
+
+    #[test]
+    fn the_longest_state_fits_and_comes_back() {
+        let text = encode(&state());
+        assert!(text.len() <= TEXT_BYTES_MAX, "{} bytes", text.len());
+        assert_eq!(parse(&text, &|what| Error::corruption(what)).unwrap(), state());
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let text = encode(&state());
+        for bit in 0..text.len() * 8 {
+            let mut bytes = text.clone().into_bytes();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let Ok(text) = String::from_utf8(bytes) else { continue };
+            assert!(parse(&text, &|what| Error::corruption(what)).is_err(), "bit {bit}");
+        }
+    }
+}

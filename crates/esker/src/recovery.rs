@@ -1,0 +1,375 @@
+//! Recovery: from the last durable line to an open store. It is what opening does, always; after an orderly close it finds
+//! nothing to read.
+//!
+//! 1. The index image, if there is one, is the index as of `image_until`.
+//! 2. The log from there to the cut is read once, in order, one thread reading and verifying ahead. Each record becomes the
+//!    head of its entry if it lies above it: the later address is the later version. Records that were never published
+//!    do not count, nor do those above `window` that belong to the next line.
+//! 3. The log goes on behind everything that may have been written after the line, and an image is saved: what lies
+//!    between is never looked at again.
+//!
+//! **Shared entries.** Where the index had run out of its share, keys share entries, and a record found by the scan leads to
+//! what shared its entry *then*. If the entry holds something else now, the record is appended once more, leading to that:
+//! so everything stays reachable, at the price of some copies.
+//!
+//! **Fails closed**: a damaged block below the cut was acknowledged once. It is named and nothing is changed, unless the
+//! caller accepts the loss of what lies behind it.
+
+use crate::device::{AlignedBuffer, SECTOR_BYTES};
+use crate::engine::{Engine, Layout, block_ceil, lock};
+use crate::error::{Error, Result};
+use crate::image;
+use crate::index::Published;
+use crate::log::{BLOCK_BYTES, line_flag};
+use crate::manifest::State;
+use crate::record::{self, ABANDONED, ADDRESS_MASK, ODD_LINE, Record, VALID};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+/// Blocks read together: a mebibyte.
+const PIECE_BLOCKS: u64 = 256;
+/// Pieces read and verified ahead.
+const PIECES_AHEAD: usize = 4;
+/// Records whose buckets are fetched together.
+const GROUP: usize = 64;
+
+/// A record of the log, as the scan meets it.
+struct Scanned {
+    at: u64,
+    hash: u64,
+    /// Where it lies in the scan's bytes.
+    offset: usize,
+    bytes: usize,
+}
+
+impl Engine {
+    /// Brings the engine to the last durable line. Before the store is shared.
+    pub(crate) fn recover(&self, accept_loss: bool) -> Result<()> {
+        let state = lock(&self.home).as_ref().map(|home| home.manifest.state.clone());
+        let Some(state) = state else { return Ok(()) };
+        let file_bytes = self.log.device.as_ref().map_or(Ok(0), |device| device.bytes())?;
+        let behind = block_ceil(file_bytes.div_ceil(SECTOR_BYTES as u64) * BLOCK_BYTES).max(state.cut);
+        self.log.start_at(behind, state.line + 1, state.cut);
+        let from = self.restore_index(&state, accept_loss)?;
+        let end = if state.shared {
+            self.scan(&state, from, accept_loss, &mut Joining { engine: self, first_copy: behind })?
+        } else {
+            self.index.set_limit(u64::MAX);
+            self.scan(&state, from, accept_loss, &mut Raising { engine: self })?
+        };
+        self.share_budget();
+        self.check_index_fits()?;
+        if from == state.cut && behind == state.cut {
+            return Ok(());
+        }
+        debug_assert!(accept_loss || end == state.cut);
+        // What lies between the cut and the new tail is no part of the store: the image says so.
+        self.save_image()
+    }
+
+    /// The index as the image has it; where the log must be read from.
+    fn restore_index(&self, state: &State, accept_loss: bool) -> Result<u64> {
+        self.index.set_shared(state.shared);
+        if state.image != 0 {
+            let home = lock(&self.home);
+            let read = home.as_ref().map_or(Ok(()), |home| image::read(&*home.storage, state.image, state.identity.store_id, &self.index));
+            match read {
+                Ok(()) => return Ok(state.image_until),
+                // The log itself has everything.
+                Err(Error::Corruption(_)) if accept_loss => self.index.clear(),
+                Err(error) => return Err(error),
+            }
+        }
+        if !self.index.restore_shape(state.shape) {
+            return Err(Error::corruption("the manifest has an impossible index shape"));
+        }
+        Ok(crate::log::FIRST_ADDRESS)
+    }
+
+    /// Visits the records in `[from, state.cut)`; where it ended.
+    fn scan(&self, state: &State, from: u64, accept_loss: bool, visitor: &mut impl Visitor) -> Result<u64> {
+        let (send, pieces) = sync_channel(PIECES_AHEAD);
+        std::thread::scope(|scope| {
+            scope.spawn(move || self.read_ahead(from, state.cut, &send));
+            Scan { engine: self, state, at: from, base: from, bytes: Vec::new(), group: Vec::with_capacity(GROUP) }.run(
+                &pieces,
+                accept_loss,
+                visitor,
+            )
+        })
+    }
+
+    fn read_ahead(&self, from: u64, to: u64, send: &SyncSender<Result<Vec<u8>>>) {
+        let Some(device) = &self.log.device else { return };
+        let mut buffer = AlignedBuffer::new(PIECE_BLOCKS as usize);
+        let (mut block, end) = (from / BLOCK_BYTES, to / BLOCK_BYTES);
+        while block < end {
+            let count = PIECE_BLOCKS.min(end - block) as usize;
+            let mut payload = Vec::new();
+            let read = device.read(block * SECTOR_BYTES as u64, &mut buffer.bytes_mut()[..count * SECTOR_BYTES]);
+            // A file that ends too early is damage like any other.
+            let read = read.map_err(|error| match error.kind() {
+                std::io::ErrorKind::UnexpectedEof => Error::corruption(format!("the log ends too early address={}", block * BLOCK_BYTES)),
+                _ => Error::from(error),
+            });
+            let verified = read.and_then(|()| self.log.append_payloads(block, &buffer, count, &mut payload));
+            let failed = verified.is_err();
+            // With a failure go the blocks before it: they are whole.
+            if failed && !payload.is_empty() && send.send(Ok(payload.clone())).is_err() {
+                return;
+            }
+            if send.send(verified.map(|()| payload)).is_err() || failed {
+                return;
+            }
+            block += count as u64;
+        }
+    }
+}
+
+/// What recovery does with the records.
+trait Visitor {
+    fn visit(&mut self, record: &Scanned, bytes: &[u8]) -> Result<()>;
+}
+
+/// A walk through the log's bytes.
+struct Scan<'a> {
+    engine: &'a Engine,
+    state: &'a State,
+    /// The next record's address, and that of the first byte held.
+    at: u64,
+    base: u64,
+    bytes: Vec<u8>,
+    group: Vec<Scanned>,
+}
+
+impl Scan<'_> {
+    fn run(&mut self, pieces: &Receiver<Result<Vec<u8>>>, accept_loss: bool, visitor: &mut impl Visitor) -> Result<u64> {
+        for piece in pieces {
+            match piece {
+                Ok(piece) => self.bytes.extend_from_slice(&piece),
+                Err(Error::Corruption(_)) if accept_loss => return Ok(self.at),
+                Err(error) => return Err(error),
+            }
+            while self.step()? {
+                if self.group.len() == GROUP {
+                    self.visit_group(visitor)?;
+                }
+            }
+            self.visit_group(visitor)?;
+            let done = ((self.at - self.base) as usize).min(self.bytes.len());
+            self.bytes.drain(..done);
+            self.base += done as u64;
+        }
+        if self.at < self.state.cut && !accept_loss {
+            return Err(Error::corruption(format!("a record reaches beyond the last line address={}", self.at)));
+        }
+        Ok(self.at)
+    }
+
+    /// Goes past one record, or to the next block; false when more bytes are needed.
+    fn step(&mut self) -> Result<bool> {
+        let offset = (self.at - self.base) as usize;
+        let Some(rest) = self.bytes.get(offset..).filter(|rest| rest.len() >= 8) else { return Ok(false) };
+        let header = record::word_at(rest, 0);
+        if header == 0 {
+            self.at = (self.at / BLOCK_BYTES + 1) * BLOCK_BYTES;
+            return Ok(true);
+        }
+        if header & VALID == 0 {
+            return Err(Error::corruption(format!("no record where one should be address={}", self.at)));
+        }
+        let key = match self.engine.layout {
+            Layout::Word { key_bytes, .. } => 8..8 + key_bytes,
+            Layout::Bytes if rest.len() < record::BYTES_HEADER_BYTES as usize => return Ok(false),
+            Layout::Bytes => record::bytes_key_range(rest),
+        };
+        let bytes = match self.engine.layout {
+            Layout::Word { key_bytes, .. } => record::word_record_bytes(key_bytes) as usize,
+            Layout::Bytes => record::scanned_bytes_record_bytes(rest)
+                .ok_or_else(|| Error::corruption(format!("a record of impossible length address={}", self.at)))?
+                as usize,
+        };
+        if rest.len() < bytes {
+            return Ok(false);
+        }
+        let is_later = self.at >= self.state.window && header & ODD_LINE != line_flag(self.state.line);
+        if header & ABANDONED == 0 && !is_later {
+            let hash = self.engine.hash_of(&rest[key]);
+            self.engine.index.prefetch(hash);
+            self.group.push(Scanned { at: self.at, hash, offset, bytes });
+        }
+        self.at += bytes as u64;
+        Ok(true)
+    }
+
+    fn visit_group(&mut self, visitor: &mut impl Visitor) -> Result<()> {
+        for record in self.group.drain(..) {
+            visitor.visit(&record, &self.bytes[record.offset..record.offset + record.bytes])?;
+        }
+        Ok(())
+    }
+}
+
+/// Each key has, or had room for, an entry of its own: the highest address is the head.
+struct Raising<'a> {
+    engine: &'a Engine,
+}
+
+impl Visitor for Raising<'_> {
+    fn visit(&mut self, record: &Scanned, _: &[u8]) -> Result<()> {
+        self.engine.index.raise(record.hash, record.at);
+        Ok(())
+    }
+}
+
+/// Keys share entries: a record must lead to all that its entry has led to so far.
+struct Joining<'a> {
+    engine: &'a Engine,
+    /// Copies made by this recovery lie from here on.
+    first_copy: u64,
+}
+
+impl Visitor for Joining<'_> {
+    fn visit(&mut self, record: &Scanned, bytes: &[u8]) -> Result<()> {
+        let index = &self.engine.index;
+        loop {
+            let pin = self.engine.epochs.pin()?;
+            let seen = index.lookup(record.hash);
+            let head = seen.address();
+            if head == record.at || (head > record.at && head < self.first_copy) {
+                return Ok(());
+            }
+            let leads_on = record::word_at(bytes, 0) & ADDRESS_MASK == head;
+            let mut added = false;
+            if head == 0 && index.has_free_entry(record.hash) || head != 0 && head < record.at && leads_on {
+                index.publish(record.hash, &seen, record.at, &mut added, |_| {});
+                self.engine.entries_recovered(&pin, added);
+                return Ok(());
+            }
+            let Some(at) = self.engine.log.allocate(pin.slot, bytes.len() as u64) else {
+                drop(pin);
+                self.engine.make_room(bytes.len() as u64)?;
+                continue;
+            };
+            // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.
+            let copy = unsafe { Record::new(self.engine.log.pointer(at)) };
+            copy.write_copy(bytes, head, self.engine.log.line_flag());
+            match index.publish(record.hash, &seen, at, &mut added, |previous| copy.set_previous(previous)) {
+                Published::Done => {
+                    self.engine.entries_recovered(&pin, added);
+                    return Ok(());
+                }
+                _ => copy.abandon(),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Durability, MemoryDevice, Options, Storage, Store};
+    use std::collections::BTreeMap;
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    /// Files in memory that outlive the store.
+    #[derive(Default)]
+    struct Files(Mutex<BTreeMap<String, Arc<MemoryDevice>>>);
+
+    impl Storage for Files {
+        fn open(&self, name: &str) -> io::Result<Arc<dyn crate::Device>> {
+            Ok(self.0.lock().unwrap().entry(name.into()).or_default().clone())
+        }
+        fn list(&self) -> io::Result<Vec<String>> {
+            Ok(self.0.lock().unwrap().keys().cloned().collect())
+        }
+        fn remove(&self, name: &str) -> io::Result<()> {
+            self.0.lock().unwrap().remove(name).map(|_| ()).ok_or(io::ErrorKind::NotFound.into())
+        }
+        fn sync(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The store is left as a crash leaves it: never closed.
+    fn crash<T>(value: T) {
+        std::mem::forget(value);
+    }
+
+    #[test]
+    fn a_commit_survives_and_what_came_later_does_not_hurt() {
+        let files = Arc::new(Files::default());
+        for round in 0..5u64 {
+            let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
+            for n in 0..round * 10_000 {
+                assert_eq!(store.get(&n).unwrap(), Some(n + round - 1), "key {n} in round {round}");
+            }
+            for n in 0..(round + 1) * 10_000 {
+                store.put(&n, &(n + round)).unwrap();
+            }
+            store.commit().unwrap();
+            for n in 0..1000 {
+                store.put(&n, &u64::MAX).unwrap();
+                store.delete(&(n + 1000)).unwrap();
+            }
+            crash(store);
+        }
+    }
+
+    #[test]
+    fn a_shared_index_loses_nothing() {
+        let files = Arc::new(Files::default());
+        let count = 900_000u64;
+        for round in 0..3u64 {
+            let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
+            if round > 0 {
+                for n in (0..count).step_by(89) {
+                    assert_eq!(store.get(&n).unwrap(), Some(n + round - 1), "key {n} in round {round}");
+                }
+            }
+            for n in 0..count {
+                store.put(&n, &(n + round)).unwrap();
+            }
+            store.commit().unwrap();
+            let home = lock(&store.engine_for_test().home);
+            assert!(home.as_ref().unwrap().manifest.state.shared);
+            drop(home);
+            crash(store);
+        }
+    }
+
+    #[test]
+    fn always_durable_writes_survive_without_a_commit() {
+        let files = Arc::new(Files::default());
+        let options = Options::new().memory("16MiB").durability(Durability::Always).background(false);
+        let store: Store<str, [u8]> = options.clone().open_in(files.clone()).unwrap();
+        for n in 0..100 {
+            store.append(&format!("key {}", n % 7), format!("{n};").as_bytes()).unwrap();
+        }
+        assert!(store.delete("key 3").unwrap());
+        crash(store);
+        let store: Store<str, [u8]> = options.open_in(files).unwrap();
+        assert_eq!(store.get("key 3").unwrap(), None);
+        assert!(store.get("key 2").unwrap().unwrap().starts_with(b"2;9;16;"));
+    }
+
+    #[test]
+    fn a_damaged_block_stops_the_opening_by_name() {
+        let files = Arc::new(Files::default());
+        let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
+        for n in 0..100_000 {
+            store.put(&n, &n).unwrap();
+        }
+        store.commit().unwrap();
+        crash(store);
+        let log = files.open(crate::manifest::LOG).unwrap();
+        let mut sector = AlignedBuffer::new(1);
+        log.read(40960, sector.bytes_mut()).unwrap();
+        sector.bytes_mut()[77] ^= 4;
+        log.write(40960, sector.bytes()).unwrap();
+        let error = Options::new().memory("16MiB").open_in::<u64, u64>(files.clone()).unwrap_err().to_string();
+        assert!(error.contains("esker.log") && error.contains("address=40800"), "{error}");
+        let store: Store<u64, u64> = Options::new().memory("16MiB").accept_loss(true).open_in(files).unwrap();
+        assert_eq!((store.get(&0).unwrap(), store.get(&99_999).unwrap()), (Some(0), None));
+    }
+}

@@ -1,0 +1,205 @@
+//! What a commit promises, with threads at work: copies of the files, taken at any moment after a commit returned, open as
+//! an exact cut. Each thread's part of it is a prefix of what that thread did, and holds all that had returned when the
+//! commit was asked for.
+
+use esker::{Device, Durability, MemoryDevice, Options, Storage, Store};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Files in memory that can be copied while they are in use.
+#[derive(Default)]
+struct Files(Mutex<BTreeMap<String, Arc<MemoryDevice>>>);
+
+impl Files {
+    /// What a power cut now would leave, were every write durable at once.
+    fn copy(&self) -> Arc<Files> {
+        let files = self.0.lock().unwrap();
+        // The manifest first: what it speaks of was written before it.
+        let mut names: Vec<&String> = files.keys().collect();
+        names.sort_by_key(|name| *name != "esker.manifest");
+        let copies = names.into_iter().map(|name| {
+            let (from, to) = (&files[name], MemoryDevice::new());
+            let mut bytes = vec![0; from.bytes().unwrap() as usize];
+            from.read(0, &mut bytes).unwrap();
+            to.write(0, &bytes).unwrap();
+            (name.clone(), Arc::new(to))
+        });
+        Arc::new(Files(Mutex::new(copies.collect())))
+    }
+}
+
+impl Storage for Files {
+    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
+        Ok(self.0.lock().unwrap().entry(name.into()).or_default().clone())
+    }
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.0.lock().unwrap().keys().cloned().collect())
+    }
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.lock().unwrap().remove(name).map(|_| ()).ok_or(io::ErrorKind::NotFound.into())
+    }
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+const KEYS: u64 = 8;
+
+/// What operation `i` of a thread makes of its key `i % KEYS`: a value, or nothing.
+fn outcome(i: u64) -> Option<u64> {
+    (i % 7 != 3).then_some(i)
+}
+
+fn key(thread: u64, i: u64) -> u64 {
+    (thread << 32) | (i % KEYS)
+}
+
+/// Operation `i` of a thread, by another kind of call each time.
+fn operate(store: &Store<u64, u64>, thread: u64, i: u64) {
+    let key = key(thread, i);
+    match outcome(i) {
+        None => assert!(store.delete(&key).is_ok()),
+        Some(value) if i.is_multiple_of(3) => assert_eq!(store.rmw(&key, |_| value).unwrap(), value),
+        Some(value) if i.is_multiple_of(5) => store.put_many(&[(key, value)]).unwrap(),
+        Some(value) => store.put(&key, &value).unwrap(),
+    }
+}
+
+/// The number of operations after which a thread's keys look as they do; none if there is no such number.
+fn prefix(store: &Store<u64, u64>, thread: u64, most: u64) -> Option<u64> {
+    let seen: Vec<Option<u64>> = (0..KEYS).map(|j| store.get(&key(thread, j)).unwrap()).collect();
+    let newest = seen.iter().flatten().max().copied().unwrap_or(0);
+    let fits = |done: u64| {
+        (0..KEYS).all(|j| {
+            let last = (0..done).rev().take(KEYS as usize).find(|i| i % KEYS == j);
+            seen[j as usize] == last.and_then(outcome)
+        })
+    };
+    // A delete leaves no number behind: up to two operations beyond the newest one seen.
+    (newest..=(newest + 4).min(most)).find(|&done| fits(done))
+}
+
+fn cut_while_threads_work(options: Options, commit_by_hand: bool) {
+    let files = Arc::new(Files::default());
+    let store: Store<u64, u64> = options.clone().open_in(files.clone()).unwrap();
+    let done: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (thread, done) in done.iter().enumerate() {
+            let (store, stop) = (&store, &stop);
+            scope.spawn(move || {
+                let mut i = 0;
+                while !stop.load(Relaxed) {
+                    operate(store, thread as u64, i);
+                    i += 1;
+                    done.store(i, Release);
+                    if i.is_multiple_of(64) {
+                        // Each round reads the whole log again: it must not grow too fast.
+                        std::thread::sleep(Duration::from_micros(10));
+                    }
+                }
+            });
+        }
+        for round in 0..30 {
+            std::thread::sleep(Duration::from_millis(round % 5));
+            let returned: Vec<u64> = done.iter().map(|done| done.load(Acquire)).collect();
+            if commit_by_hand {
+                store.commit().unwrap();
+            }
+            let copy = files.copy();
+            let most: Vec<u64> = done.iter().map(|done| done.load(Acquire) + 1).collect();
+            let reopened: Store<u64, u64> = Options::new().memory("16MiB").open_in(copy).unwrap();
+            for thread in 0..4 {
+                let seen = prefix(&reopened, thread as u64, most[thread]);
+                let least = if commit_by_hand { returned[thread] } else { 0 };
+                assert!(seen.is_some_and(|seen| seen >= least), "thread {thread} round {round}: {seen:?} of at least {least}");
+            }
+        }
+        stop.store(true, Relaxed);
+    });
+}
+
+#[test]
+fn a_commit_is_an_exact_cut_while_threads_write() {
+    cut_while_threads_work(Options::new().memory("16MiB"), true);
+}
+
+#[test]
+fn lines_drawn_by_themselves_are_exact_cuts() {
+    cut_while_threads_work(Options::new().memory("16MiB").durability(Durability::Every(Duration::from_millis(2))), false);
+}
+
+#[test]
+fn with_always_every_returned_call_is_durable() {
+    let files = Arc::new(Files::default());
+    let options = Options::new().memory("16MiB").durability(Durability::Always);
+    let store: Store<u64, u64> = options.open_in(files.clone()).unwrap();
+    for i in 0..200 {
+        operate(&store, 0, i);
+        if i % 10 == 9 {
+            let reopened: Store<u64, u64> = Options::new().memory("16MiB").open_in(files.copy()).unwrap();
+            let last = (0..=i).rev().take(KEYS as usize);
+            last.for_each(|i| assert_eq!(reopened.get(&key(0, i)).unwrap(), outcome(i), "operation {i}"));
+        }
+    }
+}
+
+#[test]
+fn many_threads_share_lines() {
+    let files = Arc::new(Files::default());
+    let store: Store<u64, u64> = Options::new().memory("16MiB").durability(Durability::Always).open_in(files.clone()).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..16u64 {
+            let store = &store;
+            scope.spawn(move || (0..50).for_each(|i| assert!(store.rmw(&(i % 5), |old| old.unwrap_or(0) + thread).is_ok())));
+        }
+    });
+    let reopened: Store<u64, u64> = Options::new().memory("16MiB").open_in(files.copy()).unwrap();
+    let sum: u64 = (0..5).map(|key| reopened.get(&key).unwrap().unwrap()).sum();
+    assert_eq!(sum, 50 * (0..16).sum::<u64>());
+}
+
+#[test]
+fn a_commit_from_inside_a_closure_is_refused() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open_temporary().unwrap();
+    let mut refused = false;
+    store.put(&1, &1).unwrap();
+    store
+        .rmw(&1, |old| {
+            refused = store.commit().is_err();
+            old.unwrap() + 1
+        })
+        .unwrap();
+    assert!(refused && store.commit().is_ok());
+}
+
+/// A closure that takes its time holds its pin: a line that did not wait for it would flush the record before the change,
+/// and no later line would look at it again.
+#[test]
+fn a_slow_update_is_in_this_line_or_in_the_next() {
+    let files = Arc::new(Files::default());
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open_in(files.clone()).unwrap();
+    store.put(&1, &1).unwrap();
+    let started = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            store
+                .rmw(&1, |old| {
+                    started.store(true, Release);
+                    std::thread::sleep(Duration::from_millis(30));
+                    old.unwrap() + 1
+                })
+                .unwrap();
+        });
+        while !started.load(Acquire) {
+            std::thread::yield_now();
+        }
+        store.commit().unwrap();
+    });
+    store.commit().unwrap();
+    let reopened: Store<u64, u64> = Options::new().memory("16MiB").open_in(files.copy()).unwrap();
+    assert_eq!(reopened.get(&1).unwrap(), Some(2));
+}
