@@ -8,7 +8,7 @@ mod toy;
 use esker_sim::crash::{Figures, Limits, Program, Subject, Violation, check, faults, program, rot, shrink};
 use esker_sim::model::Layout;
 use esker_sim::storage::{Breadth, KINDS, SimStorage};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use toy::{Bug, Toy};
 
 fn hunt(bug: Bug, programs: u64) -> Result<Figures, Violation> {
@@ -22,7 +22,7 @@ fn hunt(bug: Bug, programs: u64) -> Result<Figures, Violation> {
 fn found(bug: Bug) -> Violation {
     let violation = hunt(bug, 2000).expect_err(&format!("{bug:?} was not found"));
     let seed = violation.program.seed;
-    let smallest = shrink(&Toy(bug), violation, Limits::RANDOM);
+    let smallest = shrink(&Toy(bug), violation, Limits::RANDOM, Duration::from_secs(20));
     println!("{bug:?}: seed {seed}, {} steps:\n{smallest}", smallest.program.steps.len());
     assert!(smallest.program.steps.len() <= 8, "not reduced: {smallest}");
     smallest

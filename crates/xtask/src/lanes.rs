@@ -10,14 +10,17 @@ use esker_sim::crash::store::Esker;
 use esker_sim::crash::{Figures, Limits, Program, check, faults, program, rot, shrink};
 use esker_sim::model::Layout;
 use std::ops::AddAssign;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 fn subject(arguments: &Arguments) -> Esker {
     Esker(if arguments.always { Durability::Always } else { Durability::None })
 }
 
 fn judge(subject: &Esker, program: &Program, limits: Limits) -> Brought<Figures> {
-    check(subject, program, limits).map_err(|violation| shrink(subject, *violation, limits).to_string())
+    check(subject, program, limits).map_err(|violation| {
+        eprintln!("\nas found, seed {}: {}\n  reducing it ...", program.seed, violation.what);
+        shrink(subject, *violation, limits, Duration::from_secs(30)).to_string()
+    })
 }
 
 /// Power cuts.

@@ -12,6 +12,7 @@ use crate::storage::{Breadth, KINDS, Moment, SimStorage, Survival};
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::AddAssign;
+use std::time::{Duration, Instant};
 
 /// How much of the tree to visit.
 #[derive(Clone, Copy, Debug)]
@@ -99,25 +100,25 @@ pub fn check<S: Subject>(subject: &S, program: &Program, limits: Limits) -> Resu
     Ok(explorer.figures)
 }
 
-/// The smallest program found by leaving out steps, and its violation.
-pub fn shrink<S: Subject>(subject: &S, violation: Violation, limits: Limits) -> Violation {
+/// The smallest program found by leaving out steps for so long, and its violation.
+pub fn shrink<S: Subject>(subject: &S, violation: Violation, limits: Limits, patience: Duration) -> Violation {
+    let begun = Instant::now();
     let mut smallest = violation;
-    let mut limits = limits;
     // As few lives as will do, then as few steps.
+    let mut limits = Limits { depth: smallest.path.len().saturating_sub(1), ..limits };
     for depth in 0..limits.depth {
-        if let Err(simpler) = check(subject, &smallest.program, Limits { depth, ..limits }) {
+        if begun.elapsed() < patience
+            && let Err(simpler) = check(subject, &smallest.program, Limits { depth, ..limits })
+        {
             smallest = *simpler;
             limits.depth = depth;
             break;
         }
     }
     let mut step = 0;
-    while step < smallest.program.steps.len() {
+    while step < smallest.program.steps.len() && begun.elapsed() < patience {
         match check(subject, &smallest.program.without(step), limits) {
-            Err(smaller) => {
-                smallest = *smaller;
-                step = 0;
-            }
+            Err(smaller) => smallest = *smaller,
             Ok(_) => step += 1,
         }
     }
@@ -169,7 +170,9 @@ impl<S: Subject> Explorer<'_, S> {
             self.seen.insert(print, found);
         }
         let verdict = self.seen[&print].as_ref().map_err(Clone::clone).and_then(|state| past.find(state));
-        let nests = new && self.path.len() < self.limits.depth && (print ^ self.root.seed).is_multiple_of(self.limits.nest_every);
+        // Drawn from the count, not from the image: a store's random identity must not decide what is visited.
+        let chance = mix(self.root.seed, self.figures.images);
+        let nests = new && self.path.len() < self.limits.depth && chance.is_multiple_of(self.limits.nest_every);
         if verdict.is_ok() && !nests {
             return Ok(());
         }
@@ -180,17 +183,23 @@ impl<S: Subject> Explorer<'_, S> {
             moment.describe(),
         ));
         verdict.map_err(|what| self.violation(what))?;
-        self.live_on(moment.storage(survival), past.clone(), print)?;
+        self.live_on(moment.storage(survival), past.clone(), chance)?;
         self.path.pop();
         Ok(())
     }
 
     /// The store opens, goes on for a few steps, and all that is cut in its turn.
-    fn live_on(&mut self, storage: SimStorage, past: Past, print: u64) -> Result<(), Box<Violation>> {
+    fn live_on(&mut self, storage: SimStorage, past: Past, chance: u64) -> Result<(), Box<Violation>> {
         self.figures.lives += 1;
-        let sequel = Program::sequel(self.root.seed ^ print, self.root.layout);
+        let sequel = Program::sequel(chance, self.root.layout);
         let life =
             live(self.subject, &storage, &sequel, past).map_err(|what| self.violation(format!("{what}\n  in the sequel {sequel}")))?;
         self.explore(&life)
     }
+}
+
+/// A number that looks random, from two.
+fn mix(one: u64, other: u64) -> u64 {
+    let mixed = (one.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ other).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    (mixed ^ mixed >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 8
 }
