@@ -111,7 +111,7 @@ impl<'s, S: Subject> Run<'s, S> {
                         self.promised();
                     }
                     let Ok(again) = self.subject.open(self.layout, self.storage) else { return Ok(()) };
-                    store = again;
+                    (store, self.failed) = (again, false);
                     self.look(&mut store, true)?;
                 }
             }
