@@ -2,13 +2,12 @@
 //!
 //! The theory: an engine sees of a disk only the order in which calls finish, how long they take,
 //! whether they fail, and the bytes they bring. So each of these is under the control of a seed or of
-//! the test: [`SimDisk`] spins and yields instead of waiting, finishes the reads of a batch in a
-//! shuffled order, fails the n-th call of a kind (once or from then on) and lets a test flip bits.
+//! the test: [`SimDisk`] spins and yields instead of waiting, finishes the reads of a stream in a
+//! random order, fails the n-th call of a kind (once or from then on) and lets a test flip bits.
 //! Contents live in memory by sectors; a sector never written reads as zeros. A write that fails may
 //! leave a prefix of its sectors behind, as a real one may.
 
-use esker::{Device, ReadRequest};
-use rand::seq::SliceRandom;
+use esker::{Device, ReadSource};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::HashMap;
@@ -19,6 +18,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 /// Bytes in a sector: the unit of every offset and length.
 pub const SECTOR: usize = 4096;
 
+/// Reads of a stream under way.
+const DEPTH: usize = 32;
+
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 const EINTR: i32 = 4;
@@ -26,7 +28,7 @@ const EINTR: i32 = 4;
 /// What a call asks of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// A read (each request of a batch counts as one).
+    /// A read (each of a stream counts as one).
     Read,
     /// A write.
     Write,
@@ -232,12 +234,20 @@ impl Device for SimDisk {
         self.count(Call::Sync)
     }
 
-    fn read_many(&self, requests: &mut [ReadRequest<'_>]) {
-        let mut order: Vec<usize> = (0..requests.len()).collect();
-        order.shuffle(&mut *lock(&self.random));
-        for index in order {
-            let request = &mut requests[index];
-            request.result = self.read(request.offset, request.into);
+    fn read_stream(&self, source: &mut dyn ReadSource) {
+        let mut under_way = Vec::new();
+        loop {
+            while under_way.len() < DEPTH
+                && let Some(read) = source.next()
+            {
+                under_way.push(read);
+            }
+            if under_way.is_empty() {
+                return;
+            }
+            let mut read = under_way.swap_remove(self.draw(under_way.len() as u32) as usize);
+            let result = self.read(read.offset(), read.bytes_mut());
+            source.done(read, result);
         }
     }
 }
@@ -261,6 +271,7 @@ fn aligned(offset: u64, length: usize) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use esker::DeviceRead;
 
     #[test]
     fn keeps_what_is_written_and_zeros_elsewhere() {
@@ -302,17 +313,34 @@ mod tests {
         assert_eq!(bytes.iter().filter(|b| **b != 0).count(), 1);
     }
 
+    /// Reads pages one after another and keeps what each brought.
+    struct Pages {
+        next: u64,
+        seen: Vec<Option<u8>>,
+    }
+
+    impl ReadSource for Pages {
+        fn next(&mut self) -> Option<DeviceRead> {
+            let page = self.next;
+            self.next += 1;
+            (page < self.seen.len() as u64).then(|| DeviceRead::new(page * SECTOR as u64, 1, page))
+        }
+
+        fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
+            result.unwrap();
+            assert!(read.bytes().iter().all(|byte| *byte == read.bytes()[0]));
+            assert!(self.seen[read.token() as usize].replace(read.bytes()[0]).is_none(), "handed back twice");
+        }
+    }
+
     #[test]
-    fn a_batch_fills_every_request() {
+    fn a_stream_does_every_read_once() {
         let disk = SimDisk::new(4);
-        for page in 0..16u8 {
+        for page in 0..100u8 {
             disk.write(u64::from(page) * SECTOR as u64, &[page; SECTOR]).unwrap();
         }
-        let mut buffers = vec![[255u8; SECTOR]; 16];
-        let mut requests: Vec<ReadRequest<'_>> =
-            buffers.iter_mut().enumerate().map(|(i, b)| ReadRequest { offset: (i * SECTOR) as u64, into: b, result: Ok(()) }).collect();
-        disk.read_many(&mut requests);
-        assert!(requests.iter().all(|r| r.result.is_ok()));
-        assert!(buffers.iter().enumerate().all(|(i, b)| b.iter().all(|x| usize::from(*x) == i)));
+        let mut pages = Pages { next: 0, seen: vec![None; 100] };
+        disk.read_stream(&mut pages);
+        assert!(pages.seen.iter().enumerate().all(|(page, seen)| *seen == Some(page as u8)));
     }
 }

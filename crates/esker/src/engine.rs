@@ -110,6 +110,8 @@ pub(crate) struct Parts {
     pub(crate) budget: u64,
     pub(crate) device: Option<Arc<dyn Device>>,
     pub(crate) home: Option<Home>,
+    /// Where there is no home: a random one if `None`.
+    pub(crate) identity: Option<Identity>,
     pub(crate) durability: Durability,
     pub(crate) in_background: bool,
     /// Damage in the log or its image is not refused: what lies before it is taken for all there was.
@@ -119,7 +121,8 @@ pub(crate) struct Parts {
 impl Engine {
     pub(crate) fn new(parts: Parts) -> Result<Self> {
         check_budget(parts.budget)?;
-        let identity = parts.home.as_ref().map_or_else(Identity::random, |home| Ok(home.manifest.state.identity))?;
+        let known = parts.home.as_ref().map(|home| home.manifest.state.identity).or(parts.identity);
+        let identity = known.map_or_else(Identity::random, Ok)?;
         let huge = parts.budget >= HUGE_PAGE_BUDGET_BYTES;
         let has_home = parts.home.is_some();
         let engine = Self {

@@ -34,15 +34,22 @@ pub(crate) fn write(storage: &dyn Storage, number: u64, store_id: u64, index: &I
     Ok(())
 }
 
-/// Fills an empty index from the image `number`.
-pub(crate) fn read(storage: &dyn Storage, number: u64, store_id: u64, index: &Index) -> Result<()> {
+/// The number of words in the image `number`, if it is whole.
+pub(crate) fn check(storage: &dyn Storage, number: u64, store_id: u64) -> Result<u64> {
     if !storage.list()?.contains(&name(number)) {
         return Err(Error::corruption(format!("the index image is missing file={}", name(number))));
     }
     let device = storage.open(&name(number))?;
+    let words = Reader::new(&device)?.verify(store_id)?;
+    words.ok_or_else(|| Error::corruption(format!("the index image is damaged file={}", name(number))))
+}
+
+/// Fills an empty index from the image `number`.
+pub(crate) fn read(storage: &dyn Storage, number: u64, store_id: u64, index: &Index) -> Result<()> {
     let damaged = || Error::corruption(format!("the index image is damaged file={}", name(number)));
     // Twice over the file: what is not known to be whole is not believed.
-    let words = Reader::new(&device)?.verify(store_id).ok_or_else(damaged)?;
+    let words = check(storage, number, store_id)?;
+    let device = storage.open(&name(number))?;
     let mut reader = Reader::new(&device)?;
     let mut left = words;
     let mut next = |reader: &mut Reader<'_>| -> Result<u64> {
@@ -145,19 +152,18 @@ impl<'a> Reader<'a> {
     }
 
     /// The number of words, if the file is whole.
-    fn verify(mut self, store_id: u64) -> Option<u64> {
+    fn verify(mut self, store_id: u64) -> Result<Option<u64>> {
         let mut checksum = Xxh3::with_seed(store_id);
         let total = self.bytes;
         let mut trailer = None;
         while self.offset < total {
             let is_last = total - self.offset <= (PIECE_SECTORS * SECTOR_BYTES) as u64;
-            let piece = self.next_piece().ok()?;
+            let piece = self.next_piece()?;
             let end = if is_last { piece.len() - WORD } else { piece.len() };
             checksum.update(&piece[..end]);
             trailer = is_last.then(|| (word_at(piece, end - WORD), word_at(piece, piece.len() - WORD)));
         }
-        let (words, want) = trailer?;
-        (checksum.digest() == want).then_some(words)
+        Ok(trailer.filter(|(_, want)| checksum.digest() == *want).map(|(words, _)| words))
     }
 }
 

@@ -32,14 +32,17 @@ mod memory;
 mod options;
 mod record;
 mod recovery;
+mod scars;
 mod stats;
 mod store;
 mod types;
+mod verify;
 
 pub use commit::Durability;
-pub use device::{Device, MemoryDevice, ReadRequest, SECTOR_BYTES, Storage};
+pub use device::{Device, DeviceRead, MemoryDevice, ReadSource, SECTOR_BYTES, Storage};
 pub use error::{Error, Result};
 pub use options::{ByteCount, Options};
 pub use stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
 pub use store::Store;
 pub use types::{Key, Value};
+pub use verify::{Verification, verify, verify_in};

@@ -16,7 +16,7 @@
 //! * **On the device** a block of 4080 payload bytes has a 16-byte trailer: its number and a checksum keyed by the store,
 //!   so that stale and misdirected sectors show. 4080 = 170 x 24: no pair of u64 straddles two blocks.
 
-use crate::device::{AlignedBuffer, Device, ReadRequest, SECTOR_BYTES};
+use crate::device::{AlignedBuffer, Device, DeviceRead, SECTOR_BYTES};
 use crate::epoch::Slot;
 use crate::error::{Error, Result};
 use crate::manifest::LOG;
@@ -73,10 +73,6 @@ pub(crate) struct Bounds {
 
 #[repr(align(128))]
 pub(crate) struct Tail(pub(crate) AtomicU64);
-
-fn block_floor(address: u64) -> u64 {
-    address / BLOCK_BYTES * BLOCK_BYTES
-}
 
 impl Log {
     pub(crate) fn new(device: Option<Arc<dyn Device>>, store_id: u64, tail: u64, huge_pages: bool) -> Result<Self> {
@@ -236,51 +232,54 @@ impl Log {
         xxh3_64_with_seed(payload, self.store_id ^ block.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
-    /// Reads cold bytes `[at, at + bytes)` of several places together. Must not be called under a pin.
-    pub(crate) fn read_cold(&self, places: &[(u64, u64)]) -> Vec<Result<ColdBytes>> {
-        let Some(device) = &self.device else {
-            return places.iter().map(|_| Err(Error::corruption("an address below the head of a log in memory"))).collect();
-        };
-        let mut buffers: Vec<AlignedBuffer> = places.iter().map(|&(at, bytes)| AlignedBuffer::new(blocks_of(at, bytes))).collect();
-        let mut requests: Vec<ReadRequest<'_>> = places
-            .iter()
-            .zip(&mut buffers)
-            .map(|(&(at, _), buffer)| ReadRequest {
-                offset: at / BLOCK_BYTES * SECTOR_BYTES as u64,
-                into: buffer.bytes_mut(),
-                result: Ok(()),
-            })
-            .collect();
-        device.read_many(&mut requests);
-        let results: Vec<_> = requests.into_iter().map(|request| request.result).collect();
-        let parts = places.iter().zip(buffers).zip(results);
-        parts.map(|((&(at, _), buffer), result)| result.map_err(Error::from).and_then(|()| self.open_blocks(at, &buffer))).collect()
-    }
-
-    fn open_blocks(&self, at: u64, buffer: &AlignedBuffer) -> Result<ColdBytes> {
-        let mut bytes = Vec::new();
-        self.append_payloads(at / BLOCK_BYTES, buffer, buffer.bytes().len() / SECTOR_BYTES, &mut bytes)?;
-        Ok(ColdBytes { start: block_floor(at), bytes })
+    /// Where cold bytes are. Must not be read from under a pin.
+    pub(crate) fn cold_device(&self) -> Result<&dyn Device> {
+        self.device.as_deref().ok_or_else(|| Error::corruption("an address below the head of a log in memory"))
     }
 
     /// Verifies the blocks in a buffer, `first` and those behind it, and appends what they hold to `bytes`.
     pub(crate) fn append_payloads(&self, first: u64, buffer: &AlignedBuffer, count: usize, bytes: &mut Vec<u8>) -> Result<()> {
         bytes.reserve(count * BLOCK_BYTES as usize);
         for i in 0..count {
-            let block = first + i as u64;
-            let (payload, trailer) = buffer.sector(i).split_at(BLOCK_BYTES as usize);
-            let want = self.checksum(payload, block);
-            let number = u64::from_le_bytes(trailer[..8].try_into().unwrap_or_default());
-            let got = u64::from_le_bytes(trailer[8..].try_into().unwrap_or_default());
-            if want != got || number != block {
-                return Err(Error::corruption(format!(
-                    "block checksum differs file={LOG} address={} number={number} want={want:016x} got={got:016x}",
-                    block * BLOCK_BYTES
-                )));
-            }
-            bytes.extend_from_slice(payload);
+            bytes.extend_from_slice(self.verify_block(first + i as u64, &buffer.bytes()[i * SECTOR_BYTES..(i + 1) * SECTOR_BYTES])?);
         }
         Ok(())
+    }
+
+    /// What a block holds, if its trailer says so.
+    fn verify_block<'s>(&self, block: u64, sector: &'s [u8]) -> Result<&'s [u8]> {
+        let (payload, trailer) = sector.split_at(BLOCK_BYTES as usize);
+        let want = self.checksum(payload, block);
+        let number = u64::from_le_bytes(trailer[..8].try_into().unwrap_or_default());
+        let got = u64::from_le_bytes(trailer[8..].try_into().unwrap_or_default());
+        if want != got || number != block {
+            let address = block * BLOCK_BYTES;
+            return Err(Error::corruption(format!(
+                "block checksum differs file={LOG} address={address} number={number} want={want:016x} got={got:016x}"
+            )));
+        }
+        Ok(payload)
+    }
+
+    /// The read that brings the cold bytes `[at, at + bytes)`.
+    pub(crate) fn cold_read(at: u64, bytes: u64, token: u64) -> DeviceRead {
+        let (first, end) = (at / BLOCK_BYTES, (at + bytes).div_ceil(BLOCK_BYTES));
+        DeviceRead::new(first * SECTOR_BYTES as u64, (end - first) as usize, token)
+    }
+
+    /// Verifies what [`Log::cold_read`] brought. In place: one block, as nearly always, is not copied.
+    pub(crate) fn open_blocks<'r>(&self, read: &'r mut DeviceRead) -> Result<ColdBytes<'r>> {
+        let first = read.offset() / SECTOR_BYTES as u64;
+        let sectors = read.bytes_mut();
+        for (block, sector) in (first..).zip(sectors.chunks_exact(SECTOR_BYTES)) {
+            self.verify_block(block, sector)?;
+        }
+        let count = sectors.len() / SECTOR_BYTES;
+        for at in 1..count {
+            let payload = at * SECTOR_BYTES..at * SECTOR_BYTES + BLOCK_BYTES as usize;
+            sectors.copy_within(payload, at * BLOCK_BYTES as usize);
+        }
+        Ok(ColdBytes { start: first * BLOCK_BYTES, bytes: &sectors[..count * BLOCK_BYTES as usize] })
     }
 }
 
@@ -289,19 +288,15 @@ pub(crate) fn line_flag(line: u64) -> u64 {
     (line & 1) * ODD_LINE
 }
 
-fn blocks_of(at: u64, bytes: u64) -> usize {
-    ((at + bytes).div_ceil(BLOCK_BYTES) - at / BLOCK_BYTES) as usize
-}
-
 /// Verified bytes from the device.
-pub(crate) struct ColdBytes {
+pub(crate) struct ColdBytes<'r> {
     start: u64,
-    bytes: Vec<u8>,
+    bytes: &'r [u8],
 }
 
-impl ColdBytes {
+impl<'r> ColdBytes<'r> {
     /// `bytes` bytes from address `at`, if this read brought them all.
-    pub(crate) fn get(&self, at: u64, bytes: u64) -> Option<&[u8]> {
+    pub(crate) fn get(&self, at: u64, bytes: u64) -> Option<&'r [u8]> {
         let from = at.checked_sub(self.start)? as usize;
         self.bytes.get(from..from.checked_add(bytes as usize)?)
     }

@@ -62,9 +62,9 @@ pub(crate) struct Manifest {
 }
 
 impl Manifest {
-    /// The manifest in `storage`, or `None` if no store was ever made there.
+    /// The manifest in `storage`, or `None` if no store was ever made there. It must be of this layout, if one is given.
     /// `accept_loss`: a damaged slot may stand for lines that will be forgotten.
-    pub(crate) fn open(storage: &dyn Storage, layout: Layout, accept_loss: bool) -> Result<Option<Self>> {
+    pub(crate) fn open(storage: &dyn Storage, layout: Option<Layout>, accept_loss: bool) -> Result<Option<Self>> {
         if !storage.list()?.iter().any(|name| name == MANIFEST) {
             return Ok(None);
         }
@@ -89,7 +89,9 @@ impl Manifest {
             return Err(error);
         }
         let Some(state) = newest else { return Ok(None) };
-        if state.layout != layout {
+        if let Some(layout) = layout
+            && state.layout != layout
+        {
             let (want, found) = (layout_name(layout), layout_name(state.layout));
             return Err(Error::invalid(format!("the store has another layout want=`{want}` found=`{found}`")));
         }

@@ -182,7 +182,7 @@ impl Options {
 
     fn open_home<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>, is_temporary: bool) -> Result<Store<K, V>> {
         let layout = layout::<K, V>();
-        let manifest = match Manifest::open(&*storage, layout, self.accept_loss)? {
+        let manifest = match Manifest::open(&*storage, Some(layout), self.accept_loss)? {
             Some(manifest) => manifest,
             None if log_bytes(&*storage)? > 0 => return Err(Error::corruption("there is a log but no manifest")),
             None => Manifest::create(&*storage, Identity::random()?, layout, FIRST_ADDRESS, Index::new()?.shape_word())?,
@@ -197,6 +197,7 @@ impl Options {
             budget: self.memory?,
             device,
             home,
+            identity: None,
             durability: self.durability,
             in_background: self.background,
             accept_loss: self.accept_loss,

@@ -5,8 +5,8 @@
 //! 2. The log from there to the cut is read once, in order, one thread reading and verifying ahead. Each record becomes the
 //!    head of its entry if it lies above it: the later address is the later version. Records that were never published
 //!    do not count, nor do those above `window` that belong to the next line.
-//! 3. The log goes on behind everything that may have been written after the line, and an image is saved: what lies
-//!    between is never looked at again.
+//! 3. The log goes on behind everything that may have been written after the line. What lies between is a scar (`scars.rs`).
+//!    An image is saved, so that the next opening need not read all this again.
 //!
 //! **Shared entries.** Where the index had run out of its share, keys share entries, and a record found by the scan leads to
 //! what shared its entry *then*. If the entry holds something else now, the record is appended once more, leading to that:
@@ -19,10 +19,13 @@ use crate::device::{AlignedBuffer, SECTOR_BYTES};
 use crate::engine::{Engine, Layout, block_ceil, lock};
 use crate::error::{Error, Result};
 use crate::image;
-use crate::index::Published;
+use crate::index::{Chain, Published, Records};
 use crate::log::{BLOCK_BYTES, line_flag};
-use crate::manifest::State;
+use crate::manifest::{LOG, State};
 use crate::record::{self, ABANDONED, ADDRESS_MASK, ODD_LINE, Record, VALID};
+use crate::scars::{self, Scar};
+use std::cell::Cell;
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 /// Blocks read together: a mebibyte.
@@ -33,8 +36,8 @@ const PIECES_AHEAD: usize = 4;
 const GROUP: usize = 64;
 
 /// A record of the log, as the scan meets it.
-struct Scanned {
-    at: u64,
+pub(crate) struct Scanned {
+    pub(crate) at: u64,
     hash: u64,
     /// Where it lies in the scan's bytes.
     offset: usize,
@@ -46,24 +49,32 @@ impl Engine {
     pub(crate) fn recover(&self, accept_loss: bool) -> Result<()> {
         let state = lock(&self.home).as_ref().map(|home| home.manifest.state.clone());
         let Some(state) = state else { return Ok(()) };
+        let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
+        let scars = scars::read(&*storage, state.cut)?;
         let file_bytes = self.log.device.as_ref().map_or(Ok(0), |device| device.bytes())?;
         let behind = block_ceil(file_bytes.div_ceil(SECTOR_BYTES as u64) * BLOCK_BYTES).max(state.cut);
         self.log.start_at(behind, state.line + 1, state.cut);
         let from = self.restore_index(&state, accept_loss)?;
+        let span = Span::new(from, &state, &scars);
         let end = if state.shared {
-            self.scan(&state, from, accept_loss, &mut Joining { engine: self, first_copy: behind })?
+            self.scan(&span, &mut Joining { engine: self, first_copy: behind })
         } else {
             self.index.set_limit(u64::MAX);
-            self.scan(&state, from, accept_loss, &mut Raising { engine: self })?
+            self.scan(&span, &mut Raising { engine: self })
+        };
+        let cut = match end {
+            // What lies behind the damage is given up: a scar from there on.
+            Err(Error::Corruption(_)) if accept_loss => span.reached.get() / BLOCK_BYTES * BLOCK_BYTES,
+            end => end.map(|()| state.cut)?,
         };
         self.share_budget();
         self.check_index_fits()?;
-        if from == state.cut && behind == state.cut {
-            return Ok(());
+        if behind > cut {
+            let kept: Vec<&Scar> = scars.iter().filter(|scar| scar.cut < cut).collect();
+            scars::add(&*storage, kept.len(), Scar { window: state.window.min(cut), cut, behind, line: state.line })?;
         }
-        debug_assert!(accept_loss || end == state.cut);
-        // What lies between the cut and the new tail is no part of the store: the image says so.
-        self.save_image()
+        // Without an image the next opening would read all this again.
+        if from == cut && behind == cut { Ok(()) } else { self.save_image() }
     }
 
     /// The index as the image has it; where the log must be read from.
@@ -73,7 +84,13 @@ impl Engine {
             let home = lock(&self.home);
             let read = home.as_ref().map_or(Ok(()), |home| image::read(&*home.storage, state.image, state.identity.store_id, &self.index));
             match read {
-                Ok(()) => return Ok(state.image_until),
+                Ok(()) => {
+                    if !state.shared {
+                        // In a coarser table two keys might meet in one entry that had one each when they were written.
+                        self.index.grow_to(state.shape, &Cold);
+                    }
+                    return Ok(state.image_until);
+                }
                 // The log itself has everything.
                 Err(Error::Corruption(_)) if accept_loss => self.index.clear(),
                 Err(error) => return Err(error),
@@ -85,17 +102,19 @@ impl Engine {
         Ok(crate::log::FIRST_ADDRESS)
     }
 
-    /// Visits the records in `[from, state.cut)`; where it ended.
-    fn scan(&self, state: &State, from: u64, accept_loss: bool, visitor: &mut impl Visitor) -> Result<u64> {
-        let (send, pieces) = sync_channel(PIECES_AHEAD);
-        std::thread::scope(|scope| {
-            scope.spawn(move || self.read_ahead(from, state.cut, &send));
-            Scan { engine: self, state, at: from, base: from, bytes: Vec::new(), group: Vec::with_capacity(GROUP) }.run(
-                &pieces,
-                accept_loss,
-                visitor,
-            )
-        })
+    /// Visits the records that count in a part of the log, in order.
+    pub(crate) fn scan(&self, span: &Span<'_>, visitor: &mut impl Visitor) -> Result<()> {
+        for part in span.parts() {
+            let (send, pieces) = sync_channel(PIECES_AHEAD);
+            std::thread::scope(|scope| {
+                let until = part.end;
+                let from = part.start;
+                scope.spawn(move || self.read_ahead(from, until, &send));
+                Scan { engine: self, span, until, at: from, base: from, bytes: Vec::new(), group: Vec::with_capacity(GROUP) }
+                    .run(&pieces, visitor)
+            })?;
+        }
+        Ok(())
     }
 
     fn read_ahead(&self, from: u64, to: u64, send: &SyncSender<Result<Vec<u8>>>) {
@@ -108,13 +127,15 @@ impl Engine {
             let read = device.read(block * SECTOR_BYTES as u64, &mut buffer.bytes_mut()[..count * SECTOR_BYTES]);
             // A file that ends too early is damage like any other.
             let read = read.map_err(|error| match error.kind() {
-                std::io::ErrorKind::UnexpectedEof => Error::corruption(format!("the log ends too early address={}", block * BLOCK_BYTES)),
+                std::io::ErrorKind::UnexpectedEof => {
+                    Error::corruption(format!("the log ends too early file={LOG} address={}", block * BLOCK_BYTES))
+                }
                 _ => Error::from(error),
             });
             let verified = read.and_then(|()| self.log.append_payloads(block, &buffer, count, &mut payload));
             let failed = verified.is_err();
-            // With a failure go the blocks before it: they are whole.
-            if failed && !payload.is_empty() && send.send(Ok(payload.clone())).is_err() {
+            // Before a failure go the blocks before it: they are whole.
+            if failed && !payload.is_empty() && send.send(Ok(std::mem::take(&mut payload))).is_err() {
                 return;
             }
             if send.send(verified.map(|()| payload)).is_err() || failed {
@@ -125,15 +146,54 @@ impl Engine {
     }
 }
 
-/// What recovery does with the records.
-trait Visitor {
+/// All records are on the device.
+struct Cold;
+
+impl Records for Cold {
+    fn prefetch(&self, _: u64) {}
+    fn chain(&self, _: u64) -> Chain {
+        Chain::Unknown
+    }
+}
+
+/// A part of the log: from an address to the cut of the last line, around the scars.
+pub(crate) struct Span<'a> {
+    pub(crate) from: u64,
+    pub(crate) state: &'a State,
+    pub(crate) scars: &'a [Scar],
+    /// Everything below was visited.
+    reached: Cell<u64>,
+}
+
+impl<'a> Span<'a> {
+    pub(crate) fn new(from: u64, state: &'a State, scars: &'a [Scar]) -> Self {
+        Self { from, state, scars, reached: Cell::new(from) }
+    }
+
+    /// The stretches between the scars.
+    pub(crate) fn parts(&self) -> Vec<Range<u64>> {
+        let starts = std::iter::once(self.from).chain(self.scars.iter().map(|scar| scar.behind.max(self.from)));
+        let ends = self.scars.iter().map(|scar| scar.cut).chain([self.state.cut]);
+        starts.zip(ends).map(|(from, to)| from..to).filter(|part| part.start < part.end).collect()
+    }
+
+    /// True if a record is part of the store, or was.
+    fn counts(&self, at: u64, header: u64) -> bool {
+        let is_later = at >= self.state.window && header & ODD_LINE != line_flag(self.state.line);
+        header & ABANDONED == 0 && !is_later && !self.scars.iter().any(|scar| scar.excludes(at, header))
+    }
+}
+
+/// What is done with the records.
+pub(crate) trait Visitor {
     fn visit(&mut self, record: &Scanned, bytes: &[u8]) -> Result<()>;
 }
 
 /// A walk through the log's bytes.
 struct Scan<'a> {
     engine: &'a Engine,
-    state: &'a State,
+    span: &'a Span<'a>,
+    until: u64,
     /// The next record's address, and that of the first byte held.
     at: u64,
     base: u64,
@@ -142,27 +202,25 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    fn run(&mut self, pieces: &Receiver<Result<Vec<u8>>>, accept_loss: bool, visitor: &mut impl Visitor) -> Result<u64> {
+    fn run(&mut self, pieces: &Receiver<Result<Vec<u8>>>, visitor: &mut impl Visitor) -> Result<()> {
         for piece in pieces {
-            match piece {
-                Ok(piece) => self.bytes.extend_from_slice(&piece),
-                Err(Error::Corruption(_)) if accept_loss => return Ok(self.at),
-                Err(error) => return Err(error),
-            }
+            self.bytes.extend_from_slice(&piece?);
             while self.step()? {
                 if self.group.len() == GROUP {
                     self.visit_group(visitor)?;
                 }
             }
             self.visit_group(visitor)?;
+            self.span.reached.set(self.at);
             let done = ((self.at - self.base) as usize).min(self.bytes.len());
             self.bytes.drain(..done);
             self.base += done as u64;
         }
-        if self.at < self.state.cut && !accept_loss {
-            return Err(Error::corruption(format!("a record reaches beyond the last line address={}", self.at)));
+        // A scar may begin in the middle of a record that was given up; the last line may not.
+        if self.at < self.until && self.until == self.span.state.cut {
+            return Err(Error::corruption(format!("a record reaches beyond its line file={LOG} address={}", self.at)));
         }
-        Ok(self.at)
+        Ok(())
     }
 
     /// Goes past one record, or to the next block; false when more bytes are needed.
@@ -175,7 +233,7 @@ impl Scan<'_> {
             return Ok(true);
         }
         if header & VALID == 0 {
-            return Err(Error::corruption(format!("no record where one should be address={}", self.at)));
+            return Err(Error::corruption(format!("no record where one should be file={LOG} address={}", self.at)));
         }
         let key = match self.engine.layout {
             Layout::Word { key_bytes, .. } => 8..8 + key_bytes,
@@ -185,14 +243,13 @@ impl Scan<'_> {
         let bytes = match self.engine.layout {
             Layout::Word { key_bytes, .. } => record::word_record_bytes(key_bytes) as usize,
             Layout::Bytes => record::scanned_bytes_record_bytes(rest)
-                .ok_or_else(|| Error::corruption(format!("a record of impossible length address={}", self.at)))?
+                .ok_or_else(|| Error::corruption(format!("a record of impossible length file={LOG} address={}", self.at)))?
                 as usize,
         };
         if rest.len() < bytes {
             return Ok(false);
         }
-        let is_later = self.at >= self.state.window && header & ODD_LINE != line_flag(self.state.line);
-        if header & ABANDONED == 0 && !is_later {
+        if self.span.counts(self.at, header) {
             let hash = self.engine.hash_of(&rest[key]);
             self.engine.index.prefetch(hash);
             self.group.push(Scanned { at: self.at, hash, offset, bytes });
@@ -316,6 +373,25 @@ mod tests {
         }
     }
 
+    /// The scan once filled the image's table without growing it first: of two keys that met in one entry there, but not in
+    /// the table they were written in, one was lost.
+    #[test]
+    fn a_small_image_and_a_long_log_lose_nothing() {
+        let files = Arc::new(Files::default());
+        let open = || Options::new().memory("16MiB").background(false).open_in::<u64, u64>(files.clone()).unwrap();
+        open().put(&0, &0).unwrap();
+        let store = open();
+        for n in 0..60_000u64 {
+            store.put(&n, &n).unwrap();
+        }
+        store.commit().unwrap();
+        crash(store);
+        let store = open();
+        for n in 0..60_000u64 {
+            assert_eq!(store.get(&n).unwrap(), Some(n));
+        }
+    }
+
     #[test]
     fn a_shared_index_loses_nothing() {
         let files = Arc::new(Files::default());
@@ -369,7 +445,41 @@ mod tests {
         log.write(40960, sector.bytes()).unwrap();
         let error = Options::new().memory("16MiB").open_in::<u64, u64>(files.clone()).unwrap_err().to_string();
         assert!(error.contains("esker.log") && error.contains("address=40800"), "{error}");
-        let store: Store<u64, u64> = Options::new().memory("16MiB").accept_loss(true).open_in(files).unwrap();
+        let store: Store<u64, u64> = Options::new().memory("16MiB").accept_loss(true).open_in(files.clone()).unwrap();
         assert_eq!((store.get(&0).unwrap(), store.get(&99_999).unwrap()), (Some(0), None));
+        store.put(&99_999, &7).unwrap();
+        store.close().unwrap();
+        let found = crate::verify_in(files.clone(), |_, _| {}).unwrap();
+        assert!(found.is_sound() && found.scars == 1 && found.records > 500, "{found:?}");
+        let store: Store<u64, u64> = Options::new().memory("16MiB").open_in(files).unwrap();
+        assert_eq!((store.get(&0).unwrap(), store.get(&99_999).unwrap()), (Some(0), Some(7)));
+    }
+
+    #[test]
+    fn verification_names_what_is_damaged_and_changes_nothing() {
+        let files = Arc::new(Files::default());
+        for round in 0..3 {
+            let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
+            for n in 0..50_000 {
+                store.put(&n, &(n + round)).unwrap();
+            }
+            store.commit().unwrap();
+            crash(store);
+            // Something was being written.
+            let log = files.open(crate::manifest::LOG).unwrap();
+            log.write(log.bytes().unwrap(), AlignedBuffer::new(3).bytes()).unwrap();
+            let found = crate::verify_in(files.clone(), |done, all| assert!(done <= all)).unwrap();
+            assert!(found.is_sound() && found.scars == round && found.records >= 50_000, "{found:?}");
+        }
+        let log = files.open(crate::manifest::LOG).unwrap();
+        let mut sector = AlignedBuffer::new(1);
+        for number in [3, 700] {
+            log.read(number * 4096, sector.bytes_mut()).unwrap();
+            sector.bytes_mut()[4095] ^= 128;
+            log.write(number * 4096, sector.bytes()).unwrap();
+        }
+        let found = crate::verify_in(files, |_, _| {}).unwrap();
+        assert_eq!(found.damaged, 2, "{found:?}");
+        assert!(found.damage[1].contains(&format!("address={}", 700 * 4080)), "{found:?}");
     }
 }

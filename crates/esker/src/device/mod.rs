@@ -3,24 +3,19 @@
 //! The trait is small so that a simulated disk is short. Offsets and lengths are multiples of [`SECTOR_BYTES`].
 
 mod file;
+mod pool;
+#[cfg(target_os = "linux")]
+mod ring;
+mod stream;
+
 pub(crate) use file::FileDevice;
+pub use stream::{DeviceRead, ReadSource};
 
 use std::io;
 use std::sync::{Arc, RwLock};
 
 /// The unit of every transfer, in bytes.
 pub const SECTOR_BYTES: usize = 4096;
-
-/// One read of a batch.
-#[derive(Debug)]
-pub struct ReadRequest<'a> {
-    /// Where to read, in bytes from the device's start.
-    pub offset: u64,
-    /// What to fill; all of it.
-    pub into: &'a mut [u8],
-    /// How it ended; set by [`Device::read_many`].
-    pub result: io::Result<()>,
-}
 
 /// A flat range of bytes that survives what memory does not.
 pub trait Device: Send + Sync {
@@ -48,10 +43,12 @@ pub trait Device: Send + Sync {
     /// Whatever the device reports.
     fn bytes(&self) -> io::Result<u64>;
 
-    /// Does many reads, together where the device can; each gets its own result.
-    fn read_many(&self, requests: &mut [ReadRequest<'_>]) {
-        for request in requests {
-            request.result = self.read(request.offset, request.into);
+    /// Does the reads of `source`, many at once where the device can. Returns when [`ReadSource::next`] has no more and
+    /// each read was handed to [`ReadSource::done`], with a result of its own and in any order.
+    fn read_stream(&self, source: &mut dyn ReadSource) {
+        while let Some(mut read) = source.next() {
+            let result = self.read(read.offset(), read.bytes_mut());
+            source.done(read, result);
         }
     }
 }
@@ -125,9 +122,15 @@ impl Device for MemoryDevice {
     }
 }
 
-/// A growable buffer aligned for direct I/O.
+/// A buffer aligned for direct I/O.
 pub(crate) struct AlignedBuffer {
     sectors: Vec<Sector>,
+}
+
+impl std::fmt::Debug for AlignedBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} sectors", self.sectors.len())
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -141,10 +144,6 @@ impl AlignedBuffer {
 
     pub(crate) fn sector_mut(&mut self, at: usize) -> &mut [u8; SECTOR_BYTES] {
         &mut self.sectors[at].0
-    }
-
-    pub(crate) fn sector(&self, at: usize) -> &[u8; SECTOR_BYTES] {
-        &self.sectors[at].0
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {

@@ -112,6 +112,14 @@ impl Index {
         true
     }
 
+    /// Splits until the table has the shape of `word`, however few its entries are. Before the store is shared.
+    pub(crate) fn grow_to(&self, word: u64, records: &impl Records) {
+        let mut workspace = self.growing.lock().unwrap_or_else(|e| e.into_inner());
+        while self.shape().buckets() < Shape(word).buckets() {
+            self.split_next(&mut workspace, records);
+        }
+    }
+
     /// Keeps everybody else from splitting, for whoever needs the shape to stand still.
     pub(crate) fn hold(&self) -> MutexGuard<'_, impl Sized> {
         self.growing.lock().unwrap_or_else(|e| e.into_inner())

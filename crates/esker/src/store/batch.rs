@@ -1,21 +1,22 @@
 //! Many keys at once: first all buckets are fetched, then all records, then the work is done on lines that are there.
-//! What is on the device is read together.
+//! What is on the device is read in a stream, many keys at a time.
 
 use super::Store;
-use super::find::{Examined, Found, longer_than_it_says};
+use super::chain::{Walk, Walked};
+use super::find::Found;
 use super::read::with_scratch;
+use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::index::Seen;
 use crate::memory::prefetch;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
+use std::io;
 use std::sync::atomic::Ordering::*;
 
 /// Keys whose misses overlap.
 const GROUP: usize = 64;
-/// Cold reads handed to the device together.
-const COLD_BATCH: usize = 1024;
 
 /// A group's hashes, and the first record of each key's entry (below the log where there is none).
 struct Group {
@@ -28,8 +29,25 @@ struct ColdGet {
     key: usize,
     hash: u64,
     seen: Seen,
-    at: u64,
-    bytes: u64,
+    walk: Walk,
+}
+
+/// A `get_many` under way: a source of device reads that looks further keys up when the device could do more.
+struct GetMany<'a, K: Key + ?Sized, V: Value + ?Sized, Q, F> {
+    store: &'a Store<K, V>,
+    keys: &'a [Q],
+    visit: F,
+    /// The first key that was not looked up yet.
+    next: usize,
+    /// To be read: the last one first, so that a chain's next record comes before another chain.
+    waiting: Vec<ColdGet>,
+    /// Being read; a read's token is its place here.
+    reading: Vec<Option<ColdGet>>,
+    free: Vec<usize>,
+    /// Found nowhere while their buckets were moving: they are looked up again at the end.
+    unsettled: Vec<ColdGet>,
+    reads: u64,
+    result: Result<()>,
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
@@ -38,20 +56,29 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Errors
     /// As [`Store::get`], the first one met; some keys may not have been visited then.
-    pub fn get_many<Q: Borrow<K>>(&self, keys: &[Q], mut visit: impl FnMut(usize, Option<V::View<'_>>)) -> Result<()> {
-        let mut cold = Vec::new();
-        for (group, part) in keys.chunks(GROUP).enumerate() {
-            let first = group * GROUP;
-            if Self::WORD {
-                self.get_group_word(first, part, &mut visit, &mut cold)?;
-            } else {
-                self.get_group_bytes(first, part, &mut visit, &mut cold)?;
-            }
-            if cold.len() >= COLD_BATCH {
-                self.get_cold(keys, &mut cold, &mut visit)?;
+    ///
+    /// # Cost
+    /// The device has up to 128 reads under way at a time, of different keys, whatever the number of keys.
+    pub fn get_many<Q: Borrow<K>>(&self, keys: &[Q], visit: impl FnMut(usize, Option<V::View<'_>>)) -> Result<()> {
+        let mut gets = GetMany {
+            store: self,
+            keys,
+            visit,
+            next: 0,
+            waiting: Vec::new(),
+            reading: Vec::new(),
+            free: Vec::new(),
+            unsettled: Vec::new(),
+            reads: 0,
+            result: Ok(()),
+        };
+        while gets.next < keys.len() {
+            gets.look_up()?;
+            if !gets.waiting.is_empty() {
+                gets.read_cold()?;
             }
         }
-        self.get_cold(keys, &mut cold, &mut visit)
+        Ok(())
     }
 
     /// Many puts; their cache misses overlap. In order for equal keys.
@@ -230,7 +257,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         match found {
             Found::Memory { record, .. } => Ok(record.is_live().then(|| record.word_value(Self::KEY_WIDTH).load(Acquire))),
             Found::Absent if self.engine.index.is_settled(&seen) => Ok(None),
-            found => Err(ColdGet::new(number, hash, seen, &found)),
+            found => Err(self.cold_get(number, hash, seen, &found)),
         }
     }
 
@@ -260,58 +287,104 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     drop(pin);
                     visit(first + i, None);
                 }
-                found => cold.push(ColdGet::new(first + i, group.hashes[i], seen, &found)),
+                found => cold.push(self.cold_get(first + i, group.hashes[i], seen, &found)),
             }
         }
         Ok(())
     }
 
-    /// Reads all waiting keys from the device, a hop of every chain at a time.
-    fn get_cold<Q: Borrow<K>>(
-        &self,
-        keys: &[Q],
-        cold: &mut Vec<ColdGet>,
-        visit: &mut impl FnMut(usize, Option<V::View<'_>>),
-    ) -> Result<()> {
-        while !cold.is_empty() {
-            let places: Vec<(u64, u64)> =
-                cold.iter().filter(|one| one.at != 0).map(|one| (one.at, one.bytes.max(self.first_read_bytes()))).collect();
-            self.engine.epochs.slot()?.count(Counter::DeviceRead, places.len() as u64);
-            let mut reads = self.engine.log.read_cold(&places).into_iter();
-            let mut waiting = Vec::new();
-            for mut one in cold.drain(..) {
-                let key = keys[one.key].borrow().bytes();
-                if one.at != 0 {
-                    let bytes = reads.next().unwrap_or_else(|| unreachable!("one read, one answer"))?;
-                    match self.examine(one.at, &bytes, key)? {
-                        Examined::Value(value) => {
-                            visit(one.key, Some(V::view(&value)));
-                            continue;
-                        }
-                        Examined::Tombstone => (one.at, one.bytes) = (0, 0),
-                        Examined::Next(previous) => (one.at, one.bytes) = (previous, 0),
-                        Examined::Short(bytes) if bytes > one.bytes => one.bytes = bytes,
-                        Examined::Short(_) => return Err(longer_than_it_says(one.at)),
-                    }
-                }
-                if one.at != 0 {
-                    waiting.push(one);
-                } else if self.engine.index.is_settled(&one.seen) {
-                    visit(one.key, None);
-                } else {
-                    let value = self.get_slowly(key, one.hash)?;
-                    visit(one.key, value.as_deref().map(V::view));
-                }
-            }
-            *cold = waiting;
+    fn cold_get(&self, key: usize, hash: u64, seen: Seen, found: &Found) -> ColdGet {
+        let at = if let Found::Cold { at } = found { *at } else { 0 };
+        ColdGet { key, hash, seen, walk: Walk::new(&self.engine, at) }
+    }
+}
+
+impl<K, V, Q, F> GetMany<'_, K, V, Q, F>
+where
+    K: Key + ?Sized,
+    V: Value + ?Sized,
+    Q: Borrow<K>,
+    F: FnMut(usize, Option<V::View<'_>>),
+{
+    /// The next group: visits what is in memory.
+    #[inline(always)]
+    fn look_up(&mut self) -> Result<()> {
+        let first = self.next;
+        let group = &self.keys[first..(first + GROUP).min(self.keys.len())];
+        self.next += group.len();
+        if Store::<K, V>::WORD {
+            self.store.get_group_word(first, group, &mut self.visit, &mut self.waiting)
+        } else {
+            self.store.get_group_bytes(first, group, &mut self.visit, &mut self.waiting)
+        }
+    }
+
+    /// Reads what waits, and looks up and reads all other keys meanwhile.
+    #[cold]
+    #[inline(never)]
+    fn read_cold(&mut self) -> Result<()> {
+        let engine = &self.store.engine;
+        engine.log.cold_device()?.read_stream(self);
+        engine.epochs.slot()?.count(Counter::DeviceRead, self.reads);
+        std::mem::replace(&mut self.result, Ok(()))?;
+        for get in std::mem::take(&mut self.unsettled) {
+            let value = self.store.get_slowly(self.keys[get.key].borrow().bytes(), get.hash)?;
+            (self.visit)(get.key, value.as_deref().map(V::view));
+        }
+        Ok(())
+    }
+
+    /// No record of the key is left to look at.
+    fn absent(&mut self, get: ColdGet) {
+        if self.store.engine.index.is_settled(&get.seen) { (self.visit)(get.key, None) } else { self.unsettled.push(get) }
+    }
+
+    fn advance(&mut self, mut get: ColdGet, mut read: DeviceRead, result: io::Result<()>) -> Result<()> {
+        result?;
+        match get.walk.advance(&self.store.engine, &mut read, self.keys[get.key].borrow().bytes())? {
+            Walked::Value(value) => (self.visit)(get.key, Some(V::view(value))),
+            Walked::Absent => self.absent(get),
+            Walked::On => self.waiting.push(get),
         }
         Ok(())
     }
 }
 
-impl ColdGet {
-    fn new(key: usize, hash: u64, seen: Seen, found: &Found) -> Self {
-        let at = if let Found::Cold { at } = found { *at } else { 0 };
-        Self { key, hash, seen, at, bytes: 0 }
+impl<K, V, Q, F> ReadSource for GetMany<'_, K, V, Q, F>
+where
+    K: Key + ?Sized,
+    V: Value + ?Sized,
+    Q: Borrow<K>,
+    F: FnMut(usize, Option<V::View<'_>>),
+{
+    fn next(&mut self) -> Option<DeviceRead> {
+        while self.result.is_ok() {
+            match self.waiting.pop() {
+                Some(get) if get.walk.is_over() => self.absent(get),
+                Some(get) => {
+                    let place = self.free.pop().unwrap_or_else(|| {
+                        self.reading.push(None);
+                        self.reading.len() - 1
+                    });
+                    let read = get.walk.read(place as u64);
+                    self.reading[place] = Some(get);
+                    self.reads += 1;
+                    return Some(read);
+                }
+                None if self.next < self.keys.len() => self.result = self.look_up(),
+                None => return None,
+            }
+        }
+        None
+    }
+
+    fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
+        let place = read.token() as usize;
+        let Some(get) = self.reading[place].take() else { unreachable!("a read is handed back once") };
+        self.free.push(place);
+        // After an error the rest is only waited for.
+        if self.result.is_ok() {
+            self.result = self.advance(get, read, result);
+        }
     }
 }

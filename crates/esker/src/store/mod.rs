@@ -12,10 +12,11 @@
 //! | frozen in memory   | read           | copy to the tail    | copy to the tail                         |
 //! | on the device      | read it        | append to the tail  | read it, then append to the tail         |
 //!
-//! `find.rs` finds records, `read.rs` reads, `word.rs` and `bytes.rs` change the two layouts, `batch.rs` does many keys.
+//! `find.rs` finds records, `chain.rs` those on the device, `read.rs` reads, `word.rs` and `bytes.rs` change the two layouts, `batch.rs` does many keys.
 
 mod batch;
 mod bytes;
+mod chain;
 mod find;
 mod read;
 mod step;

@@ -2,7 +2,7 @@
 
 use super::Store;
 use super::find::Found;
-use super::step::Step;
+use super::step::{Known, Step};
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::record::Record;
@@ -75,21 +75,24 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// A get of any key, wherever its record is.
     #[inline(never)]
     pub(super) fn get_slowly(&self, key: &[u8], hash: u64) -> Result<Option<Vec<u8>>> {
-        self.run(key, |known| {
-            let _pin = self.engine.epochs.pin()?;
-            let (seen, found) = self.locate(key, hash);
-            Ok(match found {
-                Found::Memory { record, .. } => Step::Done(record.is_live().then(|| self.value_of(record))),
-                Found::Cold { at } => match known.at(at) {
-                    Some(Some(value)) => Step::Done(Some(value.to_vec())),
-                    Some(None) if self.engine.index.is_settled(&seen) => Step::Done(None),
-                    Some(None) => Step::Again,
-                    None => Step::Read(at),
-                },
-                Found::Absent if self.engine.index.is_settled(&seen) => Step::Done(None),
-                // A bucket was moving: look again.
-                Found::Absent => Step::Again,
-            })
+        self.run(key, |known| self.get_step(key, hash, known))
+    }
+
+    /// One attempt at a get.
+    pub(super) fn get_step(&self, key: &[u8], hash: u64, known: &mut Known) -> Result<Step<Option<Vec<u8>>>> {
+        let _pin = self.engine.epochs.pin()?;
+        let (seen, found) = self.locate(key, hash);
+        Ok(match found {
+            Found::Memory { record, .. } => Step::Done(record.is_live().then(|| self.value_of(record))),
+            Found::Cold { at } => match known.take(at) {
+                Some(Some(value)) => Step::Done(Some(value)),
+                Some(None) if self.engine.index.is_settled(&seen) => Step::Done(None),
+                Some(None) => Step::Again,
+                None => Step::Read(at),
+            },
+            Found::Absent if self.engine.index.is_settled(&seen) => Step::Done(None),
+            // A bucket was moving: look again.
+            Found::Absent => Step::Again,
         })
     }
 

@@ -3,7 +3,7 @@
 //! An attempt never waits. It completes, or says what it is missing; whoever runs it waits for that without a pin and
 //! attempts again. So the same attempt serves blocking calls ([`Store::run`]) and asynchronous ones.
 
-use super::Store;
+use super::{Store, chain};
 use crate::error::Result;
 use crate::types::{Key, Value};
 
@@ -43,6 +43,11 @@ impl Known {
         self.0.as_ref().filter(|(known, _)| *known == at).map(|(_, value)| value.as_deref())
     }
 
+    /// The same, given away.
+    pub(super) fn take(&mut self, at: u64) -> Option<Option<Vec<u8>>> {
+        self.0.take_if(|(known, _)| *known == at).map(|(_, value)| value)
+    }
+
     pub(super) fn set(&mut self, at: u64, value: Option<Vec<u8>>) {
         self.0 = Some((at, value));
     }
@@ -50,17 +55,17 @@ impl Known {
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Attempts until done, waiting on this thread.
-    pub(super) fn run<T>(&self, key: &[u8], mut attempt: impl FnMut(&Known) -> Result<Step<T>>) -> Result<T> {
+    pub(super) fn run<T>(&self, key: &[u8], mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
         let mut known = Known::default();
         let mut again = 0u32;
         loop {
-            match attempt(&known)? {
+            match attempt(&mut known)? {
                 Step::Done(result) => return Ok(result),
                 Step::Again => {
                     again += 1;
                     if again < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
                 }
-                Step::Read(at) => known.set(at, self.read_chain(at, key)?),
+                Step::Read(at) => known.set(at, chain::read(&self.engine, at, key)?),
                 Step::Room(bytes) => self.engine.make_room(bytes)?,
             }
         }

@@ -1,0 +1,190 @@
+//! A stream of reads through io_uring.
+//!
+//! Each thread has a ring of its own (no lock, no hand-over) and keeps it for its next streams. A stream takes the ring out
+//! of its place, so that a source which reads again from inside `done` gets another one instead of this one's completions.
+//!
+//! The rule: a [`DeviceRead`] stays in its slot from before its submission until its completion was seen, because the
+//! kernel writes into its buffer meanwhile. [`Lease`] keeps the rule when the source panics, too: its drop waits. If the
+//! kernel refuses even to wait, the buffers are leaked rather than freed.
+
+use super::{DeviceRead, ReadSource};
+use io_uring::{IoUring, opcode, types};
+use std::cell::Cell;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+/// Reads under way.
+const DEPTH: usize = 128;
+/// Reads collected before the kernel hears of them, so that the device starts while the source still looks for more.
+const SUBMISSION: usize = 32;
+
+struct Ring {
+    io: IoUring,
+    slots: Vec<Option<DeviceRead>>,
+    /// The slots without a read.
+    free: Vec<u16>,
+}
+
+enum Place {
+    Untried,
+    Forbidden,
+    /// Also while a stream has the ring: the next one makes its own.
+    Empty,
+    Idle(Box<Ring>),
+}
+
+thread_local! {
+    static PLACE: Cell<Place> = const { Cell::new(Place::Untried) };
+}
+
+/// Does all reads of `source`; false when this thread cannot have a ring (nothing was read then).
+pub(super) fn read_stream(file: &File, source: &mut dyn ReadSource) -> bool {
+    let Some(mut lease) = Lease::take() else { return false };
+    if let Err(error) = lease.run(file, source) {
+        lease.abandon(Some((source, error)));
+    }
+    true
+}
+
+/// The newest kernels run completions only when we ask for them, which spares interrupts; older ones do without.
+fn set_up() -> io::Result<IoUring> {
+    let deferred = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(DEPTH as u32);
+    deferred.or_else(|_| IoUring::new(DEPTH as u32))
+}
+
+/// A ring that is in use; its slots are empty before and after.
+struct Lease {
+    ring: Option<Box<Ring>>,
+}
+
+impl Lease {
+    fn take() -> Option<Self> {
+        let ring = match PLACE.replace(Place::Empty) {
+            Place::Idle(ring) => ring,
+            Place::Forbidden => {
+                PLACE.set(Place::Forbidden);
+                return None;
+            }
+            Place::Untried | Place::Empty => match set_up() {
+                Ok(io) => Box::new(Ring { io, slots: (0..DEPTH).map(|_| None).collect(), free: (0..DEPTH as u16).rev().collect() }),
+                Err(_) => {
+                    PLACE.set(Place::Forbidden);
+                    return None;
+                }
+            },
+        };
+        Some(Self { ring: Some(ring) })
+    }
+
+    fn run(&mut self, file: &File, source: &mut dyn ReadSource) -> io::Result<()> {
+        let Some(ring) = &mut self.ring else { return Ok(()) };
+        loop {
+            ring.fill(file, source)?;
+            if ring.under_way() == 0 {
+                return Ok(());
+            }
+            ring.submit_and_wait(1)?;
+            ring.reap(|mut read, result| {
+                let result = finish(file, &mut read, result);
+                source.done(read, result);
+            });
+        }
+    }
+
+    /// Ends the ring, which failed: closing it does not stop the kernel at once, so the buffers are lost.
+    fn abandon(&mut self, mut report: Option<(&mut dyn ReadSource, io::Error)>) {
+        let Some(mut ring) = self.ring.take() else { return };
+        for mut read in ring.slots.iter_mut().filter_map(Option::take) {
+            read.leak_buffer();
+            if let Some((source, error)) = &mut report {
+                source.done(read, Err(io::Error::new(error.kind(), format!("io_uring failed: {error}"))));
+            }
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        while let Some(ring) = &mut self.ring
+            && ring.under_way() > 0
+        {
+            // Only after a panic of the source.
+            match ring.submit_and_wait(1) {
+                Ok(()) => ring.reap(|_, _| ()),
+                Err(_) => self.abandon(None),
+            }
+        }
+        if let Some(ring) = self.ring.take() {
+            // An error: the thread is ending.
+            let _ = PLACE.try_with(|place| place.set(Place::Idle(ring)));
+        }
+    }
+}
+
+impl Ring {
+    fn under_way(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    fn fill(&mut self, file: &File, source: &mut dyn ReadSource) -> io::Result<()> {
+        let mut queued = 0;
+        while !self.free.is_empty()
+            && let Some(read) = source.next()
+        {
+            self.push(file, read);
+            queued += 1;
+            if queued % SUBMISSION == 0 {
+                self.submit_and_wait(0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues a read; there is a free slot.
+    fn push(&mut self, file: &File, read: DeviceRead) {
+        let Some(slot) = self.free.pop() else { unreachable!("a read was asked for without a free slot") };
+        let read = self.slots[usize::from(slot)].insert(read);
+        let offset = read.offset();
+        let bytes = read.bytes_mut();
+        let entry = opcode::Read::new(types::Fd(file.as_raw_fd()), bytes.as_mut_ptr(), bytes.len() as u32)
+            .offset(offset)
+            .build()
+            .user_data(slot.into());
+        // SAFETY: the buffer belongs to the read, which stays in its slot until `reap` saw its completion; `Lease` is not
+        // dropped earlier, and `file` is borrowed for longer than that.
+        // The queue has `DEPTH` entries and never holds more than one for each slot.
+        let queued = unsafe { self.io.submission().push(&entry) };
+        assert!(queued.is_ok(), "the submission queue has an entry for each slot");
+    }
+
+    fn submit_and_wait(&self, want: usize) -> io::Result<()> {
+        match self.io.submit_and_wait(want) {
+            // What was not submitted stays queued; the caller comes again.
+            Err(error) if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the reads that have ended out of their slots.
+    fn reap(&mut self, mut ended: impl FnMut(DeviceRead, i32)) {
+        for done in self.io.completion() {
+            let slot = done.user_data() as u16;
+            if let Some(read) = self.slots[usize::from(slot)].take() {
+                self.free.push(slot);
+                ended(read, done.result());
+            }
+        }
+    }
+}
+
+/// A short read is completed, an interrupted one repeated, synchronously: both are rare.
+fn finish(file: &File, read: &mut DeviceRead, result: i32) -> io::Result<()> {
+    let offset = read.offset();
+    match result {
+        n if n >= 0 && n as usize == read.bytes().len() => Ok(()),
+        n if n >= 0 || n == -libc::EINTR || n == -libc::EAGAIN => file.read_exact_at(read.bytes_mut(), offset),
+        n => Err(io::Error::from_raw_os_error(-n)),
+    }
+}

@@ -1,0 +1,91 @@
+//! Streams of reads: many under way at once, each with a buffer of its own, finishing in any order.
+//!
+//! A [`ReadSource`] has the work, a [`Device`](super::Device) has the depth. The device asks for reads until the source has
+//! none or the device has enough, and hands each back when it ended; what the source learns from it (the next record of a
+//! chain, the rest of a long one) is its next read. So no read waits for the slowest of a batch.
+//!
+//! A buffer belongs to its read: whoever lets the kernel write into it keeps the whole [`DeviceRead`] until the kernel is
+//! done. Buffers of one sector, nearly all of them, come from a pool of the thread and go back there when the read is
+//! dropped: in the steady state nothing is allocated.
+
+use super::{AlignedBuffer, SECTOR_BYTES};
+use std::cell::RefCell;
+use std::io;
+
+/// One-sector buffers a thread keeps: 512 KiB, what the deepest stream has under way.
+const POOLED: usize = 128;
+
+thread_local! {
+    static POOL: RefCell<Vec<AlignedBuffer>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A read with the buffer it fills.
+#[derive(Debug)]
+pub struct DeviceRead {
+    offset: u64,
+    token: u64,
+    buffer: AlignedBuffer,
+}
+
+impl DeviceRead {
+    /// A read of so many sectors from `offset`, in bytes from the device's start. `token` is the source's own.
+    #[must_use]
+    pub fn new(offset: u64, sectors: usize, token: u64) -> Self {
+        let pooled = if sectors == 1 { POOL.try_with(|pool| pool.borrow_mut().pop()).ok().flatten() } else { None };
+        Self { offset, token, buffer: pooled.unwrap_or_else(|| AlignedBuffer::new(sectors)) }
+    }
+
+    /// Where to read, in bytes from the device's start.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// What the source knows this read by.
+    #[must_use]
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// What was read.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        self.buffer.bytes()
+    }
+
+    /// What to fill; all of it. Its address is a multiple of [`SECTOR_BYTES`] and stays the same while the read moves.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.buffer.bytes_mut()
+    }
+
+    /// Gives up the buffer for good and takes another: the kernel may write into the old one at any time.
+    pub(super) fn leak_buffer(&mut self) {
+        let sectors = self.buffer.bytes().len() / SECTOR_BYTES;
+        std::mem::forget(std::mem::replace(&mut self.buffer, AlignedBuffer::new(sectors)));
+    }
+}
+
+impl Drop for DeviceRead {
+    fn drop(&mut self) {
+        if self.buffer.bytes().len() != SECTOR_BYTES {
+            return;
+        }
+        let buffer = std::mem::replace(&mut self.buffer, AlignedBuffer::new(0));
+        // An error: the thread is ending, and the buffer goes to the allocator.
+        let _ = POOL.try_with(|pool| {
+            let mut pool = pool.borrow_mut();
+            if pool.len() < POOLED {
+                pool.push(buffer);
+            }
+        });
+    }
+}
+
+/// Where the reads of a stream come from and go to. Called by one thread, which may be kept waiting by it.
+pub trait ReadSource {
+    /// The next read, if there is one now. After each [`ReadSource::done`] there may be more.
+    fn next(&mut self) -> Option<DeviceRead>;
+
+    /// Takes back a read of this source that ended; unless `result` is an error, all of its bytes are there.
+    fn done(&mut self, read: DeviceRead, result: io::Result<()>);
+}

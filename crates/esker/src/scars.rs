@@ -1,0 +1,88 @@
+//! Scars: what crashes left in the log that is no part of the store.
+//!
+//! ```text
+//! ... window ............ cut ................ behind ...
+//!     | records of the    | whatever was        | the log as it
+//!     | other parity do   | being written;      | goes on
+//!     | not count         | nothing counts      |
+//! esker.scars: one sector for each crash, in the order of their cuts
+//! ```
+//! Recovery adds one before the manifest moves beyond it. The index never leads into a scar; whoever reads the log from
+//! end to end goes around it.
+
+use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
+use crate::error::{Error, Result};
+use crate::log::line_flag;
+use crate::record::ODD_LINE;
+use xxhash_rust::xxh3::xxh3_64;
+
+const SCARS: &str = "esker.scars";
+const WORDS: usize = 5;
+
+/// One crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Scar {
+    pub(crate) window: u64,
+    pub(crate) cut: u64,
+    pub(crate) behind: u64,
+    /// The line that ended at the cut.
+    pub(crate) line: u64,
+}
+
+impl Scar {
+    /// True for a record made after the line, by its address and header.
+    pub(crate) fn excludes(&self, at: u64, header: u64) -> bool {
+        (self.window..self.cut).contains(&at) && header & ODD_LINE != line_flag(self.line)
+    }
+
+    fn words(&self) -> [u64; WORDS - 1] {
+        [self.window, self.cut, self.behind, self.line]
+    }
+}
+
+/// The scars below `cut`.
+pub(crate) fn read(storage: &dyn Storage, cut: u64) -> Result<Vec<Scar>> {
+    if !storage.list()?.iter().any(|name| name == SCARS) {
+        return Ok(Vec::new());
+    }
+    let device = storage.open(SCARS)?;
+    let count = device.bytes()? / SECTOR_BYTES as u64;
+    let mut scars = Vec::new();
+    for number in 0..count {
+        match read_one(&*device, number)? {
+            Some(scar) if scar.cut < cut => scars.push(scar),
+            // Written by a recovery that was cut short; this one writes it again.
+            _ => break,
+        }
+    }
+    Ok(scars)
+}
+
+fn read_one(device: &dyn Device, number: u64) -> Result<Option<Scar>> {
+    let mut buffer = AlignedBuffer::new(1);
+    device.read(number * SECTOR_BYTES as u64, buffer.bytes_mut())?;
+    let bytes = buffer.bytes();
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Ok(None);
+    }
+    let word = |i: usize| u64::from_le_bytes(bytes[i * 8..i * 8 + 8].try_into().unwrap_or_default());
+    let whole = word(WORDS - 1) == xxh3_64(&bytes[..(WORDS - 1) * 8]) && bytes[WORDS * 8..].iter().all(|byte| *byte == 0);
+    if !whole {
+        return Err(Error::corruption(format!("the checksum differs file={SCARS} sector={number}")));
+    }
+    Ok(Some(Scar { window: word(0), cut: word(1), behind: word(2), line: word(3) }))
+}
+
+/// Adds a scar behind the `known` ones; durable when this returns.
+pub(crate) fn add(storage: &dyn Storage, known: usize, scar: Scar) -> Result<()> {
+    let mut buffer = AlignedBuffer::new(1);
+    let bytes = &mut buffer.bytes_mut()[..WORDS * 8];
+    scar.words().iter().zip(bytes.chunks_exact_mut(8)).for_each(|(word, to)| to.copy_from_slice(&word.to_le_bytes()));
+    let checksum = xxh3_64(&bytes[..(WORDS - 1) * 8]);
+    bytes[(WORDS - 1) * 8..].copy_from_slice(&checksum.to_le_bytes());
+    let device = storage.open(SCARS)?;
+    device.write((known * SECTOR_BYTES) as u64, buffer.bytes())?;
+    device.sync()?;
+    storage.sync()?;
+    Ok(())
+}
