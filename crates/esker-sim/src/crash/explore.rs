@@ -27,7 +27,7 @@ pub struct Limits {
 
 impl Limits {
     /// For random programs: at least all kinds of states at every call, three lives after the first.
-    pub const RANDOM: Limits = Limits { breadth: Breadth { every_up_to: 32, drawn: KINDS.len() as u64 }, depth: 3, nest_every: 4 };
+    pub const RANDOM: Limits = Limits { breadth: Breadth { every_up_to: 32, drawn: KINDS.len() as u64 }, depth: 3, nest_every: 8 };
     /// For short programs: all subsets of unsynced sectors.
     pub const EXHAUSTIVE: Limits = Limits { breadth: Breadth { every_up_to: 1 << 12, drawn: KINDS.len() as u64 }, depth: 1, nest_every: 4 };
 }

@@ -22,6 +22,8 @@ pub struct Report {
     pub kinds: BTreeMap<Kind, u64>,
     /// Commits that succeeded after a call that changes the disk had failed.
     pub commits_after: u64,
+    /// One of these.
+    pub example: Option<String>,
     /// Openings after the fault.
     pub openings: u64,
 }
@@ -68,6 +70,9 @@ fn one<S: Subject>(subject: &S, program: &Program, fault: StorageFault, report: 
     let mut run = Run::new(subject, &storage, program);
     guarded(|| run.all(program))?;
     report.commits_after += run.commits_after;
+    if run.commits_after > 0 && report.example.is_none() {
+        report.example = Some(format!("{fault:?} in seed {}: {program}", program.seed));
+    }
     storage.heal();
     let mut reopen = |storage: SimStorage, how: &str| {
         report.openings += 1;
