@@ -104,8 +104,8 @@ pub fn check<S: Subject>(subject: &S, program: &Program, limits: Limits) -> Resu
 pub fn shrink<S: Subject>(subject: &S, violation: Violation, limits: Limits, patience: Duration) -> Violation {
     let begun = Instant::now();
     let mut smallest = violation;
-    // As few lives as will do, then as few steps.
-    let mut limits = Limits { depth: smallest.path.len().saturating_sub(1), ..limits };
+    // As few lives as will do, then as few steps. More lives go on, lest a shorter program escape by the luck of the draw.
+    let mut limits = Limits { depth: smallest.path.len().saturating_sub(1), nest_every: limits.nest_every.min(2), ..limits };
     for depth in 0..limits.depth {
         if begun.elapsed() < patience
             && let Err(simpler) = check(subject, &smallest.program, Limits { depth, ..limits })
