@@ -23,6 +23,7 @@ const DEPTH: usize = 32;
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
+const EINTR: i32 = 4;
 
 /// What a call asks of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,13 +43,16 @@ pub enum Failure {
     Io,
     /// No space left (ENOSPC).
     NoSpace,
+    /// A signal came in between (EINTR).
+    Interrupted,
 }
 
 impl Failure {
-    fn error(self) -> io::Error {
+    pub(crate) fn error(self) -> io::Error {
         io::Error::from_raw_os_error(match self {
             Failure::Io => EIO,
             Failure::NoSpace => ENOSPC,
+            Failure::Interrupted => EINTR,
         })
     }
 }

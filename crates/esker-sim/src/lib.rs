@@ -7,7 +7,9 @@
 //! the device under it all, which is slow, out of order and faulty on demand. Everything random comes
 //! from a seed.
 
+pub mod crash;
 pub mod disk;
 pub mod history;
 pub mod model;
+pub mod storage;
 pub mod subject;

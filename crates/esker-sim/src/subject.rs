@@ -19,6 +19,8 @@ pub enum Place {
     Disk(Arc<SimDisk>),
     /// In a directory.
     Directory(PathBuf),
+    /// In a simulated directory, without a driver thread.
+    Storage(Arc<dyn esker::Storage>, esker::Durability),
 }
 
 /// A change of a value in bytes, called with the position of the key in its batch.
@@ -52,6 +54,8 @@ pub trait Subject: Send + Sync {
     fn set_memory(&self, bytes: u64) -> Result<()>;
     /// The store's account of itself.
     fn stats(&self) -> Stats;
+    /// Makes durable what has returned.
+    fn commit(&self) -> Result<()>;
     /// Closes the store.
     fn close(&self) -> Result<()>;
 }
@@ -164,6 +168,7 @@ macro_rules! subject {
                     Place::Memory => options.in_memory()?,
                     Place::Disk(disk) => options.open_on(disk.clone())?,
                     Place::Directory(path) => options.open(path)?,
+                    Place::Storage(storage, durability) => options.durability(*durability).background(false).open_in(storage.clone())?,
                 }))
             }
         }
@@ -233,6 +238,10 @@ macro_rules! subject {
 
             fn stats(&self) -> Stats {
                 self.0.stats()
+            }
+
+            fn commit(&self) -> Result<()> {
+                self.0.commit()
             }
 
             fn close(&self) -> Result<()> {

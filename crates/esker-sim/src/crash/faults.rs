@@ -1,0 +1,199 @@
+//! Each call fails once, and for ever.
+//!
+//! The theory: an operation that failed happened or did not, and nobody knows which; so the oracle keeps both histories until something seen
+//! tells them apart. An operation that was refused without a call to the storage did not happen. Whatever the store says after a
+//! failure must fit one history; and once the fault is gone, the store opens, whether the process was merely started again or
+//! the power went too, and holds what was acknowledged.
+
+use super::life::{Past, model_of, state_of};
+use super::program::{Program, Step, keys};
+use super::{Live, State, Subject, guarded, recovered, show};
+use crate::disk::Failure;
+use crate::model::{Bytes, Layout, Operation};
+use crate::storage::{KINDS, Kind, SimStorage, StorageFault};
+use std::collections::BTreeMap;
+
+/// What was done.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Runs with a fault.
+    pub runs: u64,
+    /// Runs by the kind of call that failed.
+    pub kinds: BTreeMap<Kind, u64>,
+    /// Commits that succeeded after a call that changes the disk had failed.
+    pub commits_after: u64,
+    /// One of these.
+    pub example: Option<String>,
+    /// Openings after the fault.
+    pub openings: u64,
+}
+
+/// Fails each call of a program in each way.
+///
+/// # Errors
+/// The first broken promise.
+pub fn check<S: Subject>(subject: &S, program: &Program, report: &mut Report) -> Result<(), String> {
+    let storage = SimStorage::new();
+    let mut clean = Run::new(subject, &storage, program);
+    guarded(|| clean.all(program)).map_err(|e| format!("without a fault: {e}"))?;
+    for (nth, kind) in (1..).zip(storage.calls()) {
+        for fault in faults(nth, kind) {
+            report.runs += 1;
+            *report.kinds.entry(kind).or_default() += 1;
+            one(subject, program, fault, report).map_err(|e| {
+                format!("call {nth} ({kind:?}) {fault:?}: {e}\n  program: {program}\n  replay: --seed {} --programs 1", program.seed)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn faults(nth: u64, kind: Kind) -> Vec<StorageFault> {
+    let fault = |failure, lasting, kept| StorageFault { nth, lasting, failure, kept };
+    let mut faults = vec![fault(Failure::Io, false, 0), fault(Failure::Io, true, 0), fault(Failure::Interrupted, false, 0)];
+    if matches!(kind, Kind::Write | Kind::Create | Kind::Sync | Kind::SyncNames) {
+        faults.extend([fault(Failure::NoSpace, false, 0), fault(Failure::NoSpace, true, 0)]);
+    }
+    if kind == Kind::Write {
+        faults.extend([
+            fault(Failure::Io, false, 1),
+            fault(Failure::NoSpace, true, 1),
+            fault(Failure::Io, false, usize::MAX / crate::storage::SECTOR),
+        ]);
+    }
+    faults
+}
+
+fn one<S: Subject>(subject: &S, program: &Program, fault: StorageFault, report: &mut Report) -> Result<(), String> {
+    let storage = SimStorage::new();
+    storage.fail(fault);
+    let mut run = Run::new(subject, &storage, program);
+    guarded(|| run.all(program))?;
+    report.commits_after += run.commits_after;
+    if run.commits_after > 0 && report.example.is_none() {
+        report.example = Some(format!("{fault:?} in seed {}: {program}", program.seed));
+    }
+    storage.heal();
+    let mut reopen = |storage: SimStorage, how: &str| {
+        report.openings += 1;
+        let found = recovered(subject, program.layout, &storage, &run.keys).map_err(|e| format!("{how}: {e}"))?;
+        run.fits(&found).map_err(|e| format!("{how}: {e}"))
+    };
+    reopen(storage.restarted(), "restarted")?;
+    (0..KINDS.len() as u64).try_for_each(|kind| reopen(storage.survive(kind), KINDS[kind as usize]))
+}
+
+struct Run<'s, S> {
+    subject: &'s S,
+    storage: &'s SimStorage,
+    layout: Layout,
+    keys: Vec<Bytes>,
+    /// Every history there may have been.
+    paths: Vec<Past>,
+    failed: bool,
+    commits_after: u64,
+}
+
+impl<'s, S: Subject> Run<'s, S> {
+    fn new(subject: &'s S, storage: &'s SimStorage, program: &Program) -> Run<'s, S> {
+        let layout = program.layout;
+        Run { subject, storage, layout, keys: keys(layout), paths: vec![Past::none(layout)], failed: false, commits_after: 0 }
+    }
+
+    fn fits(&self, found: &State) -> Result<(), String> {
+        if self.paths.iter().any(|path| path.find(found).is_ok()) { Ok(()) } else { self.paths[0].find(found).map(|_| ()) }
+    }
+
+    /// Runs until the end or until the store can no longer be opened.
+    fn all(&mut self, program: &Program) -> Result<(), String> {
+        let Ok(mut store) = self.subject.open(self.layout, self.storage) else { return Ok(()) };
+        for step in &program.steps {
+            match step {
+                Step::Do(operation) => self.operation(&mut store, operation)?,
+                Step::Commit => self.commit(&mut store),
+                Step::Reopen => {
+                    if store.close().is_ok() {
+                        self.promised();
+                    }
+                    let Ok(again) = self.subject.open(self.layout, self.storage) else { return Ok(()) };
+                    (store, self.failed) = (again, false);
+                    self.look(&mut store, true)?;
+                }
+            }
+        }
+        self.look(&mut store, false)?;
+        if store.close().is_ok() {
+            self.promised();
+        }
+        Ok(())
+    }
+
+    fn operation(&mut self, store: &mut S::Live, operation: &Operation) -> Result<(), String> {
+        let before = self.storage.calls().len();
+        let outcome = store.apply(operation);
+        let refused = outcome.is_err() && self.storage.calls().len() == before;
+        self.failed |= outcome.is_err();
+        if refused {
+            return Ok(());
+        }
+        let mut after = Vec::new();
+        for path in &self.paths {
+            let mut model = model_of(self.layout, &self.keys, path.states.last().expect("a first state"));
+            let expected = model.apply(operation);
+            if outcome.as_ref().is_ok_and(|outcome| *outcome != expected) {
+                continue;
+            }
+            let mut done = path.clone();
+            done.states.push(state_of(&model, &self.keys));
+            after.push(done);
+            if outcome.is_err() {
+                after.push(path.clone());
+            }
+        }
+        if after.is_empty() {
+            return Err(format!("{operation:?} gave {outcome:?}, which no history explains"));
+        }
+        self.paths = after;
+        Ok(())
+    }
+
+    fn commit(&mut self, store: &mut S::Live) {
+        match store.commit() {
+            Ok(()) => {
+                self.commits_after += u64::from(self.failed);
+                self.promised();
+            }
+            Err(_) => self.failed = true,
+        }
+    }
+
+    fn promised(&mut self) {
+        for path in &mut self.paths {
+            path.floor = path.states.len() - 1;
+        }
+    }
+
+    /// What can be read must fit; after an opening any allowed state does, and it is the last from then on.
+    fn look(&mut self, store: &mut S::Live, opened: bool) -> Result<(), String> {
+        let Ok(found) = store.state(&self.keys) else { return Ok(()) };
+        let paths = std::mem::take(&mut self.paths);
+        for mut path in paths.iter().cloned() {
+            let at = match opened {
+                true => path.find(&found).ok(),
+                false => path.states.last().filter(|last| **last == found).map(|_| path.states.len() - 1),
+            };
+            if let Some(at) = at {
+                path.states.truncate(at + 1);
+                self.paths.push(path);
+            }
+        }
+        if self.paths.is_empty() {
+            return Err(format!(
+                "reads {}, which no history explains: {}",
+                show(&found),
+                paths.iter().map(|p| show(&p.states[p.states.len() - 1])).collect::<Vec<_>>().join(" or ")
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! The store itself under power cuts, failing calls and rot: a short run of each lane, and the smallest cases of what they found.
+//!
+//! The theory: `cargo xtask crash`, `faults` and `rot` go on for hours; this is what every build does.
+
+use esker::Durability;
+use esker_sim::crash::store::Esker;
+use esker_sim::crash::{Limits, Live, Program, Subject, check, faults, program, rot};
+use esker_sim::disk::Failure;
+use esker_sim::model::{Layout, Operation};
+use esker_sim::storage::{Breadth, Kind, SimStorage, StorageFault};
+
+const STORE: Esker = Esker(Durability::None);
+
+fn put(number: u64) -> Operation {
+    Operation::Put(Layout::Pairs.key(1), number.to_le_bytes().to_vec())
+}
+
+#[test]
+fn power_cuts_lose_nothing_acknowledged() {
+    let shallow = Limits { depth: 1, ..Limits::RANDOM };
+    for seed in 0..8 {
+        check(&STORE, &Program::random(seed), shallow).unwrap_or_else(|violation| panic!("{violation}"));
+    }
+}
+
+#[test]
+fn always_durable_operations_survive_each_cut() {
+    let flat = Limits { depth: 0, ..Limits::RANDOM };
+    for seed in 0..8 {
+        check(&Esker(Durability::Always), &Program::random(seed), flat).unwrap_or_else(|violation| panic!("{violation}"));
+    }
+}
+
+#[test]
+fn all_programs_of_two_steps_survive() {
+    let flat = Limits { depth: 0, ..Limits::EXHAUSTIVE };
+    for layout in [Layout::Pairs, Layout::Blobs] {
+        for program in program::all(layout, 2) {
+            check(&STORE, &program, flat).unwrap_or_else(|violation| panic!("{violation}"));
+        }
+    }
+}
+
+#[test]
+fn failing_calls_are_no_lies() {
+    for seed in 0..3 {
+        faults::check(&STORE, &Program::random(seed), &mut faults::Report::default()).unwrap_or_else(|wrong| panic!("{wrong}"));
+    }
+}
+
+#[test]
+fn rot_is_never_a_wrong_value() {
+    let report = rot::check(&STORE, &Program::random(0), 997).unwrap();
+    assert_eq!(report.wrong, 0, "{:?}", report.examples);
+    assert!(report.refused > 0);
+}
+
+/// A cut while a store is made can keep the manifest and lose the log's name. The next opening makes the log anew; unless it syncs
+/// the directory too, the next cut takes the log with everything committed since.
+/// Found by `xtask crash --exhaustive 2`; no operation is needed in the first life, a put and a commit in the second.
+#[test]
+#[ignore = "found, not cured yet: the branch `opening-settles` has the cure"]
+fn a_log_made_again_by_an_opening_keeps_its_name() {
+    let fresh = SimStorage::new();
+    drop(STORE.open(Layout::Pairs, &fresh).unwrap());
+    let names = |storage: &SimStorage| storage.files().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    let all = Breadth { every_up_to: 1 << 12, drawn: 0 };
+    let torn = fresh.film().play(|moment| {
+        let states = moment.survivals(all, 0);
+        states.iter().map(|s| moment.storage(s)).find(|s| names(s) == ["esker.manifest"] && s.sector("esker.manifest", 1) != [0; 4096])
+    });
+    // An engine that never leaves such a state needs no cure.
+    let Some(torn) = torn else { return };
+    let mut store = STORE.open(Layout::Pairs, &torn).unwrap();
+    store.apply(&put(7)).unwrap();
+    store.commit().unwrap();
+    // Before the store is dropped, which closes it.
+    let cut = torn.survive(0);
+    drop(store);
+    let mut store = STORE.open(Layout::Pairs, &cut).unwrap();
+    assert_eq!(store.state(&[Layout::Pairs.key(1)]).unwrap(), [Some(7u64.to_le_bytes().to_vec())]);
+}
+
+/// A write of the manifest that fails may be there all the same. An opening that reads it, in the same machine, has read what no sync
+/// has settled; a commit with nothing to do then said "durable", and a power cut took it back.
+/// Found by `xtask faults --seed 30`, call 23; reduced to a put, a close and a commit.
+#[test]
+#[ignore = "found, not cured yet: the branch `opening-settles` has the cure"]
+fn an_opening_settles_what_it_reads() {
+    let keys = [Layout::Pairs.key(1)];
+    let close = |storage: &SimStorage| {
+        let mut store = STORE.open(Layout::Pairs, storage).unwrap();
+        store.apply(&put(7)).unwrap();
+        store.close()
+    };
+    let healthy = SimStorage::new();
+    close(&healthy).unwrap();
+    // The last write of a close is that of the manifest.
+    let nth = 1 + healthy.calls().iter().rposition(|kind| *kind == Kind::Write).unwrap() as u64;
+    let storage = SimStorage::new();
+    storage.fail(StorageFault { nth, lasting: false, failure: Failure::Io, kept: 1 });
+    close(&storage).unwrap_err();
+    storage.heal();
+    let mut store = STORE.open(Layout::Pairs, &storage).unwrap();
+    let seen = store.state(&keys).unwrap();
+    store.commit().unwrap();
+    // Before the store is dropped, which closes it.
+    let cut = storage.survive(0);
+    drop(store);
+    let mut store = STORE.open(Layout::Pairs, &cut).unwrap();
+    assert_eq!(store.state(&keys).unwrap(), seen);
+}

@@ -1,0 +1,63 @@
+//! What is asked for.
+
+/// The arguments of a lane.
+#[derive(Debug)]
+pub(crate) struct Arguments {
+    pub(crate) lane: String,
+    pub(crate) cuts: u64,
+    pub(crate) exhaustive: Option<usize>,
+    pub(crate) seed: u64,
+    pub(crate) programs: Option<u64>,
+    pub(crate) jobs: usize,
+    pub(crate) stride: u64,
+    pub(crate) violations: usize,
+    pub(crate) strict: bool,
+    pub(crate) always: bool,
+}
+
+impl Arguments {
+    pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
+        let lane = words.next().filter(|lane| ["crash", "faults", "rot"].contains(&lane.as_str())).ok_or("which lane?")?;
+        let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut arguments = Arguments {
+            lane,
+            cuts: 1_000_000,
+            exhaustive: None,
+            seed: 0,
+            programs: None,
+            jobs,
+            stride: 1,
+            violations: 3,
+            strict: false,
+            always: false,
+        };
+        while let Some(word) = words.next() {
+            let mut value = || number(&words.next().ok_or(format!("{word} wants a number"))?);
+            match word.as_str() {
+                "--cuts" => arguments.cuts = value()?,
+                "--exhaustive" => arguments.exhaustive = Some(value()? as usize),
+                "--seed" => arguments.seed = value()?,
+                "--programs" => arguments.programs = Some(value()?),
+                "--jobs" => arguments.jobs = value()?.max(1) as usize,
+                "--stride" => arguments.stride = value()?.max(1),
+                "--keep-going" => arguments.violations = value()?.max(1) as usize,
+                "--all" => arguments.programs = Some(200),
+                "--strict" => arguments.strict = true,
+                "--always" => arguments.always = true,
+                other => return Err(format!("what is {other}?")),
+            }
+        }
+        Ok(arguments)
+    }
+}
+
+/// A number, with `k` or `M` or `G` for thousands, millions and billions.
+fn number(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1_000),
+        Some((at, 'm' | 'M')) => (&text[..at], 1_000_000),
+        Some((at, 'g' | 'G')) => (&text[..at], 1_000_000_000),
+        _ => (text, 1),
+    };
+    digits.replace('_', "").parse::<u64>().map(|n| n * unit).map_err(|_| format!("{text} is no number"))
+}

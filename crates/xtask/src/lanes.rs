@@ -1,0 +1,112 @@
+//! The lanes themselves.
+//!
+//! The theory: task number n of the random lanes is the program of seed `--seed` + n, and nothing else decides what happens in it, so `--seed`
+//! with `--programs 1` replays it.
+
+use crate::arguments::Arguments;
+use crate::crew::{Brought, processor_seconds, work};
+use esker::Durability;
+use esker_sim::crash::store::Esker;
+use esker_sim::crash::{Figures, Limits, Program, check, faults, program, rot, shrink};
+use esker_sim::model::Layout;
+use std::ops::AddAssign;
+use std::time::{Duration, Instant};
+
+fn subject(arguments: &Arguments) -> Esker {
+    Esker(if arguments.always { Durability::Always } else { Durability::None })
+}
+
+fn judge(subject: &Esker, program: &Program, limits: Limits) -> Brought<Figures> {
+    check(subject, program, limits).map_err(|violation| {
+        eprintln!("\nas found, seed {}: {}\n  reducing it ...", program.seed, violation.what);
+        shrink(subject, *violation, limits, Duration::from_secs(30)).to_string()
+    })
+}
+
+/// Power cuts.
+pub(crate) fn crash(arguments: &Arguments) -> bool {
+    let (subject, begun) = (subject(arguments), Instant::now());
+    let tell = |f: &Figures| {
+        let busy = processor_seconds();
+        format!(
+            "crash: programs={} places={} cuts={} nested={} lives={} images={} seconds={:.0} cuts/s/core={:.0} images/s/core={:.0}",
+            f.programs,
+            f.places,
+            f.cuts,
+            f.nested,
+            f.lives,
+            f.images,
+            begun.elapsed().as_secs_f64(),
+            f.cuts as f64 / busy,
+            f.images as f64 / busy
+        )
+    };
+    let tally = match arguments.exhaustive {
+        Some(length) => {
+            let of = |layout| (1..=length).flat_map(move |length| program::all(layout, length));
+            let programs: Vec<Program> = of(Layout::Pairs).chain(of(Layout::Blobs)).collect();
+            eprintln!("crash: all {} programs of up to {length} steps", programs.len());
+            let all = |_: &Figures, number| number >= programs.len() as u64;
+            work(arguments.jobs, arguments.violations, all, |n| judge(&subject, &programs[n as usize], Limits::EXHAUSTIVE), tell)
+        }
+        None => {
+            let enough = |f: &Figures, number| arguments.programs.map_or(f.cuts >= arguments.cuts, |programs| number >= programs);
+            let task = |n| judge(&subject, &Program::random(arguments.seed + n), Limits::RANDOM);
+            work(arguments.jobs, arguments.violations, enough, task, tell)
+        }
+    };
+    println!("{} violations={}", tell(&tally.figures), tally.wrongs.len());
+    tally.wrongs.is_empty()
+}
+
+#[derive(Clone, Default)]
+struct Faults(faults::Report);
+
+impl AddAssign for Faults {
+    fn add_assign(&mut self, other: Faults) {
+        self.0.runs += other.0.runs;
+        self.0.commits_after += other.0.commits_after;
+        self.0.openings += other.0.openings;
+        self.0.example = self.0.example.take().or(other.0.example);
+        for (kind, count) in other.0.kinds {
+            *self.0.kinds.entry(kind).or_default() += count;
+        }
+    }
+}
+
+/// Calls that fail.
+pub(crate) fn faults(arguments: &Arguments) -> bool {
+    let (subject, begun) = (subject(arguments), Instant::now());
+    let programs = arguments.programs.unwrap_or(40);
+    let tell = |f: &Faults| {
+        let Faults(faults::Report { runs, kinds, commits_after, openings, .. }) = f;
+        let seconds = begun.elapsed().as_secs_f64();
+        format!("faults: runs={runs} openings={openings} commits_after_a_failure={commits_after} by_call={kinds:?} seconds={seconds:.0}")
+    };
+    let task = |number| {
+        let mut report = faults::Report::default();
+        faults::check(&subject, &Program::random(arguments.seed + number), &mut report).map(|()| Faults(report))
+    };
+    let tally = work(arguments.jobs, arguments.violations, |_: &Faults, number| number >= programs, task, tell);
+    if let Some(example) = &tally.figures.0.example {
+        println!("a commit succeeded after a failure: {example}");
+    }
+    println!("{} violations={}", tell(&tally.figures), tally.wrongs.len());
+    tally.wrongs.is_empty()
+}
+
+/// Bytes that change.
+pub(crate) fn rot(arguments: &Arguments) -> bool {
+    let (subject, begun) = (subject(arguments), Instant::now());
+    let programs = arguments.programs.unwrap_or(20);
+    let tell = |r: &rot::Report| {
+        let (tried, seconds) = (r.refused + r.right + r.shorter + r.wrong, begun.elapsed().as_secs_f64());
+        let rot::Report { refused, right, shorter, wrong, .. } = r;
+        format!("rot: tried={tried} refused={refused} right={right} shorter={shorter} wrong={wrong} seconds={seconds:.0}")
+    };
+    let task = |number| rot::check(&subject, &Program::random(arguments.seed + number), arguments.stride);
+    let tally = work(arguments.jobs, arguments.violations, |_: &rot::Report, number| number >= programs, task, tell);
+    tally.figures.examples.iter().for_each(|example| println!("{example}\n"));
+    println!("{} violations={}", tell(&tally.figures), tally.wrongs.len());
+    tally.wrongs.is_empty() && tally.figures.wrong == 0 && (tally.figures.shorter == 0 || !arguments.strict)
+}
