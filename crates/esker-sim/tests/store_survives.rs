@@ -59,7 +59,6 @@ fn rot_is_never_a_wrong_value() {
 /// the directory too, the next cut takes the log with everything committed since.
 /// Found by `xtask crash --exhaustive 2`; no operation is needed in the first life, a put and a commit in the second.
 #[test]
-#[ignore = "found, not cured yet: the branch `opening-settles` has the cure"]
 fn a_log_made_again_by_an_opening_keeps_its_name() {
     let fresh = SimStorage::new();
     drop(STORE.open(Layout::Pairs, &fresh).unwrap());
@@ -85,7 +84,6 @@ fn a_log_made_again_by_an_opening_keeps_its_name() {
 /// has settled; a commit with nothing to do then said "durable", and a power cut took it back.
 /// Found by `xtask faults --seed 30`, call 23; reduced to a put, a close and a commit.
 #[test]
-#[ignore = "found, not cured yet: the branch `opening-settles` has the cure"]
 fn an_opening_settles_what_it_reads() {
     let keys = [Layout::Pairs.key(1)];
     let close = |storage: &SimStorage| {

@@ -92,6 +92,7 @@ impl Manifest {
             return Err(error);
         }
         let Some(state) = newest else { return Ok(None) };
+        device.sync()?;
         if let Some(layout) = layout
             && state.layout != layout
         {

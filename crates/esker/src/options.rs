@@ -198,6 +198,9 @@ impl Options {
             None => Manifest::create(&*storage, Identity::random()?, layout, FIRST_ADDRESS, Index::new()?.shape_word())?,
         };
         let device = storage.open(LOG)?;
+        // What was just read, the log's name included, may never have been synced; all that follows builds on it.
+        storage.sync()?;
+        device.sync()?;
         self.start(Some(device), Some(Home { storage, manifest, is_temporary }))
     }
 
