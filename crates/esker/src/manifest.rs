@@ -72,19 +72,20 @@ impl Manifest {
             return Ok(None);
         }
         let device = storage.open(MANIFEST)?;
-        let mut newest: Option<State> = None;
+        let mut slots = [None, None];
         let mut damage = None;
-        for slot in 0..2 {
+        for (slot, found) in (0..).zip(&mut slots) {
             match read_slot(&*device, slot) {
-                Ok(None) => {}
-                Ok(Some(state)) => {
-                    if newest.as_ref().is_none_or(|other| other.sequence < state.sequence) {
-                        newest = Some(state);
-                    }
-                }
+                Ok(state) => *found = state,
                 Err(error @ Error::Corruption(_)) => damage = Some(error),
                 Err(error) => return Err(error),
             }
+        }
+        let [even, odd] = slots;
+        let (newest, other) = if even.as_ref().map(sequence) > odd.as_ref().map(sequence) { (even, odd) } else { (odd, even) };
+        // Slots are written in turn: beside one is the one before it.
+        if damage.is_none() && newest.as_ref().is_some_and(|newest| other.as_ref().map_or(0, sequence) + 1 != newest.sequence) {
+            damage = Some(Error::corruption(format!("a slot is missing or out of date file={MANIFEST}")));
         }
         if let Some(error) = damage
             && !(accept_loss && newest.is_some())
@@ -143,6 +144,10 @@ impl Manifest {
     }
 }
 
+fn sequence(state: &State) -> u64 {
+    state.sequence
+}
+
 /// A slot's state; `None` if it was never written.
 fn read_slot(device: &dyn Device, slot: u64) -> Result<Option<State>> {
     let offset = slot * SECTOR_BYTES as u64;
@@ -161,7 +166,8 @@ fn read_slot(device: &dyn Device, slot: u64) -> Result<Option<State>> {
     if bytes[end..].iter().any(|byte| *byte != 0) {
         return Err(damaged("something follows the slot's text"));
     }
-    parse(text, &damaged).map(Some)
+    let state = parse(text, &damaged)?;
+    if state.sequence % 2 == slot { Ok(Some(state)) } else { Err(damaged("the slot is the other one's")) }
 }
 
 fn encode(state: &State) -> String {
