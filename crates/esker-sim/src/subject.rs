@@ -56,6 +56,8 @@ pub trait Subject: Send + Sync {
     fn stats(&self) -> Stats;
     /// Makes durable what has returned.
     fn commit(&self) -> Result<()>;
+    /// Compacts the log.
+    fn compact(&self) -> Result<()>;
     /// Closes the store.
     fn close(&self) -> Result<()>;
 }
@@ -242,6 +244,10 @@ macro_rules! subject {
 
             fn commit(&self) -> Result<()> {
                 self.0.commit()
+            }
+
+            fn compact(&self) -> Result<()> {
+                self.0.compact().map(|_| ())
             }
 
             fn close(&self) -> Result<()> {

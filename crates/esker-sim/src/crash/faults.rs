@@ -111,6 +111,7 @@ impl<'s, S: Subject> Run<'s, S> {
             match step {
                 Step::Do(operation) => self.operation(&mut store, operation)?,
                 Step::Commit => self.commit(&mut store),
+                Step::Compact => self.failed |= store.compact().is_err(),
                 Step::Reopen => {
                     if store.close().is_ok() {
                         self.promised();

@@ -156,6 +156,11 @@ impl Run<'_> {
                 self.promised();
                 Ok(store)
             }
+            Step::Compact => {
+                store.compact().map_err(|e| format!("compaction failed: {e}"))?;
+                self.mark();
+                Ok(store)
+            }
             Step::Reopen => {
                 store.close().map_err(|e| format!("close failed: {e}"))?;
                 self.promised();

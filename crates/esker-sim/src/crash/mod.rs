@@ -54,6 +54,14 @@ pub trait Live {
     /// The store's, in words.
     fn commit(&mut self) -> Result<(), String>;
 
+    /// Gives back space, if the store can. Changes nothing that can be read, and promises nothing.
+    ///
+    /// # Errors
+    /// The store's, in words.
+    fn compact(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Closes in order, which makes all that returned durable.
     ///
     /// # Errors

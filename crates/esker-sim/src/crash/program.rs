@@ -16,6 +16,8 @@ pub enum Step {
     Do(Operation),
     /// A commit.
     Commit,
+    /// A compaction of the log.
+    Compact,
     /// A close in order and an opening.
     Reopen,
 }
@@ -81,9 +83,10 @@ impl fmt::Display for Program {
 
 fn step(random: &mut ChaCha8Rng, layout: Layout, number: u64) -> Step {
     let key = layout.key(random.random_range(0..KEYS));
-    Step::Do(match random.random_range(0..20) {
+    Step::Do(match random.random_range(0..22) {
         0..6 => return Step::Commit,
         6 => return Step::Reopen,
+        20.. => return Step::Compact,
         7..13 => Operation::Put(key, value(random, layout, number)),
         13..15 => Operation::Delete(key),
         15..18 => Operation::Rmw(key, random.random_range(1..=255)),
@@ -135,6 +138,7 @@ pub fn all(layout: Layout, length: usize) -> Vec<Program> {
         for (used, steps) in programs {
             let mut add = |used: u64, step: Step| longer.push((used, [&steps[..], &[step]].concat()));
             add(used, Step::Commit);
+            add(used, Step::Compact);
             add(used, Step::Reopen);
             for key in 0..KEYS.min(used + 1) {
                 for step in on_key(layout, key, number) {

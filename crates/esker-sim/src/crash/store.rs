@@ -44,6 +44,10 @@ impl Live for LiveEsker {
         self.store.commit().map_err(words)
     }
 
+    fn compact(&mut self) -> Result<(), String> {
+        self.store.compact().map_err(words)
+    }
+
     fn close(self) -> Result<(), String> {
         self.store.close().map_err(words)
     }
