@@ -325,10 +325,12 @@ impl Mover<'_> {
         let count = (run[run.len() - 1].other / BLOCK_BYTES - first + 1) as usize;
         let mut buffer = AlignedBuffer::new(count);
         device.read(first * SECTOR_BYTES as u64, buffer.bytes_mut())?;
-        let mut payload = Vec::new();
-        self.engine.log.append_payloads(first, &buffer, count, &mut payload)?;
         for doubt in run {
-            let other = payload.get((doubt.other - first * BLOCK_BYTES) as usize..).unwrap_or_default();
+            // Only this block: one that was merely read along may lie in a scar.
+            let block = doubt.other / BLOCK_BYTES;
+            let sector = (block - first) as usize * SECTOR_BYTES;
+            let payload = self.engine.log.verify_block(block, &buffer.bytes()[sector..sector + SECTOR_BYTES])?;
+            let other = &payload[(doubt.other % BLOCK_BYTES) as usize..];
             if !is_record_of(self.engine.layout, other, &self.keys[doubt.key.clone()]) {
                 self.settle_slowly(doubt)?;
             }

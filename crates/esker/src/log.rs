@@ -284,7 +284,7 @@ impl Log {
     }
 
     /// What a block holds, if its trailer says so.
-    fn verify_block<'s>(&self, block: u64, sector: &'s [u8]) -> Result<&'s [u8]> {
+    pub(crate) fn verify_block<'s>(&self, block: u64, sector: &'s [u8]) -> Result<&'s [u8]> {
         let (payload, trailer) = sector.split_at(BLOCK_BYTES as usize);
         let want = self.checksum(payload, block);
         let number = u64::from_le_bytes(trailer[..8].try_into().unwrap_or_default());

@@ -71,7 +71,7 @@ impl Engine {
         };
         self.share_budget();
         self.check_index_fits()?;
-        if behind > cut {
+        if behind > cut || scars::has_stale(&*storage, scars.len())? {
             let kept: Vec<&Scar> = scars.iter().filter(|scar| scar.cut < cut).collect();
             let scar = Scar { window: state.window.min(cut), cut, behind, line: state.line };
             scars::add(&*storage, kept.len(), scar)?;

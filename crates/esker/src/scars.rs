@@ -58,6 +58,16 @@ pub(crate) fn read(storage: &dyn Storage, cut: u64) -> Result<Vec<Scar>> {
     Ok(scars)
 }
 
+/// True if a recovery that was cut short left a scar behind the `known` ones. It must be written over: the log may go on
+/// where it lies.
+pub(crate) fn has_stale(storage: &dyn Storage, known: usize) -> Result<bool> {
+    if !storage.list()?.iter().any(|name| name == SCARS) {
+        return Ok(false);
+    }
+    let device = storage.open(SCARS)?;
+    Ok(device.bytes()? > (known * SECTOR_BYTES) as u64 && read_one(&*device, known as u64)?.is_some())
+}
+
 fn read_one(device: &dyn Device, number: u64) -> Result<Option<Scar>> {
     let mut buffer = AlignedBuffer::new(1);
     device.read(number * SECTOR_BYTES as u64, buffer.bytes_mut())?;
