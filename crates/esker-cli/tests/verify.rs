@@ -14,7 +14,7 @@ const SECTOR: usize = 4096;
 fn load_rows(place: &Place, more: &str) -> String {
     let rows: String = (0..20_000).map(|row| format!("{row},{:0>20}\n", row * 7)).collect();
     place.write("rows.csv", format!("id,value\n{rows}"));
-    place.ok(&format!("load store rows.csv --key id --value value {more}").trim_end())
+    place.ok(format!("load store rows.csv --key id --value value {more}").trim_end())
 }
 
 fn flip(place: &Place, file: &str, at: usize) {
