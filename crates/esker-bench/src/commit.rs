@@ -148,9 +148,13 @@ impl Updates {
         }
     }
 
-    fn rate(&self) -> Spread {
-        let means: Vec<_> = self.results.iter().map(|run| run.course.iter().sum::<f64>() / run.course.len() as f64).collect();
-        Spread::of(&means)
+    fn rates(&self) -> Vec<f64> {
+        self.results.iter().map(|run| run.course.iter().sum::<f64>() / run.course.len() as f64).collect()
+    }
+
+    /// Run by run, for these were neighbours in time.
+    fn ratio_to(&self, other: &Self) -> Spread {
+        Spread::of(&self.rates().iter().zip(other.rates()).map(|(rate, other)| rate / other).collect::<Vec<_>>())
     }
 
     /// The lowest interval against the median one, of each run.
@@ -366,12 +370,12 @@ fn update_rows(arguments: &Arguments, updates: &[Updates]) -> Vec<Row> {
     let row = |(setting, without): (&Updates, &Updates)| Row {
         distribution: setting.distribution.name(),
         line_seconds: (setting.durability != Durability::None).then_some(arguments.line_seconds),
-        ratio_to_no_lines: Some(setting.rate().median / without.rate().median),
+        ratio_to_no_lines: Some(setting.ratio_to(without)),
         lowest_interval_to_median: Some(setting.lowest_interval()),
         log_bytes_per_update: Some(setting.log_bytes()),
         latency_ns: Some(setting.latency()),
         interval_ops_per_second: setting.results.iter().map(|run| run.course.clone()).collect(),
-        ..base_row(arguments, "esker", &setting.name(arguments), arguments.threads, setting.rate())
+        ..base_row(arguments, "esker", &setting.name(arguments), arguments.threads, Spread::of(&setting.rates()))
     };
     pairs.map(row).collect()
 }
@@ -392,21 +396,7 @@ fn commit_rows(arguments: &Arguments, commits: &[Commits], syncs: &[f64]) -> Vec
 }
 
 fn print_updates(rows: &[Row]) {
-    let head = [
-        "updates",
-        "lines",
-        "median",
-        "min",
-        "max",
-        "to no lines",
-        "lowest 0.1 s",
-        "in worst run",
-        "log B/update",
-        "p50",
-        "p99",
-        "p99.9",
-        "max",
-    ];
+    let head = ["updates", "lines", "median", "min", "max", "to no lines", "lowest 0.1 s", "log B/update", "p50", "p99", "p99.9", "max"];
     report::print_table(&head, &rows.iter().map(update_cells).collect::<Vec<_>>());
     println!("A write-ahead log would write 16 bytes and a header for each update.");
 }
@@ -414,9 +404,8 @@ fn print_updates(rows: &[Row]) {
 fn update_cells(row: &Row) -> Vec<String> {
     let mut cells = vec![row.distribution.to_owned(), row.operation.clone()];
     cells.extend(rates(row));
-    cells.push(report::optional(row.ratio_to_no_lines));
-    cells.push(report::optional(row.lowest_interval_to_median.map(|lowest| lowest.median)));
-    cells.push(report::optional(row.lowest_interval_to_median.map(|lowest| lowest.min)));
+    cells.push(row.ratio_to_no_lines.map_or_else(|| "-".to_owned(), spread));
+    cells.push(row.lowest_interval_to_median.map_or_else(|| "-".to_owned(), spread));
     cells.push(report::optional(row.log_bytes_per_update));
     cells.extend(latencies(row));
     cells
@@ -437,6 +426,10 @@ fn commit_cells(row: &Row) -> Vec<String> {
 
 fn rates(row: &Row) -> [String; 3] {
     [row.ops_per_second.median, row.ops_per_second.min, row.ops_per_second.max].map(report::rate)
+}
+
+fn spread(values: Spread) -> String {
+    format!("{:.2} ({:.2}-{:.2})", values.median, values.min, values.max)
 }
 
 fn latencies(row: &Row) -> [String; 4] {

@@ -119,9 +119,9 @@ pub(crate) struct Row {
     /// The time from line to line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) line_seconds: Option<f64>,
-    /// The rate against that of the same updates without lines.
+    /// The rate against that of the same updates without lines, run by run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) ratio_to_no_lines: Option<f64>,
+    pub(crate) ratio_to_no_lines: Option<Spread>,
     /// The lowest tenth of a second against the median one of its run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lowest_interval_to_median: Option<Spread>,
