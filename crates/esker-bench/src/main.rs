@@ -7,6 +7,7 @@
 
 mod append;
 mod chart;
+mod commit;
 mod engines;
 mod growth;
 mod hybrid;
@@ -41,6 +42,8 @@ enum Experiment {
     Append(append::Arguments),
     /// Reads from data larger than memory, beside raw reads of the same device.
     HybridReads(hybrid::Arguments),
+    /// Updates while lines are drawn, and durable calls beside the device's own syncs.
+    Commit(commit::Arguments),
 }
 
 /// Where results go besides the standard output.
@@ -60,5 +63,6 @@ fn main() -> anyhow::Result<()> {
         Experiment::Growth(arguments) => growth::run(&arguments),
         Experiment::Append(arguments) => append::run(&arguments),
         Experiment::HybridReads(arguments) => hybrid::run(&arguments),
+        Experiment::Commit(arguments) => commit::run(&arguments),
     }
 }

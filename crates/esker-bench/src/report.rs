@@ -116,6 +116,24 @@ pub(crate) struct Row {
     /// The rate against that of the raw probe.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_probe: Option<f64>,
+    /// The time from line to line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) line_seconds: Option<f64>,
+    /// The rate against that of the same updates without lines, run by run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_no_lines: Option<Spread>,
+    /// The lowest tenth of a second against the median one of its run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lowest_interval_to_median: Option<Spread>,
+    /// What the log grew by for each update.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) log_bytes_per_update: Option<f64>,
+    /// The rate against that of writing a plain file with a sync behind each write.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_fdatasync: Option<f64>,
+    /// The rate of each tenth of a second in turn, of each run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) interval_ops_per_second: Vec<Vec<f64>>,
 }
 
 /// Fills in the ratios to the fastest peer, the peers being all engines but the row's own.

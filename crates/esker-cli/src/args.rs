@@ -7,19 +7,30 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use esker::Durability;
 
-use crate::bytes::parse_size;
+use crate::bytes::{parse_durability, parse_size};
 
 /// Load, look into and try an Esker store: keys and values larger than memory, at the speed of memory
 #[derive(Debug, Parser)]
 #[command(name = "esker", version, disable_help_subcommand = true)]
 pub(crate) struct Cli {
-    /// Memory budget of the store, such as 64MiB or 1GiB [default: 256MiB; 16MiB for the demo]
-    #[arg(long, global = true, value_name = "SIZE", value_parser = parse_size)]
-    pub(crate) memory: Option<u64>,
+    #[command(flatten)]
+    pub(crate) opening: Opening,
 
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// How a store is opened, whatever is done with it.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Opening {
+    /// Memory budget of the store, such as 64MiB or 1GiB [default: 256MiB; 16MiB for the demo]
+    #[arg(long, global = true, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) memory: Option<u64>,
+    /// When writes become durable: none (at the end), always (each before the next), or every so many seconds, such as 0.5
+    #[arg(long, global = true, value_name = "none|always|SECONDS", default_value = "none", value_parser = parse_durability)]
+    pub(crate) durability: Durability,
 }
 
 /// What to do.
@@ -73,6 +84,17 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Read and check every durable byte of a store; exit code 1 if it is damaged
+    Verify {
+        /// The store's directory, which nobody may have open
+        dir: PathBuf,
+        /// Print what was found as JSON
+        #[arg(long)]
+        json: bool,
+        /// Tell what is damaged, then give up what lies behind the damage, so that the store opens again
+        #[arg(long, conflicts_with = "json")]
+        accept_loss: bool,
+    },
     /// Try the engine: the flights of a year through a store smaller than its data
     Demo,
 }
@@ -96,6 +118,10 @@ pub(crate) struct LoadArgs {
     /// What a row does to its key
     #[arg(long, value_enum, default_value_t = Mode::Put)]
     pub(crate) mode: Mode,
+    /// Print how many rows are durable, a number on a line, whenever that is known: after each row with --durability always,
+    /// as often as it says with SECONDS, and at the end
+    #[arg(long)]
+    pub(crate) acknowledge: bool,
 }
 
 /// How the rows of a file are written.

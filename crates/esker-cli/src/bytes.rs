@@ -3,6 +3,10 @@
 //! Sizes are binary (`MiB` is 2^20 bytes) both ways. A size given on the command line must be exact, so only
 //! whole numbers are taken; a size or a count that is shown is rounded to three or four digits, or grouped.
 
+use std::time::Duration;
+
+use esker::Durability;
+
 const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
 
 /// Reads `256MiB`, `256M`, `1 GiB` or a plain number of bytes.
@@ -12,6 +16,20 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let number: u64 = digits.parse().map_err(|_| explain(text))?;
     let shift = unit_shift(text[digits.len()..].trim()).ok_or_else(|| explain(text))?;
     number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is too large"))
+}
+
+/// Reads `none`, `always`, or the seconds between two lines.
+pub(crate) fn parse_durability(text: &str) -> Result<Durability, String> {
+    match text {
+        "none" => Ok(Durability::None),
+        "always" => Ok(Durability::Always),
+        seconds => parse_seconds(seconds).map(Durability::Every),
+    }
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let interval = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    interval.filter(|interval| !interval.is_zero()).ok_or_else(|| format!("`{text}` is not none, always or a number of seconds"))
 }
 
 fn explain(text: &str) -> String {
@@ -65,6 +83,16 @@ mod tests {
         assert_eq!(parse_size("4096"), Ok(4096));
         for bad in ["", "MiB", "1.5GiB", "12 parsecs", "-1", "99999999999TiB"] {
             assert!(parse_size(bad).is_err(), "{bad} was taken");
+        }
+    }
+
+    #[test]
+    fn durability_is_a_word_or_seconds() {
+        assert_eq!(parse_durability("none"), Ok(Durability::None));
+        assert_eq!(parse_durability("always"), Ok(Durability::Always));
+        assert_eq!(parse_durability("0.5"), Ok(Durability::Every(Duration::from_millis(500))));
+        for bad in ["", "0", "-1", "inf", "1s", "sometimes"] {
+            assert!(parse_durability(bad).is_err(), "{bad} was taken");
         }
     }
 

@@ -15,6 +15,7 @@ use std::time::Instant;
 use esker::Options;
 use indicatif::ProgressBar;
 
+use crate::args::Opening;
 use crate::bytes::{count, rate, size};
 use crate::failure::{Failure, Outcome};
 use crate::flights::{self, Flight};
@@ -49,10 +50,10 @@ struct Ledger {
 }
 
 /// Runs the demo.
-pub(crate) fn run(memory: Option<u64>) -> Outcome {
-    let memory = memory.unwrap_or(MEMORY);
+pub(crate) fn run(opening: Opening) -> Outcome {
+    let memory = opening.memory.unwrap_or(MEMORY);
     let years = memory.saturating_mul(TIMES_MEMORY).div_ceil(flights::BYTES);
-    let store: Bytes = Options::new().memory(memory).open_temporary()?;
+    let store: Bytes = Options::new().memory(memory).durability(opening.durability).open_temporary()?;
     introduce(memory, years)?;
     let ledger = fill(&store, years)?;
     show_regions(&store)?;

@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use indicatif::ProgressBar;
 
-use crate::args::{Format, LoadArgs, Mode};
+use crate::acknowledge::Acknowledgements;
+use crate::args::{Format, LoadArgs, Mode, Opening};
 use crate::bytes::{count, rate, size};
 use crate::failure::{Failure, Outcome};
 use crate::input::{self, Input};
@@ -50,7 +51,7 @@ impl Watch<'_> {
 }
 
 /// Loads a file.
-pub(crate) fn run(args: &LoadArgs, memory: Option<u64>) -> Outcome {
+pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
     let format = format_of(args)?;
     check_count(args)?;
     let Input { text, bar } = input::open(&args.file)?;
@@ -61,8 +62,10 @@ pub(crate) fn run(args: &LoadArgs, memory: Option<u64>) -> Outcome {
     };
     let start = Instant::now();
     let watch = Watch { bar: &bar, interrupt: Interrupt::catch()?, start };
-    let loaded = store::with(&args.dir, memory, |store| load_all(store, args, &mut *rows, &watch))?;
+    let mut told = Acknowledgements::new(args.acknowledge, opening.durability);
+    let loaded = store::with(&args.dir, opening, |store| load_all(store, args, &mut *rows, &watch, &mut told))?;
     bar.finish_and_clear();
+    told.closed(loaded.rows)?;
     report(&loaded, start.elapsed().as_secs_f64())
 }
 
@@ -80,12 +83,19 @@ fn check_count(args: &LoadArgs) -> Outcome {
     Ok(())
 }
 
-fn load_all(store: &Bytes, args: &LoadArgs, rows: &mut dyn Rows, watch: &Watch<'_>) -> Result<Loaded, Failure> {
+fn load_all(
+    store: &Bytes,
+    args: &LoadArgs,
+    rows: &mut dyn Rows,
+    watch: &Watch<'_>,
+    told: &mut Acknowledgements,
+) -> Result<Loaded, Failure> {
     let mut loaded = Loaded::default();
     let mut pair = Pair::default();
     while step(store, args, rows, &mut pair).map_err(|why| at_line(args, rows.line(), loaded.rows, why))? {
         loaded.rows += 1;
         loaded.bytes += (pair.key.len() + pair.value.len()) as u64;
+        told.stored(store, loaded.rows)?;
         watch.see(&loaded)?;
     }
     Ok(loaded)

@@ -3,8 +3,9 @@
 //! Every store this program opens maps bytes to bytes. Each subcommand is a function from its arguments to
 //! `Result<(), Failure>`; this file alone turns a failure into a message and an exit code, so that the rest of
 //! the program never prints an error and never exits. The codes are 0 for success, 1 for an operation that
-//! failed (an absent key included) and 2 for a command line that makes no sense.
+//! failed (an absent key or a damaged store included) and 2 for a command line that makes no sense.
 
+mod acknowledge;
 mod args;
 mod bytes;
 mod demo;
@@ -22,6 +23,7 @@ mod rows;
 mod separated;
 mod stats;
 mod store;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -38,14 +40,16 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Outcome {
-    let memory = cli.memory;
+    let opening = cli.opening;
     match cli.command {
-        Command::Load(args) => load::run(&args, memory),
-        Command::Get { dir, key } => points::get(&dir, key, memory),
-        Command::Put { dir, key, value } => points::put(&dir, key, value, memory),
-        Command::Append { dir, key, value } => points::append(&dir, key, value, memory),
-        Command::Delete { dir, key } => points::delete(&dir, key, memory),
-        Command::Stats { dir, json } => stats::run(&dir, json, memory),
-        Command::Demo => demo::run(memory),
+        Command::Load(args) => load::run(&args, opening),
+        Command::Get { dir, key } => points::get(&dir, key, opening),
+        Command::Put { dir, key, value } => points::put(&dir, key, value, opening),
+        Command::Append { dir, key, value } => points::append(&dir, key, value, opening),
+        Command::Delete { dir, key } => points::delete(&dir, key, opening),
+        Command::Stats { dir, json } => stats::run(&dir, json, opening),
+        Command::Verify { dir, accept_loss: true, .. } => verify::accept_loss(&dir, opening),
+        Command::Verify { dir, json, .. } => verify::run(&dir, json),
+        Command::Demo => demo::run(opening),
     }
 }

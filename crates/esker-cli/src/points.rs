@@ -5,36 +5,37 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use crate::args::Opening;
 use crate::failure::{Failure, Outcome};
 use crate::out;
 use crate::store::{self, with_existing};
 
 /// Prints the value of a key.
-pub(crate) fn get(dir: &Path, key: OsString, memory: Option<u64>) -> Outcome {
+pub(crate) fn get(dir: &Path, key: OsString, opening: Opening) -> Outcome {
     let key = key.into_encoded_bytes();
-    let value = with_existing(dir, memory, |store| Ok(store.get(&key[..])?))?;
+    let value = with_existing(dir, opening, |store| Ok(store.get(&key[..])?))?;
     out::line(value.ok_or_else(|| absent(&key))?)
 }
 
 /// Sets the value of a key.
-pub(crate) fn put(dir: &Path, key: OsString, value: OsString, memory: Option<u64>) -> Outcome {
+pub(crate) fn put(dir: &Path, key: OsString, value: OsString, opening: Opening) -> Outcome {
     let (key, value) = (key.into_encoded_bytes(), value.into_encoded_bytes());
-    store::with(dir, memory, |store| Ok(store.put(&key[..], &value[..])?))
+    store::with(dir, opening, |store| Ok(store.put(&key[..], &value[..])?))
 }
 
 /// Adds to the end of a key's value.
-pub(crate) fn append(dir: &Path, key: OsString, value: OsString, memory: Option<u64>) -> Outcome {
+pub(crate) fn append(dir: &Path, key: OsString, value: OsString, opening: Opening) -> Outcome {
     let (key, value) = (key.into_encoded_bytes(), value.into_encoded_bytes());
-    store::with(dir, memory, |store| {
+    store::with(dir, opening, |store| {
         store.append(&key[..], &value[..])?;
         Ok(())
     })
 }
 
 /// Removes a key.
-pub(crate) fn delete(dir: &Path, key: OsString, memory: Option<u64>) -> Outcome {
+pub(crate) fn delete(dir: &Path, key: OsString, opening: Opening) -> Outcome {
     let key = key.into_encoded_bytes();
-    let was_there = with_existing(dir, memory, |store| Ok(store.delete(&key[..])?))?;
+    let was_there = with_existing(dir, opening, |store| Ok(store.delete(&key[..])?))?;
     if was_there { Ok(()) } else { Err(absent(&key)) }
 }
 

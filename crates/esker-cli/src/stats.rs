@@ -10,6 +10,7 @@ use std::path::Path;
 
 use esker::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
 
+use crate::args::Opening;
 use crate::bytes::{count, size};
 use crate::failure::{Failure, Outcome};
 use crate::figure::{filled, percent, shares};
@@ -19,8 +20,8 @@ const WIDTH: usize = 60;
 const NARROW: usize = 40;
 
 /// Shows the store in `dir`.
-pub(crate) fn run(dir: &Path, json: bool, memory: Option<u64>) -> Outcome {
-    let stats = store::with_existing(dir, memory, |store| Ok(store.stats()))?;
+pub(crate) fn run(dir: &Path, json: bool, opening: Opening) -> Outcome {
+    let stats = store::with_existing(dir, opening, |store| Ok(store.stats()))?;
     if json {
         let text = serde_json::to_string_pretty(&stats);
         return out::line(text.map_err(|error| Failure::new(error.to_string()))?);
@@ -114,7 +115,8 @@ fn operations(done: &OperationStats) -> String {
     text
 }
 
-fn row(text: &mut String, name: &str, content: &str) {
+/// A line of a picture, behind its name.
+pub(crate) fn row(text: &mut String, name: &str, content: &str) {
     // Writing to a string cannot fail.
     let _ = writeln!(text, "{name:<11}{content}");
 }

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use esker::{Options, Store};
 
+use crate::args::Opening;
 use crate::failure::{Failure, Outcome};
 
 /// The stores of this program.
@@ -19,22 +20,26 @@ pub(crate) type Bytes = Store<[u8], [u8]>;
 const MEMORY: u64 = 256 << 20;
 
 /// Does `work` on the store in `dir`, made if absent, and closes it.
-pub(crate) fn with<T>(dir: &Path, memory: Option<u64>, work: impl FnOnce(&Bytes) -> Result<T, Failure>) -> Result<T, Failure> {
-    let store = open(dir, memory)?;
+pub(crate) fn with<T>(dir: &Path, opening: Opening, work: impl FnOnce(&Bytes) -> Result<T, Failure>) -> Result<T, Failure> {
+    let store = open(dir, opening)?;
     let done = work(&store);
     let closed = store.close().map_err(|error| Failure::about(dir.display(), error));
     done.and_then(|value| closed.map(|()| value))
 }
 
 /// Does `work` on the store in `dir`, which must be there, and closes it.
-pub(crate) fn with_existing<T>(dir: &Path, memory: Option<u64>, work: impl FnOnce(&Bytes) -> Result<T, Failure>) -> Result<T, Failure> {
+pub(crate) fn with_existing<T>(dir: &Path, opening: Opening, work: impl FnOnce(&Bytes) -> Result<T, Failure>) -> Result<T, Failure> {
     must_exist(dir)?;
-    with(dir, memory, work)
+    with(dir, opening, work)
 }
 
-fn open(dir: &Path, memory: Option<u64>) -> Result<Bytes, Failure> {
-    let options = Options::new().memory(memory.unwrap_or(MEMORY));
-    options.open(dir).map_err(|error| Failure::about(dir.display(), error))
+fn open(dir: &Path, opening: Opening) -> Result<Bytes, Failure> {
+    options(opening).open(dir).map_err(|error| Failure::about(dir.display(), error))
+}
+
+/// What the command line says about a store.
+pub(crate) fn options(opening: Opening) -> Options {
+    Options::new().memory(opening.memory.unwrap_or(MEMORY)).durability(opening.durability)
 }
 
 fn must_exist(dir: &Path) -> Outcome {

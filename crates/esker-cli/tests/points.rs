@@ -138,7 +138,7 @@ fn a_wrong_command_line_is_exit_code_2() {
 fn help_and_version_succeed() {
     let place = Place::new();
     let help = place.ok("--help");
-    for command in ["load", "get", "put", "append", "delete", "stats", "demo", "--memory"] {
+    for command in ["load", "get", "put", "append", "delete", "stats", "verify", "demo", "--memory", "--durability"] {
         assert!(help.contains(command), "no {command} in\n{help}");
     }
     assert!(place.ok("--version").starts_with("esker "));

@@ -63,6 +63,8 @@ struct Progress {
     started: u64,
     ended: u64,
     is_drawing: bool,
+    /// The store closes: no more lines but its last one.
+    is_closing: bool,
 }
 
 impl Engine {
@@ -79,6 +81,9 @@ impl Engine {
             self.check_writable()?;
             if progress.ended >= wanted {
                 return Ok(());
+            }
+            if progress.is_closing {
+                return Err(Error::Closed);
             }
             if progress.is_drawing {
                 progress = self.commits.ended.wait(progress).unwrap_or_else(|e| e.into_inner());
@@ -113,7 +118,8 @@ impl Engine {
         while progress.is_drawing {
             progress = self.commits.ended.wait(progress).unwrap_or_else(|e| e.into_inner());
         }
-        progress.is_drawing = true;
+        progress.is_closing = true;
+        self.commits.ended.notify_all();
     }
 
     /// One line, durable. One caller at a time.
@@ -165,13 +171,14 @@ impl Engine {
 
     /// A line, and an image of the index as of the line, so that the log below need not be read again. Nobody else is in
     /// the store. One slot of the manifest says both: what lies between an older cut and this one may be no part of the store.
-    pub(crate) fn save_image(&self) -> Result<()> {
+    /// `anew`: even if there is an image of this moment.
+    pub(crate) fn save_image(&self, anew: bool) -> Result<()> {
         let drawn = self.cut_log()?;
         let mut home = lock(&self.home);
         let Some(home) = &mut *home else { return Ok(()) };
         let state = home.manifest.state.clone();
         let (line, cut) = drawn.unwrap_or((state.line, state.cut));
-        if drawn.is_none() && state.image != 0 && state.image_until == cut {
+        if !anew && drawn.is_none() && state.image != 0 && state.image_until == cut {
             return Ok(());
         }
         let Home { storage, manifest, .. } = home;

@@ -386,6 +386,7 @@ impl State {
         Self {
             identity: crate::manifest::Identity { store_id: 0, hash_seed: [0; 2] },
             layout,
+            widths: [0; 2],
             sequence: 0,
             line: 0,
             cut: to,

@@ -120,7 +120,7 @@ impl Engine {
         let known = parts.home.as_ref().map(|home| home.manifest.state.identity).or(parts.identity);
         let identity = known.map_or_else(Identity::random, Ok)?;
         let huge = parts.budget >= HUGE_PAGE_BUDGET_BYTES;
-        let has_home = parts.home.is_some();
+        let (has_home, has_device) = (parts.home.is_some(), parts.device.is_some());
         let engine = Self {
             epochs: Epochs::new(),
             index: Index::new()?,
@@ -132,7 +132,7 @@ impl Engine {
             compaction: Compaction::default(),
             space_amplification: parts.space_amplification,
             boundaries: Mutex::new(()),
-            is_always_durable: parts.durability == Durability::Always,
+            is_always_durable: parts.durability == Durability::Always && has_device,
             in_background: parts.in_background,
             durability: parts.durability,
             budget: AtomicU64::new(parts.budget),
@@ -345,7 +345,7 @@ impl Engine {
         let _compaction = self.hold_compaction();
         let _growth = self.index.hold();
         let is_temporary = lock(&self.home).as_ref().is_none_or(|home| home.is_temporary);
-        let saved = if is_temporary { Ok(()) } else { self.check_writable().and_then(|()| self.save_image()) };
+        let saved = if is_temporary { Ok(()) } else { self.check_writable().and_then(|()| self.save_image(false)) };
         // Lets go of the directory, even if clones of the store live on.
         lock(&self.home).take();
         saved

@@ -35,11 +35,16 @@ impl Identity {
     }
 }
 
+/// The width of what has none.
+pub(crate) const ANY_WIDTH: u64 = u64::MAX;
+
 /// The state that a slot describes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct State {
     pub(crate) identity: Identity,
     pub(crate) layout: Layout,
+    /// The widths of keys and values, [`ANY_WIDTH`] for those of any length.
+    pub(crate) widths: [u64; 2],
     /// Goes up by one with each slot written.
     pub(crate) sequence: u64,
     /// The line: all records below `cut` count, but those of the line after it (by parity) from `window` on.
@@ -67,7 +72,7 @@ pub(crate) struct Manifest {
 impl Manifest {
     /// The manifest in `storage`, or `None` if no store was ever made there. It must be of this layout, if one is given.
     /// `accept_loss`: a damaged slot may stand for lines that will be forgotten.
-    pub(crate) fn open(storage: &dyn Storage, layout: Option<Layout>, accept_loss: bool) -> Result<Option<Self>> {
+    pub(crate) fn open(storage: &dyn Storage, types: Option<(Layout, [u64; 2])>, accept_loss: bool) -> Result<Option<Self>> {
         if !storage.list()?.iter().any(|name| name == MANIFEST) {
             return Ok(None);
         }
@@ -94,20 +99,27 @@ impl Manifest {
         }
         let Some(state) = newest else { return Ok(None) };
         device.sync()?;
-        if let Some(layout) = layout
-            && state.layout != layout
+        if let Some((layout, widths)) = types
+            && (state.layout, state.widths) != (layout, widths)
         {
-            let (want, found) = (layout_name(layout), layout_name(state.layout));
+            let (want, found) = (types_name(layout, widths), types_name(state.layout, state.widths));
             return Err(Error::invalid(format!("the store has another layout want=`{want}` found=`{found}`")));
         }
         Ok(Some(Self { device, state }))
     }
 
     /// The manifest of a new store, durable when this returns.
-    pub(crate) fn create(storage: &dyn Storage, identity: Identity, layout: Layout, start: u64, shape: u64) -> Result<Self> {
+    pub(crate) fn create(
+        storage: &dyn Storage,
+        identity: Identity,
+        (layout, widths): (Layout, [u64; 2]),
+        start: u64,
+        shape: u64,
+    ) -> Result<Self> {
         let state = State {
             identity,
             layout,
+            widths,
             sequence: 0,
             line: 0,
             cut: start,
@@ -174,6 +186,8 @@ fn encode(state: &State) -> String {
     let State { identity: Identity { store_id, hash_seed: [seed0, seed1] }, .. } = state;
     let mut text = format!("{FORMAT}\nlayout={}\n", layout_name(state.layout));
     let numbers = [
+        ("key", state.widths[0]),
+        ("value", state.widths[1]),
         ("store", *store_id),
         ("seed0", *seed0),
         ("seed1", *seed1),
@@ -217,6 +231,7 @@ fn parse(text: &str, damaged: &dyn Fn(&str) -> Error) -> Result<State> {
     Ok(State {
         identity: Identity { store_id: number("store")?, hash_seed: [number("seed0")?, number("seed1")?] },
         layout: fields.get("layout").and_then(|name| layout_of(name)).ok_or_else(|| damaged("the slot has no layout"))?,
+        widths: [number("key")?, number("value")?],
         sequence: number("sequence")?,
         line: number("line")?,
         cut: number("cut")?,
@@ -238,6 +253,11 @@ fn layout_name(layout: Layout) -> String {
     }
 }
 
+fn types_name(layout: Layout, widths: [u64; 2]) -> String {
+    let width = |width: u64| if width == ANY_WIDTH { "any".into() } else { width.to_string() };
+    format!("{}, key {}, value {}", layout_name(layout), width(widths[0]), width(widths[1]))
+}
+
 fn layout_of(name: &str) -> Option<Layout> {
     let parts: Vec<&str> = name.split(' ').collect();
     match *parts.as_slice() {
@@ -256,6 +276,7 @@ mod tests {
         State {
             identity: Identity { store_id: most, hash_seed: [most; 2] },
             layout: Layout::Word { key_bytes: 256, value_bytes: 8 },
+            widths: [most; 2],
             sequence: most,
             line: most,
             cut: most,

@@ -7,7 +7,7 @@ use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Layout, Parts};
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::log::FIRST_ADDRESS;
-use crate::manifest::{Identity, LOG, Manifest};
+use crate::manifest::{ANY_WIDTH, Identity, LOG, Manifest};
 use crate::store::Store;
 use crate::types::{Key, Value};
 use std::path::Path;
@@ -191,11 +191,12 @@ impl Options {
     }
 
     fn open_home<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>, is_temporary: bool) -> Result<Store<K, V>> {
-        let layout = layout::<K, V>();
-        let manifest = match Manifest::open(&*storage, Some(layout), self.accept_loss)? {
+        let width = |width: Option<usize>| width.map_or(ANY_WIDTH, |width| width as u64);
+        let types = (layout::<K, V>(), [width(K::WIDTH), width(V::WIDTH)]);
+        let manifest = match Manifest::open(&*storage, Some(types), self.accept_loss)? {
             Some(manifest) => manifest,
             None if log_bytes(&*storage)? > 0 => return Err(Error::corruption("there is a log but no manifest")),
-            None => Manifest::create(&*storage, Identity::random()?, layout, FIRST_ADDRESS, Index::new()?.shape_word())?,
+            None => Manifest::create(&*storage, Identity::random()?, types, FIRST_ADDRESS, Index::new()?.shape_word())?,
         };
         let device = storage.open(LOG)?;
         // What was just read, the log's name included, may never have been synced; all that follows builds on it.

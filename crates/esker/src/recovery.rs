@@ -56,7 +56,7 @@ impl Engine {
         let file_bytes = self.log.device.as_ref().map_or(Ok(0), |device| device.bytes())?;
         let behind = block_ceil(file_bytes.div_ceil(SECTOR_BYTES as u64) * BLOCK_BYTES).max(state.cut);
         self.log.start_at(behind, state.line + 1, state.cut);
-        let from = self.restore_index(&state, accept_loss)?;
+        let (from, is_image_lost) = self.restore_index(&state, accept_loss)?;
         let span = Span::new(from, &state, &scars);
         let end = if state.shared {
             self.scan(&span, &mut Joining { engine: self, first_copy: behind })
@@ -66,7 +66,7 @@ impl Engine {
         };
         let cut = match end {
             // What lies behind the damage is given up: a scar from there on.
-            Err(Error::Corruption(_)) if accept_loss => span.reached.get() / BLOCK_BYTES * BLOCK_BYTES,
+            Err(Error::Corruption(_)) if accept_loss => block_ceil(span.reached.get()),
             end => end.map(|()| state.cut)?,
         };
         self.share_budget();
@@ -80,11 +80,11 @@ impl Engine {
             *lock(&self.compaction.scars) = scars.clone();
         }
         // Without an image the next opening would read all this again.
-        if from == cut && behind == cut { Ok(()) } else { self.save_image() }
+        if from == cut && behind == cut { Ok(()) } else { self.save_image(is_image_lost) }
     }
 
-    /// The index as the image has it; where the log must be read from.
-    fn restore_index(&self, state: &State, accept_loss: bool) -> Result<u64> {
+    /// The index as the image has it; where the log must be read from, and whether there was an image that is lost.
+    fn restore_index(&self, state: &State, accept_loss: bool) -> Result<(u64, bool)> {
         self.index.set_shared(state.shared);
         if state.image != 0 {
             let home = lock(&self.home);
@@ -95,7 +95,7 @@ impl Engine {
                         // In a coarser table two keys might meet in one entry that had one each when they were written.
                         self.index.grow_to(state.shape, &Cold);
                     }
-                    return Ok(state.image_until.max(state.begin));
+                    return Ok((state.image_until.max(state.begin), false));
                 }
                 // The log itself has everything.
                 Err(Error::Corruption(_)) if accept_loss => self.index.clear(),
@@ -105,7 +105,7 @@ impl Engine {
         if !self.index.restore_shape(state.shape) {
             return Err(Error::corruption("the manifest has an impossible index shape"));
         }
-        Ok(state.begin)
+        Ok((state.begin, state.image != 0))
     }
 
     /// Visits the records that count in a part of the log, in order.

@@ -203,3 +203,39 @@ fn a_slow_update_is_in_this_line_or_in_the_next() {
     let reopened: Store<u64, u64> = Options::new().memory("16MiB").open_in(files.copy()).unwrap();
     assert_eq!(reopened.get(&1).unwrap(), Some(2));
 }
+
+/// Writers that wait for a line when the store closes once waited for ever.
+#[test]
+fn closing_wakes_those_who_wait_for_a_line() {
+    for _ in 0..20 {
+        let files = Arc::new(Files::default());
+        let store: Store<u64, u64> = Options::new().memory("16MiB").durability(Durability::Always).open_in(files).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let store = &store;
+                scope.spawn(move || (0..).take_while(|i| store.put(&thread, i).is_ok()).count());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+            store.close().unwrap();
+        });
+    }
+}
+
+#[test]
+fn durability_means_nothing_in_memory() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").durability(Durability::Always).in_memory().unwrap();
+    store.put(&1, &2).unwrap();
+    assert_eq!(store.rmw(&1, |old| old.unwrap() + 1).unwrap(), 3);
+    assert!(store.commit().is_err());
+}
+
+/// Values of a width of their own were once read as others of the same layout, and the read panicked.
+#[test]
+fn a_store_of_other_types_is_refused() {
+    let files = Arc::new(Files::default());
+    let store: Store<[u8], [u8]> = Options::new().memory("16MiB").open_in(files.clone()).unwrap();
+    store.put(b"12345678", b"short").unwrap();
+    store.close().unwrap();
+    let refused = Options::new().memory("16MiB").open_in::<u64, [u8; 16]>(files).unwrap_err().to_string();
+    assert!(refused.contains("value any"), "{refused}");
+}

@@ -1,0 +1,449 @@
+//! What durability costs: updates while lines are drawn, and commits beside the device's own.
+//!
+//! A line ends the changes in place of everything below it, so that each record is copied once more after each line: uniform
+//! updates pay most. The same updates run without lines and with one at every interval, in turns, in a store in a
+//! directory whose budget holds everything, so that the difference is the lines. A worker looks at the clock once per block of
+//! 64 operations, for the first of which it is timed, and counts the block for the tenth of a second in which it began: a pause
+//! shows as an interval with few operations. The sum of all values is compared with the number of increments.
+//!
+//! With `Always` each call waits for a line, and calls at the same time share one. A line is two writes and two syncs, one
+//! after the other, so it is compared with a plain file in the same directory that is written 4 KiB at a time with an
+//! fdatasync behind each.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use esker::{Durability, Options, Store};
+use hdrhistogram::Histogram;
+use indicatif::ProgressBar;
+
+use crate::keys::{self, Distribution, Sequence};
+use crate::report::{self, Latency, Row, Spread};
+use crate::{Outputs, chart, progress, run, size};
+
+/// The rate of each so many seconds is looked at.
+const INTERVAL_SECONDS: f64 = 0.1;
+/// Operations between two looks at the clock.
+const BLOCK: usize = 64;
+/// Share of the measured time that is spent in warming up.
+const WARM_UP: f64 = 0.1;
+/// Pairs per `put_many` of the load.
+const LOAD_BATCH: usize = 1024;
+/// Keys of each thread that commits.
+const COMMIT_KEYS: u64 = 1000;
+
+/// The options of `commit`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Number of keys
+    #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    keys: u64,
+    /// How the keys of updates are chosen
+    #[arg(long, value_delimiter = ',', default_value = "uniform,zipf")]
+    distribution: Vec<Distribution>,
+    /// Threads that update
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Seconds from line to line
+    #[arg(long, default_value_t = 1.0)]
+    line_seconds: f64,
+    /// Numbers of threads that make each update durable
+    #[arg(long, value_delimiter = ',', default_value = "1,8,64")]
+    commit_threads: Vec<usize>,
+    /// Memory of the store: to hold the keys, and what the lines add to them
+    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = size::parse)]
+    memory: u64,
+    /// Measured seconds per setting
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// Number of runs
+    #[arg(long, default_value_t = 3)]
+    runs: usize,
+    /// Directory on the device to measure; the system's for temporary files if not given
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs,
+}
+
+/// One setting of the updates.
+struct Updates {
+    distribution: Distribution,
+    durability: Durability,
+    results: Vec<Run>,
+}
+
+/// What one run gave.
+struct Run {
+    /// Operations per second in each interval.
+    course: Vec<f64>,
+    /// Bytes that the log grew by, per operation.
+    log_bytes: f64,
+    latency: Histogram<u64>,
+}
+
+/// The commits of so many threads.
+struct Commits {
+    threads: usize,
+    rates: Vec<f64>,
+    latency: Histogram<u64>,
+}
+
+/// Runs the experiment.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    validate(arguments)?;
+    let parent = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
+    let directory = tempfile::tempdir_in(parent)?;
+    let bar = progress::bar((arguments.runs * (2 * arguments.distribution.len() + arguments.commit_threads.len() + 1)) as u64);
+    let updates = measure_updates(arguments, directory.path(), &bar)?;
+    let (commits, syncs) = measure_commits(arguments, directory.path(), &bar)?;
+    bar.finish_and_clear();
+    let update_rows = update_rows(arguments, &updates);
+    let commit_rows = commit_rows(arguments, &commits, &syncs);
+    print_updates(&update_rows);
+    println!();
+    print_commits(&commit_rows);
+    report::write_svg(arguments.outputs.svg.as_deref(), || draw(&updates))?;
+    report::write_json(arguments.outputs.json.as_deref(), &[update_rows, commit_rows].concat())
+}
+
+fn validate(arguments: &Arguments) -> Result<()> {
+    ensure!(arguments.runs > 0, "there must be a run");
+    ensure!(arguments.seconds >= 10.0 * INTERVAL_SECONDS, "a measurement lasts a second at least");
+    ensure!(arguments.line_seconds > 0.0, "there must be time between two lines");
+    ensure!(arguments.threads > 0 && arguments.commit_threads.iter().all(|&threads| threads > 0), "there must be a thread");
+    Ok(())
+}
+
+// ---- updates while lines are drawn -----------------------------------------------------------------------------------
+
+/// All settings, in turns; run 1 of all before run 2 of any.
+fn measure_updates(arguments: &Arguments, directory: &Path, bar: &ProgressBar) -> Result<Vec<Updates>> {
+    let lines = Durability::Every(Duration::from_secs_f64(arguments.line_seconds));
+    let settings = arguments
+        .distribution
+        .iter()
+        .flat_map(|&distribution| [Durability::None, lines].map(|durability| Updates { distribution, durability, results: Vec::new() }));
+    let mut settings: Vec<_> = settings.collect();
+    for _ in 0..arguments.runs {
+        for setting in &mut settings {
+            bar.set_message(format!("updates, {}, {}", setting.distribution.name(), setting.name(arguments)));
+            let result = update_run(arguments, setting, directory)?;
+            setting.results.push(result);
+            bar.inc(1);
+        }
+    }
+    Ok(settings)
+}
+
+impl Updates {
+    fn name(&self, arguments: &Arguments) -> String {
+        match self.durability {
+            Durability::None => "no lines".to_owned(),
+            _ => format!("a line every {} s", arguments.line_seconds),
+        }
+    }
+
+    fn rates(&self) -> Vec<f64> {
+        self.results.iter().map(|run| run.course.iter().sum::<f64>() / run.course.len() as f64).collect()
+    }
+
+    /// Run by run, for these were neighbours in time.
+    fn ratio_to(&self, other: &Self) -> Spread {
+        Spread::of(&self.rates().iter().zip(other.rates()).map(|(rate, other)| rate / other).collect::<Vec<_>>())
+    }
+
+    /// The lowest interval against the median one, of each run.
+    fn lowest_interval(&self) -> Spread {
+        let courses = self.results.iter().map(|run| Spread::of(&run.course));
+        Spread::of(&courses.map(|course| course.min / course.median).collect::<Vec<_>>())
+    }
+
+    fn log_bytes(&self) -> f64 {
+        Spread::of(&self.results.iter().map(|run| run.log_bytes).collect::<Vec<_>>()).median
+    }
+
+    fn latency(&self) -> Latency {
+        let mut all = run::histogram();
+        self.results.iter().for_each(|run| all += &run.latency);
+        Latency::of(&all)
+    }
+}
+
+/// A fresh store, loaded, updated for the time given, and read back.
+fn update_run(arguments: &Arguments, setting: &Updates, directory: &Path) -> Result<Run> {
+    let folder = tempfile::tempdir_in(directory)?;
+    let options = Options::new().memory(arguments.memory).durability(setting.durability);
+    let store: Store<u64, u64> = options.open(folder.path().join("store"))?;
+    load(&store, arguments.keys)?;
+    let sequences = keys::sequences(setting.distribution, arguments.keys, arguments.threads);
+    let warm = drive(&store, &sequences, arguments.seconds * WARM_UP)?;
+    let before = store.stats().log.tail;
+    let mut measured = drive(&store, &sequences, arguments.seconds)?;
+    let log_bytes = (store.stats().log.tail - before) as f64 / measured.operations as f64;
+    ensure!(sum(&store, arguments.keys)? == warm.operations + measured.operations, "the sum is not the number of increments");
+    // The interval that the end cut short says nothing.
+    measured.intervals.truncate((arguments.seconds / INTERVAL_SECONDS) as usize);
+    let course = measured.intervals.iter().map(|&operations| operations as f64 / INTERVAL_SECONDS).collect();
+    store.close()?;
+    Ok(Run { course, log_bytes, latency: measured.latency })
+}
+
+fn load(store: &Store<u64, u64>, count: u64) -> Result<()> {
+    let mut pairs = Vec::with_capacity(LOAD_BATCH);
+    for from in (0..count).step_by(LOAD_BATCH) {
+        pairs.clear();
+        pairs.extend((from..(from + LOAD_BATCH as u64).min(count)).map(|index| (keys::key(index), 0)));
+        store.put_many(&pairs)?;
+    }
+    Ok(())
+}
+
+fn sum(store: &Store<u64, u64>, count: u64) -> Result<u64> {
+    let (mut sum, mut missing) = (0, 0u64);
+    for from in (0..count).step_by(LOAD_BATCH) {
+        let batch: Vec<_> = (from..(from + LOAD_BATCH as u64).min(count)).map(keys::key).collect();
+        store.get_many(&batch, |_, value: Option<u64>| match value {
+            Some(value) => sum += value,
+            None => missing += 1,
+        })?;
+    }
+    ensure!(missing == 0, "{missing} keys are lost");
+    Ok(sum)
+}
+
+/// What the threads did.
+struct Lane {
+    operations: u64,
+    intervals: Vec<u64>,
+    latency: Histogram<u64>,
+}
+
+impl Lane {
+    fn new(seconds: f64) -> Self {
+        let intervals = vec![0; (seconds / INTERVAL_SECONDS).ceil() as usize];
+        Self { operations: 0, intervals, latency: run::histogram() }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.operations += other.operations;
+        self.intervals.iter_mut().zip(&other.intervals).for_each(|(sum, count)| *sum += count);
+        self.latency += &other.latency;
+    }
+}
+
+/// One thread for each sequence, for so long.
+fn drive(store: &Store<u64, u64>, sequences: &[Sequence], seconds: f64) -> Result<Lane> {
+    let mut all = Lane::new(seconds);
+    let barrier = Barrier::new(sequences.len());
+    let lanes: Vec<esker::Result<Lane>> = std::thread::scope(|scope| {
+        let worker = |sequence| {
+            barrier.wait();
+            update(store, sequence, seconds)
+        };
+        let threads: Vec<_> = sequences.iter().map(|sequence| scope.spawn(move || worker(sequence))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a worker does not panic")).collect()
+    });
+    for lane in lanes {
+        all.add(&lane?);
+    }
+    Ok(all)
+}
+
+fn update(store: &Store<u64, u64>, sequence: &Sequence, seconds: f64) -> esker::Result<Lane> {
+    let mut lane = Lane::new(seconds);
+    let start = Instant::now();
+    for block in sequence.keys.chunks_exact(BLOCK).cycle() {
+        let begun = Instant::now();
+        let Some(interval) = lane.intervals.get_mut(((begun - start).as_secs_f64() / INTERVAL_SECONDS) as usize) else { break };
+        *interval += BLOCK as u64;
+        lane.operations += BLOCK as u64;
+        increment(store, block[0])?;
+        lane.latency.saturating_record(begun.elapsed().as_nanos() as u64);
+        block[1..].iter().try_for_each(|&key| increment(store, key))?;
+    }
+    Ok(lane)
+}
+
+#[inline(always)]
+fn increment(store: &Store<u64, u64>, key: u64) -> esker::Result<()> {
+    store.rmw(&key, |old| old.unwrap_or(0) + 1).map(drop)
+}
+
+// ---- each call durable -----------------------------------------------------------------------------------------------
+
+/// The commits of all numbers of threads and the device's own syncs, in turns.
+fn measure_commits(arguments: &Arguments, directory: &Path, bar: &ProgressBar) -> Result<(Vec<Commits>, Vec<f64>)> {
+    let counts = arguments.commit_threads.iter();
+    let mut commits: Vec<_> = counts.map(|&threads| Commits { threads, rates: Vec::new(), latency: run::histogram() }).collect();
+    let mut syncs = Vec::new();
+    for _ in 0..arguments.runs {
+        bar.set_message("fdatasync of a plain file");
+        syncs.push(sync_rate(&directory.join("plain"), arguments.seconds / 2.0)?);
+        bar.inc(1);
+        for commits in &mut commits {
+            bar.set_message(format!("commits, {} threads", commits.threads));
+            commits.run(arguments, directory)?;
+            bar.inc(1);
+        }
+    }
+    Ok((commits, syncs))
+}
+
+/// Writes of 4 KiB to the end of a file, each followed by fdatasync, per second.
+fn sync_rate(path: &Path, seconds: f64) -> Result<f64> {
+    let mut file = File::create(path)?;
+    let (start, mut count) = (Instant::now(), 0u64);
+    while start.elapsed().as_secs_f64() < seconds {
+        file.write_all(&[count as u8; 4096])?;
+        file.sync_data()?;
+        count += 1;
+    }
+    let rate = count as f64 / start.elapsed().as_secs_f64();
+    std::fs::remove_file(path)?;
+    Ok(rate)
+}
+
+impl Commits {
+    /// Each thread puts keys of its own, one durable call after the other.
+    fn run(&mut self, arguments: &Arguments, directory: &Path) -> Result<()> {
+        let folder = tempfile::tempdir_in(directory)?;
+        let options = Options::new().memory(arguments.memory).durability(Durability::Always);
+        let store: Store<u64, u64> = options.open(folder.path().join("store"))?;
+        let (barrier, start) = (Barrier::new(self.threads), Instant::now());
+        let calls: Vec<esker::Result<(u64, Histogram<u64>)>> = std::thread::scope(|scope| {
+            let worker = |thread| {
+                barrier.wait();
+                put_until_over(&store, thread, start, arguments.seconds)
+            };
+            let threads: Vec<_> = (0..self.threads as u64).map(|thread| scope.spawn(move || worker(thread))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a worker does not panic")).collect()
+        });
+        let (seconds, mut count) = (start.elapsed().as_secs_f64(), 0);
+        for call in calls {
+            let (done, latency) = call?;
+            count += done;
+            self.latency += &latency;
+        }
+        self.rates.push(count as f64 / seconds);
+        store.close()?;
+        Ok(())
+    }
+}
+
+fn put_until_over(store: &Store<u64, u64>, thread: u64, start: Instant, seconds: f64) -> esker::Result<(u64, Histogram<u64>)> {
+    let (mut count, mut latency) = (0, run::histogram());
+    while start.elapsed().as_secs_f64() < seconds {
+        let begun = Instant::now();
+        store.put(&(thread << 32 | (count % COMMIT_KEYS)), &count)?;
+        latency.saturating_record(begun.elapsed().as_nanos() as u64);
+        count += 1;
+    }
+    Ok((count, latency))
+}
+
+// ---- results ---------------------------------------------------------------------------------------------------------
+
+fn base_row(arguments: &Arguments, engine: &str, operation: &str, threads: usize, rate: Spread) -> Row {
+    Row {
+        experiment: "commit",
+        engine: engine.to_owned(),
+        operation: operation.to_owned(),
+        threads,
+        keys: arguments.keys,
+        value_bytes: 8,
+        batch: 1,
+        runs: arguments.runs,
+        ops_per_second: rate,
+        memory_bytes: Some(arguments.memory),
+        ..Row::default()
+    }
+}
+
+fn update_rows(arguments: &Arguments, updates: &[Updates]) -> Vec<Row> {
+    // Settings come in pairs: without lines, with lines.
+    let pairs = updates.chunks(2).flat_map(|pair| pair.iter().map(|setting| (setting, &pair[0])));
+    let row = |(setting, without): (&Updates, &Updates)| Row {
+        distribution: setting.distribution.name(),
+        line_seconds: (setting.durability != Durability::None).then_some(arguments.line_seconds),
+        ratio_to_no_lines: Some(setting.ratio_to(without)),
+        lowest_interval_to_median: Some(setting.lowest_interval()),
+        log_bytes_per_update: Some(setting.log_bytes()),
+        latency_ns: Some(setting.latency()),
+        interval_ops_per_second: setting.results.iter().map(|run| run.course.clone()).collect(),
+        ..base_row(arguments, "esker", &setting.name(arguments), arguments.threads, Spread::of(&setting.rates()))
+    };
+    pairs.map(row).collect()
+}
+
+fn commit_rows(arguments: &Arguments, commits: &[Commits], syncs: &[f64]) -> Vec<Row> {
+    let sync = Spread::of(syncs);
+    let plain = Row { value_bytes: 4096, keys: 0, memory_bytes: None, ..base_row(arguments, "plain file", "fdatasync", 1, sync) };
+    let row = |commits: &Commits| {
+        let rate = Spread::of(&commits.rates);
+        Row {
+            keys: COMMIT_KEYS * commits.threads as u64,
+            ratio_to_fdatasync: Some(rate.median / sync.median),
+            latency_ns: Some(Latency::of(&commits.latency)),
+            ..base_row(arguments, "esker", "durable put", commits.threads, rate)
+        }
+    };
+    std::iter::once(plain).chain(commits.iter().map(row)).collect()
+}
+
+fn print_updates(rows: &[Row]) {
+    let head = ["updates", "lines", "median", "min", "max", "to no lines", "lowest 0.1 s", "log B/update", "p50", "p99", "p99.9", "max"];
+    report::print_table(&head, &rows.iter().map(update_cells).collect::<Vec<_>>());
+    println!("A write-ahead log would write 16 bytes and a header for each update.");
+}
+
+fn update_cells(row: &Row) -> Vec<String> {
+    let mut cells = vec![row.distribution.to_owned(), row.operation.clone()];
+    cells.extend(rates(row));
+    cells.push(row.ratio_to_no_lines.map_or_else(|| "-".to_owned(), spread));
+    cells.push(row.lowest_interval_to_median.map_or_else(|| "-".to_owned(), spread));
+    cells.push(report::optional(row.log_bytes_per_update));
+    cells.extend(latencies(row));
+    cells
+}
+
+fn print_commits(rows: &[Row]) {
+    let head = ["durable calls", "threads", "median", "min", "max", "to fdatasync", "p50", "p99", "p99.9", "max"];
+    report::print_table(&head, &rows.iter().map(commit_cells).collect::<Vec<_>>());
+}
+
+fn commit_cells(row: &Row) -> Vec<String> {
+    let mut cells = vec![format!("{}, {}", row.engine, row.operation), row.threads.to_string()];
+    cells.extend(rates(row));
+    cells.push(report::optional(row.ratio_to_fdatasync));
+    cells.extend(latencies(row));
+    cells
+}
+
+fn rates(row: &Row) -> [String; 3] {
+    [row.ops_per_second.median, row.ops_per_second.min, row.ops_per_second.max].map(report::rate)
+}
+
+fn spread(values: Spread) -> String {
+    format!("{:.2} ({:.2}-{:.2})", values.median, values.min, values.max)
+}
+
+fn latencies(row: &Row) -> [String; 4] {
+    match row.latency_ns {
+        Some(latency) => [latency.p50, latency.p99, latency.p999, latency.max].map(report::nanoseconds),
+        None => ["-"; 4].map(str::to_owned),
+    }
+}
+
+/// The course of the first run of each setting.
+fn draw(updates: &[Updates]) -> String {
+    let line = |setting: &Updates| {
+        let name = if setting.durability == Durability::None { "no lines" } else { "lines" };
+        (format!("{}, {name}", setting.distribution.name()), setting.results[0].course.clone())
+    };
+    chart::lines("Updates per second, each tenth of a second", "tenths of a second", &updates.iter().map(line).collect::<Vec<_>>())
+}

@@ -1,0 +1,80 @@
+//! `esker verify`: every durable byte of a store, read and checked.
+//!
+//! Checking changes nothing and knows any layout of records. Accepting a loss first tells what is damaged, then opens the
+//! store as it was before the damage, closes it, and checks again: what opening does not read (the log that an index image
+//! stands for) is not given up and stays damaged, and whoever reads such a record is told so.
+
+use std::path::Path;
+
+use esker::Verification;
+
+use crate::args::Opening;
+use crate::bytes::{count, size};
+use crate::failure::{Failure, Outcome};
+use crate::stats::row;
+use crate::store::{self, Bytes};
+use crate::{out, progress};
+
+/// Checks the store in `dir`.
+pub(crate) fn run(dir: &Path, json: bool) -> Outcome {
+    let found = check(dir)?;
+    out::line(if json { as_json(&found)? } else { describe(dir, &found) })?;
+    must_be_sound(dir, &found, "damaged")
+}
+
+/// Tells what is damaged, gives it up, and checks what is left.
+pub(crate) fn accept_loss(dir: &Path, opening: Opening) -> Outcome {
+    let found = check(dir)?;
+    out::line(describe(dir, &found))?;
+    if found.is_sound() {
+        return out::line("Nothing is damaged: nothing was changed.");
+    }
+    out::line("\nWhat was written behind the first damage that opening meets is given up now.\n")?;
+    let opened: Result<Bytes, _> = store::options(opening).accept_loss(true).open(dir);
+    opened.and_then(|store| store.close()).map_err(|error| Failure::about(dir.display(), error))?;
+    let left = check(dir)?;
+    out::line(describe(dir, &left))?;
+    must_be_sound(dir, &left, "still damaged, where opening does not read: records there are refused when they are read")
+}
+
+fn check(dir: &Path) -> Result<Verification, Failure> {
+    let bar = progress::of_bytes(0);
+    let found = esker::verify(dir, |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+        progress::say(&bar, format!("{} of {} read", size(done), size(total)));
+    });
+    bar.finish_and_clear();
+    found.map_err(|error| Failure::about(dir.display(), error))
+}
+
+fn as_json(found: &Verification) -> Result<String, Failure> {
+    serde_json::to_string_pretty(found).map_err(|error| Failure::new(error.to_string()))
+}
+
+fn describe(dir: &Path, found: &Verification) -> String {
+    let verdict = if found.is_sound() { "sound" } else { "DAMAGED" };
+    let mut text = format!("{}  ({verdict})\n\n", dir.display());
+    row(&mut text, "line", &format!("{} is the last that is durable", count(found.line)));
+    row(&mut text, "log", &format!("{} read", size(found.log_bytes)));
+    if found.is_sound() {
+        row(&mut text, "records", &count(found.records));
+    }
+    row(&mut text, "crashes", &format!("{} left something in the log", count(found.scars)));
+    for (at, damage) in found.damage.iter().enumerate() {
+        row(&mut text, if at == 0 { "damage" } else { "" }, damage);
+    }
+    let more = found.damaged - found.damage.len() as u64;
+    if more > 0 {
+        row(&mut text, "", &format!("and {} places more", count(more)));
+    }
+    text.trim_end().to_owned()
+}
+
+fn must_be_sound(dir: &Path, found: &Verification, verdict: &str) -> Outcome {
+    if found.is_sound() {
+        return Ok(());
+    }
+    let places = if found.damaged == 1 { "place is" } else { "places are" };
+    Err(Failure::about(dir.display(), format!("{} {places} {verdict}", count(found.damaged))))
+}

@@ -1,0 +1,100 @@
+//! `verify`, `--durability` and `--acknowledge`: what is sound is said to be, what is damaged is named, and a loss happens
+//! only when it is accepted.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use common::Place;
+use std::fs;
+
+const SECTOR: usize = 4096;
+
+/// Many small rows: some hundred blocks of log.
+fn load_rows(place: &Place, more: &str) -> String {
+    let rows: String = (0..20_000).map(|row| format!("{row},{:0>20}\n", row * 7)).collect();
+    place.write("rows.csv", format!("id,value\n{rows}"));
+    place.ok(format!("load store rows.csv --key id --value value {more}").trim_end())
+}
+
+fn flip(place: &Place, file: &str, at: usize) {
+    let path = place.path("store").join(file);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[at] ^= 4;
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_sound_store_is_said_to_be_so() {
+    let place = Place::new();
+    load_rows(&place, "");
+    let text = place.ok("verify store");
+    assert!(text.contains("(sound)") && text.contains("20,000"), "{text}");
+    let found: serde_json::Value = serde_json::from_str(&place.ok("verify store --json")).unwrap();
+    assert_eq!((&found["damaged"], &found["records"]), (&0.into(), &20_000.into()), "{found}");
+    assert!(place.ok("verify store --accept-loss").contains("nothing was changed"));
+}
+
+#[test]
+fn damage_is_named_by_file_and_address() {
+    let place = Place::new();
+    load_rows(&place, "");
+    flip(&place, "esker.log", 7 * SECTOR + 99);
+    let run = place.run("verify store");
+    run.must_fail("1 place is damaged");
+    assert!(run.stdout.contains("DAMAGED") && run.stdout.contains("address=28560"), "{run:?}");
+    let run = place.run("verify store --json");
+    run.must_fail("damaged");
+    let found: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(found["damaged"], 1, "{found}");
+}
+
+#[test]
+fn a_damaged_image_is_built_anew_when_that_is_accepted() {
+    let place = Place::new();
+    load_rows(&place, "");
+    let image = fs::read_dir(place.path("store")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let image = image.into_iter().find(|name| name.starts_with("index.")).unwrap();
+    flip(&place, &image, 40);
+    place.fails("get store 7", &image);
+    let text = place.ok("verify store --accept-loss");
+    assert!(text.contains("DAMAGED") && text.contains(&image) && text.contains("(sound)"), "{text}");
+    assert_eq!(place.ok("get store 19999"), format!("{:0>20}\n", 19_999 * 7));
+}
+
+#[test]
+fn what_opening_does_not_read_stays_damaged() {
+    let place = Place::new();
+    load_rows(&place, "");
+    flip(&place, "esker.log", SECTOR + 99);
+    place.run("verify store --accept-loss").must_fail("still damaged");
+    place.fails("get store 1", "esker.log");
+    assert_eq!(place.ok("get store 19999"), format!("{:0>20}\n", 19_999 * 7));
+}
+
+#[test]
+fn there_must_be_a_store_that_nobody_has_open() {
+    let place = Place::new();
+    place.fails("verify none", "none: ");
+    assert!(!place.path("none").exists());
+    place.ok("put store a 1");
+    let open: esker::Store<[u8], [u8]> = esker::Options::new().memory("16MiB").open(place.path("store")).unwrap();
+    place.fails("verify store", "locked");
+    open.close().unwrap();
+    place.ok("verify store");
+    assert_eq!(place.run("verify store --json --accept-loss").code, 2);
+}
+
+#[test]
+fn rows_are_acknowledged_as_they_become_durable() {
+    let place = Place::new();
+    place.write("few.csv", "id,name\n1,one\n2,two\n3,three\n");
+    let numbers = |said: String| said.lines().filter_map(|line| line.parse().ok()).collect::<Vec<u64>>();
+    let load = |durability| numbers(place.ok(&format!("load {durability} few.csv --key id --acknowledge --durability {durability}")));
+    assert_eq!(load("always"), [1, 2, 3]);
+    assert_eq!(load("none"), [3]);
+    assert_eq!(load("3600"), [3]);
+    let many = numbers(load_rows(&place, "--acknowledge --durability 0.001"));
+    assert!(many.is_sorted() && many.last() == Some(&20_000), "{many:?}");
+    assert_eq!(place.run("put store a 1 --durability sometimes").code, 2);
+}
