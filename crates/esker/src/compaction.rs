@@ -31,9 +31,9 @@ use crate::store::chain;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
 
-/// A stretch is this part of the log's memory, within bounds.
+/// A stretch is this part of the log's memory, within bounds: long enough that its line and its two syncs are worth it.
 const STRETCH_PART: u64 = 32;
-const STRETCH_BYTES_MIN: u64 = 128 << 10;
+const STRETCH_BYTES_MIN: u64 = 1 << 20;
 const STRETCH_BYTES_MAX: u64 = 32 << 20;
 /// A log below this is left alone.
 const LOG_BYTES_MIN: u64 = 4 << 20;
@@ -119,7 +119,11 @@ impl Engine {
         let _one = lock(&self.compaction.running);
         let bounds = &self.log.bounds;
         let from = bounds.begin.load(Acquire);
-        let mut stretch = (self.log.budget.load(Relaxed) / STRETCH_PART).clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX);
+        let mut stretch = match self.log.reserve.load(Relaxed) {
+            0 => (self.log.budget.load(Relaxed) / STRETCH_PART).clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX),
+            // In memory what lives in a stretch must fit the reserve.
+            reserve => reserve / 2,
+        };
         loop {
             let to = self.stretch_end(from + stretch)?;
             if to <= from {
@@ -178,7 +182,8 @@ impl Engine {
             return Ok(true);
         }
         bounds.compacted.store(to, SeqCst);
-        if !self.draw_line_now()? {
+        // What goes with the store needs no line.
+        if !self.is_temporary() && !self.draw_line_now()? {
             return Ok(false);
         }
         bounds.begin.store(to, SeqCst);

@@ -336,6 +336,11 @@ impl Engine {
         }
     }
 
+    /// True if nothing need be kept at the close.
+    pub(crate) fn is_temporary(&self) -> bool {
+        lock(&self.home).as_ref().is_none_or(|home| home.is_temporary)
+    }
+
     /// Makes everything durable, with an image of the index, so that opening is quick. Once; later calls do nothing.
     pub(crate) fn close(&self) -> Result<()> {
         if !self.epochs.close() || self.is_in_memory() {
@@ -344,8 +349,7 @@ impl Engine {
         self.end_commits();
         let _compaction = self.hold_compaction();
         let _growth = self.index.hold();
-        let is_temporary = lock(&self.home).as_ref().is_none_or(|home| home.is_temporary);
-        let saved = if is_temporary { Ok(()) } else { self.check_writable().and_then(|()| self.save_image(false)) };
+        let saved = if self.is_temporary() { Ok(()) } else { self.check_writable().and_then(|()| self.save_image(false)) };
         // Lets go of the directory, even if clones of the store live on.
         lock(&self.home).take();
         saved

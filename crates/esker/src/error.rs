@@ -8,7 +8,7 @@ use std::{fmt, io, path::PathBuf, sync::Arc};
 pub enum Error {
     /// Bytes on the device are not what was written. Stop and restore from a copy.
     Corruption(String),
-    /// The device failed. The store is latched: writes refuse, reads go on; reopen it.
+    /// The device failed. After a failed write or sync the store is latched: writes refuse, reads go on; reopen it.
     Io(Arc<io::Error>),
     /// The memory budget has no room for a new record. Delete something or raise the budget.
     Full,

@@ -116,7 +116,8 @@ impl Options {
         self
     }
 
-    /// True: damage in what was durable is not refused. The store opens as it was before the first damaged byte of the log.
+    /// True: damage in what was durable is not refused where something whole is left. Behind the last index image the log counts
+    /// up to its first damaged byte; a damaged image is built anew from the log, and of a damaged manifest the older slot counts.
     #[must_use]
     pub fn accept_loss(mut self, accepted: bool) -> Self {
         self.accept_loss = accepted;

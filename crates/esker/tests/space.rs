@@ -110,7 +110,8 @@ fn memory_comes_back_too() {
         n += 1;
     }
     assert!(matches!(store.put(&n, &n), Err(Error::Full)));
-    assert!(n > 10_100_000, "{}", n - 10_000_000);
+    // The index keeps what it grew to while deletions waited for compaction: that is not the log's.
+    assert!(n > 10_050_000, "{}", n - 10_000_000);
     for n in 10_000_000..n {
         assert_eq!(store.get(&n).unwrap(), Some(n));
     }

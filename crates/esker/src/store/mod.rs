@@ -203,7 +203,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Errors
     /// `Full` in memory, `Io` when the log cannot be written any more, `Invalid` for a key or value that is too large
-    /// and inside a closure that the store runs; nothing was changed then.
+    /// and inside a closure that the store runs; nothing was changed then (but with `Durability::Always` an `Io` may come after
+    /// the change, which then is not durable).
     ///
     /// # Cost
     /// In place: two cache misses. Otherwise a record at the log's tail.
