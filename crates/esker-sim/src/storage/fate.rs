@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::fmt;
 
-/// The kinds of states that [`Survival::draw`] cycles through.
+/// The kinds of states that `Survival::draw` cycles through.
 pub const KINDS: [&str; 14] = [
     "nothing unsynced kept",
     "all kept",
