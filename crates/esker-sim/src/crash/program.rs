@@ -163,9 +163,9 @@ mod tests {
 
     #[test]
     fn short_programs_are_all_there_and_differ() {
-        // One key or none: 2 + 4 programs of one step; then 2 + 4 or 2 + 8 continuations.
-        assert_eq!(all(Layout::Blobs, 1).len(), 6);
-        assert_eq!(all(Layout::Blobs, 2).len(), 2 * 6 + 4 * 10);
+        // One key or none: 3 + 4 programs of one step; then 3 + 4 or 3 + 8 continuations.
+        assert_eq!(all(Layout::Blobs, 1).len(), 7);
+        assert_eq!(all(Layout::Blobs, 2).len(), 3 * 7 + 4 * 11);
         let programs = all(Layout::Pairs, 3);
         assert!(programs.iter().enumerate().all(|(i, p)| programs[..i].iter().all(|q| p.steps != q.steps)));
     }
