@@ -33,6 +33,8 @@ const TRAILER_BYTES: usize = 16;
 const _: () = assert!(cfg!(loom) || BLOCK_BYTES as usize + TRAILER_BYTES == SECTOR_BYTES);
 
 pub(crate) const PIECE_BYTES: u64 = if cfg!(loom) { 4 } else { 16 } * BLOCK_BYTES;
+/// A thread's first piece after a line. In models one of several records, or there would be nothing to leave.
+const FIRST_PIECE_BYTES: u64 = if cfg!(loom) { PIECE_BYTES } else { BLOCK_BYTES };
 /// Records above this get an extent of their own: at most a quarter of a piece is left unused.
 const PIECE_RECORD_MAX: u64 = PIECE_BYTES / 4;
 /// Above every address.
@@ -178,7 +180,7 @@ impl Log {
         }
         let was_full = slot.cursor.load(Relaxed) >= self.bounds.floor.load(Acquire);
         let longer = if was_full { slot.piece_bytes.load(Relaxed) * 2 } else { 0 };
-        let piece = longer.max(bytes.next_multiple_of(BLOCK_BYTES)).clamp(BLOCK_BYTES, PIECE_BYTES);
+        let piece = longer.max(bytes.next_multiple_of(BLOCK_BYTES)).clamp(FIRST_PIECE_BYTES, PIECE_BYTES);
         let at = self.claim(piece, reserve)?;
         slot.piece_bytes.store(piece, Relaxed);
         slot.cursor.store(at + bytes, Relaxed);

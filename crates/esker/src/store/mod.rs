@@ -122,7 +122,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// A store without a driver.
     #[cfg(all(loom, test))]
     pub(crate) fn for_model(engine: Arc<Engine>) -> Self {
-        let closer = Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(None) });
+        let closer = Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(None), helpers: Helpers::default() });
         Self { engine, closer, types: PhantomData }
     }
 
