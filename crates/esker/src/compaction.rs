@@ -45,7 +45,7 @@ const RUN_BLOCKS: u64 = 256;
 pub(crate) struct Compaction {
     running: Mutex<()>,
     pub(crate) scars: Mutex<Vec<Scar>>,
-    /// Dead bytes counted before this opening, less those given back since.
+    /// Dead bytes counted before this opening, and those given back since.
     known: AtomicU64,
     given_back: AtomicU64,
 }

@@ -4,6 +4,7 @@
 //! esker.lock      held (flock) while a process has the store open
 //! esker.manifest  what the store is and how far it is durable (`manifest.rs`)
 //! esker.log       the log's blocks
+//! esker.scars     what crashes left in the log (`scars.rs`)
 //! index.N         an index image (`image.rs`)
 //! ```
 

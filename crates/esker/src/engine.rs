@@ -1,6 +1,6 @@
 //! The engine: epochs, index and log put together, and the driver that moves their boundaries.
 //!
-//! Operations (`store.rs`) run under a pin and never wait while they hold it. What needs waiting (room in the log) is
+//! Operations (`store/`) run under a pin and never wait while they hold it. What needs waiting (room in the log) is
 //! done by whoever waits: [`Engine::make_room`] does the driver's work itself. The driver thread only does it earlier.
 
 use crate::commit::{Commits, Durability};

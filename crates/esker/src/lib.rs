@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Layers, bottom to top; a layer knows only those below it: `memory`, `device`, `epoch` - `record`, `log` - `index` -
-//! `engine` (boundaries, growth, close) - `store` (one operation on one key, and batches). `ARCHITECTURE.md` has the picture.
+//! `engine` (boundaries, close) with `commit`, `recovery`, `compaction` - `store` (one operation on one key, and batches). `ARCHITECTURE.md` has the picture.
 
 mod commit;
 mod compaction;

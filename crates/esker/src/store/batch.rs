@@ -251,11 +251,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(never)]
     fn get_again(&self, key: &[u8], hash: u64, number: usize) -> std::result::Result<Option<u64>, ColdGet> {
         let (seen, found) = self.locate(key, hash);
-        match found {
-            Found::Memory { record, .. } => Ok(record.is_live().then(|| record.word_value(Self::KEY_WIDTH).load(Acquire))),
-            Found::Absent if self.engine.index.is_settled(&seen) => Ok(None),
-            found => Err(self.cold_get(number, hash, seen, &found)),
-        }
+        self.word_if_known(&seen, &found).ok_or_else(|| self.cold_get(number, hash, seen, &found))
     }
 
     fn get_group_bytes<Q: Borrow<K>>(

@@ -5,6 +5,7 @@ use super::find::Found;
 use super::step::{Known, Step};
 use crate::epoch::Counter;
 use crate::error::Result;
+use crate::index::Seen;
 use crate::record::Record;
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
@@ -50,13 +51,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let hash = self.hash(key);
         let pin = self.engine.epochs.pin()?;
         let (seen, found) = self.locate(key, hash);
+        if let Some(word) = self.word_if_known(&seen, &found) {
+            return Ok(word);
+        }
+        drop(pin);
+        Ok(self.get_slowly(key, hash)?.map(|value| super::to_word(&value)))
+    }
+
+    /// The key's value or that it has none, if memory alone can tell. Under a pin.
+    pub(super) fn word_if_known(&self, seen: &Seen, found: &Found) -> Option<Option<u64>> {
         match found {
-            Found::Memory { record, .. } => Ok(record.is_live().then(|| record.word_value(Self::KEY_WIDTH).load(Acquire))),
-            Found::Absent if self.engine.index.is_settled(&seen) => Ok(None),
-            _ => {
-                drop(pin);
-                Ok(self.get_slowly(key, hash)?.map(|value| super::to_word(&value)))
-            }
+            Found::Memory { record, .. } => Some(record.is_live().then(|| record.word_value(Self::KEY_WIDTH).load(Acquire))),
+            Found::Absent if self.engine.index.is_settled(seen) => Some(None),
+            _ => None,
         }
     }
 

@@ -105,10 +105,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         let (seen, found) = self.locate(key, hash);
-        if let Found::Memory { at, record } = found
-            && record.is_live()
-            && matches!(self.region(at), Region::Mutable)
-        {
+        if let Some(record) = self.mutable_word(&found) {
             record.word_value(Self::KEY_WIDTH).store(value, Release);
             return Ok(Step::Done(()));
         }
@@ -139,10 +136,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
                 return true;
             }
-            Published::Changed => {}
+            Published::Changed => record.abandon(),
             Published::TooLow => self.give_up(pin, record),
         }
-        record.abandon();
         false
     }
 
@@ -197,10 +193,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         let (seen, found) = self.locate(key, hash);
-        if let Found::Memory { at, record } = found
-            && record.is_live()
-            && matches!(self.region(at), Region::Mutable)
-        {
+        if let Some(record) = self.mutable_word(&found) {
             let value = record.word_value(Self::KEY_WIDTH);
             return Ok(Step::Done(self.engine.epochs.within(&pin, || update_word(value, update))));
         }
@@ -210,6 +203,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         };
         let new = self.engine.epochs.within(&pin, || update(old));
         Ok(self.add_word(&pin, key, hash, &seen, &found, new, 0).then(|| new))
+    }
+
+    /// The record, if its value may change in place. Under a pin.
+    fn mutable_word(&self, found: &Found) -> Option<Record> {
+        match found {
+            Found::Memory { at, record } if record.is_live() && matches!(self.region(*at), Region::Mutable) => Some(*record),
+            _ => None,
+        }
     }
 
     /// The value that a record outside the mutable region (or a dead one in it) holds for an update.
