@@ -138,7 +138,10 @@ impl Engine {
                 self.compaction.given_back.fetch_add(if given { freed } else { 0 }, Relaxed);
                 return Ok(given);
             }
-            // A record longer than the stretch.
+            // A record longer than the stretch, unless it is the log's last.
+            if from + stretch >= self.log.tail() {
+                return Ok(false);
+            }
             stretch *= 2;
         }
     }

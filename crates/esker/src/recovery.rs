@@ -195,8 +195,11 @@ impl<'a> Span<'a> {
         Self { is_open_ended: true, ..Self::new(from, state, scars) }
     }
 
+    /// Everything below needs no further visit: it was visited, or lies in a scar at the end.
     pub(crate) fn reached(&self) -> u64 {
-        self.reached.get()
+        let end = self.state.cut;
+        let ends_in_scar = self.scars.iter().any(|scar| scar.cut < end && end <= scar.behind);
+        if ends_in_scar { end } else { self.reached.get() }
     }
 
     /// The stretches between the scars.
