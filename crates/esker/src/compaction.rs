@@ -24,7 +24,7 @@ use crate::error::Result;
 use crate::index::{Published, Seen};
 use crate::log::{BLOCK_BYTES, NOWHERE};
 use crate::manifest::State;
-use crate::record::{self, ADDRESS_MASK, Record, TOMBSTONE, VALID};
+use crate::record::{self, ABSENT, ADDRESS_MASK, Record, VALID};
 use crate::recovery::{Scanned, Span, Visitor};
 use crate::scars::Scar;
 use crate::store::chain;
@@ -273,7 +273,7 @@ impl Mover<'_> {
                 Newest::Nowhere if engine.index.is_settled(&seen) => return Ok(()),
                 Newest::Nowhere => continue,
             }
-            if record::word_at(bytes, 0) & TOMBSTONE != 0 {
+            if record::word_at(bytes, 0) & ABSENT != 0 {
                 // As below: what lies behind it in the stretch may be another key's, and in doubt.
                 let leads_nowhere = record::word_at(bytes, 0) & ADDRESS_MASK < engine.log.bounds.begin.load(Acquire);
                 if seen.address() == at && leads_nowhere && !engine.index.remove(hash, &seen) {

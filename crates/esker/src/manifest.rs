@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 pub(crate) const MANIFEST: &str = "esker.manifest";
 pub(crate) const LOG: &str = "esker.log";
-const FORMAT: &str = "esker format 2";
+const FORMAT: &str = "esker format 3";
 const TEXT_BYTES_MAX: usize = 512;
 
 /// What distinguishes this store's bytes from any other's.

@@ -24,8 +24,13 @@ pub(crate) const ODD_LINE: u64 = 1 << 50;
 pub(crate) const ABANDONED: u64 = 1 << 51;
 /// Superseded by a newer record; writers look again.
 pub(crate) const SEALED: u64 = 1 << 49;
-/// The record says: this key is absent. The sign, because every read asks for it.
-pub(crate) const TOMBSTONE: u64 = 1 << 63;
+/// There is more to say about the record than its value. The sign, because every read asks for it: what is plain needs no
+/// second look.
+pub(crate) const SPECIAL: u64 = 1 << 63;
+/// The record says: this key is absent.
+pub(crate) const ABSENT: u64 = 1 << 62;
+/// A special record that says so.
+pub(crate) const TOMBSTONE: u64 = SPECIAL | ABSENT;
 
 const HEADER_BYTES: u64 = 8;
 pub(crate) const BYTES_HEADER_BYTES: u64 = 24;
@@ -95,9 +100,15 @@ impl Record {
         self.header().load(Acquire) & ADDRESS_MASK
     }
 
+    /// True if the record is a value and nothing else.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.header().load(Acquire) as i64 >= 0
+    }
+
     #[inline(always)]
     pub(crate) fn is_live(&self) -> bool {
-        self.header().load(Acquire) as i64 >= 0
+        self.header().load(Acquire) & ABSENT == 0
     }
 
     pub(crate) fn is_sealed(&self) -> bool {
@@ -140,7 +151,7 @@ impl Record {
 
     /// Fills a fresh record with a copy of another one's bytes, leading to `previous`; it is published later.
     pub(crate) fn write_copy(&self, bytes: &[u8], previous: u64, flags: u64) {
-        let kept = word_at(bytes, 0) & TOMBSTONE;
+        let kept = word_at(bytes, 0) & (SPECIAL | ABSENT);
         // SAFETY: the allocation has room for all the bytes, and nobody else knows the record yet.
         unsafe { std::ptr::copy_nonoverlapping(bytes[8..].as_ptr(), self.at.add(8), bytes.len() - 8) };
         self.header().store(previous | kept | flags | VALID, Release);

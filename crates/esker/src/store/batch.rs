@@ -220,7 +220,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let key = key.borrow().bytes();
             match self.record_of(group.firsts[i], key) {
                 // Looked up before the pin: it may be superseded by now, and then this get came first.
-                Some(record) if record.is_live() => {
+                Some(record) if record.is_plain() => {
                     words[i] = record.word_value(Self::KEY_WIDTH).load(Acquire);
                     live |= 1 << i;
                 }

@@ -9,7 +9,7 @@ use crate::engine::{Engine, Layout};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::log::{ColdBytes, Log};
-use crate::record::{self, ADDRESS_MASK, BYTES_HEADER_BYTES, ColdRecord, TOMBSTONE};
+use crate::record::{self, ABSENT, ADDRESS_MASK, BYTES_HEADER_BYTES, ColdRecord};
 use crate::sync::atomic::Ordering::*;
 
 /// Where a walk is: the record at `at`, of which the first `bytes` are to be read. At 0 it is over.
@@ -69,7 +69,7 @@ impl Walk {
         };
         if record.key == key {
             self.at = 0;
-            return Ok(if record.header & TOMBSTONE == 0 { Walked::Value(record.value) } else { Walked::Absent });
+            return Ok(if record.header & ABSENT == 0 { Walked::Value(record.value) } else { Walked::Absent });
         }
         *self = Self::new(engine, record.header & ADDRESS_MASK);
         Ok(if self.is_over() { Walked::Absent } else { Walked::On })

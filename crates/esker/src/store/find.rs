@@ -35,11 +35,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         (found == key).then_some(record)
     }
 
-    /// The first record of the key's entry, if it is the key's, in memory and live: most keys.
+    /// The first record of the key's entry, if it is the key's, in memory and plain: most keys.
     #[inline(always)]
     pub(super) fn find_fast(&self, key: &[u8], hash: u64) -> Option<(u64, Record)> {
         let at = self.engine.index.first_match(hash);
-        self.record_of(at, key).filter(Record::is_live).map(|record| (at, record))
+        self.record_of(at, key).filter(Record::is_plain).map(|record| (at, record))
     }
 
     #[inline(always)]

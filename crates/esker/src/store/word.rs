@@ -6,7 +6,7 @@ use super::step::{Known, Step};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::{Probe, Published, Seen};
-use crate::record::{self, Record, TOMBSTONE};
+use crate::record::{self, ABSENT, Record, TOMBSTONE};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
 
@@ -42,7 +42,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub(super) fn put_word_at(&self, at: u64, key: &[u8], value: u64) -> bool {
         match self.record_of(at, key) {
-            Some(record) if record.is_live() && at >= self.engine.log.bounds.read_only.load(Acquire) => {
+            Some(record) if record.is_plain() && at >= self.engine.log.bounds.read_only.load(Acquire) => {
                 record.word_value(Self::KEY_WIDTH).store(value, Release);
                 true
             }
@@ -169,7 +169,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     #[inline(always)]
     pub(super) fn rmw_word_at(&self, pin: &Pin<'_>, at: u64, key: &[u8], update: &mut impl FnMut(Option<u64>) -> u64) -> Option<u64> {
-        let record = self.record_of(at, key).filter(Record::is_live)?;
+        let record = self.record_of(at, key).filter(Record::is_plain)?;
         if at < self.engine.log.bounds.read_only.load(Acquire) {
             return None;
         }
@@ -248,7 +248,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if let Found::Memory { at, record } = found
             && matches!(self.region(at), Region::Mutable)
         {
-            let was_there = record.header().fetch_or(TOMBSTONE, AcqRel) & TOMBSTONE == 0;
+            let was_there = record.header().fetch_or(TOMBSTONE, AcqRel) & ABSENT == 0;
             pin.slot.count(Counter::DeadByte, if was_there { Self::RECORD_BYTES } else { 0 });
             return Ok(Step::Done(was_there));
         }
