@@ -64,7 +64,11 @@ pub trait Subject: Send + Sync {
 
 /// Opens a store of a layout at a place with a budget.
 pub fn open(layout: Layout, budget: u64, place: &Place) -> Result<Box<dyn Subject>> {
-    let options = Options::new().memory(budget);
+    open_with(layout, Options::new().memory(budget), place)
+}
+
+/// Opens a store of a layout at a place with these options.
+pub fn open_with(layout: Layout, options: Options, place: &Place) -> Result<Box<dyn Subject>> {
     Ok(match layout {
         Layout::Pairs => Box::new(Pairs::open(options, place)?),
         Layout::Records => Box::new(Records::open(options, place)?),

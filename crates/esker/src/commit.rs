@@ -198,7 +198,7 @@ impl Engine {
 /// Removes all images but one: what an interrupted close or recovery left, or what is out of date.
 fn remove_images(storage: &dyn crate::device::Storage, but: u64) -> Result<()> {
     let keep = image::name(but);
-    let images = storage.list()?.into_iter().filter(|name| name.starts_with("index.") && *name != keep);
+    let images = storage.list()?.into_iter().filter(|name| image::is_image(name) && *name != keep);
     let mut removed = false;
     for name in images {
         storage.remove(&name)?;

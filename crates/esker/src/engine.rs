@@ -387,7 +387,7 @@ impl Engine {
             },
             index: IndexStats {
                 buckets: self.index.buckets(),
-                entries: self.index.entries() + waiting,
+                entries: self.index.entries_with(waiting),
                 overflow_buckets: self.index.overflow_buckets(),
                 chain_lengths: self.sample_chains(),
             },

@@ -5,9 +5,11 @@ use crate::device::{Device, Storage};
 use crate::directory::Directory;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Layout, Parts};
 use crate::error::{Error, Result};
+use crate::image;
 use crate::index::Index;
 use crate::log::FIRST_ADDRESS;
 use crate::manifest::{ANY_WIDTH, Identity, LOG, Manifest};
+use crate::scars::SCARS;
 use crate::store::Store;
 use crate::types::{Key, Value};
 use std::path::Path;
@@ -196,7 +198,7 @@ impl Options {
         let types = (layout::<K, V>(), [width(K::WIDTH), width(V::WIDTH)]);
         let manifest = match Manifest::open(&*storage, Some(types), self.accept_loss)? {
             Some(manifest) => manifest,
-            None if log_bytes(&*storage)? > 0 => return Err(Error::corruption("there is a log but no manifest")),
+            None if has_lived(&*storage)? => return Err(Error::corruption("there is a store but no manifest")),
             None => Manifest::create(&*storage, Identity::random()?, types, FIRST_ADDRESS, Index::new()?.shape_word())?,
         };
         let device = storage.open(LOG)?;
@@ -221,11 +223,13 @@ impl Options {
     }
 }
 
-fn log_bytes(storage: &dyn Storage) -> Result<u64> {
-    if !storage.list()?.iter().any(|name| name == LOG) {
-        return Ok(0);
+/// True if there is what only a store that was made and used leaves.
+fn has_lived(storage: &dyn Storage) -> Result<bool> {
+    let names = storage.list()?;
+    if names.iter().any(|name| image::is_image(name) || name == SCARS) {
+        return Ok(true);
     }
-    Ok(storage.open(LOG)?.bytes()?)
+    Ok(names.iter().any(|name| name == LOG) && storage.open(LOG)?.bytes()? > 0)
 }
 
 pub(crate) fn layout<K: Key + ?Sized, V: Value + ?Sized>() -> Layout {

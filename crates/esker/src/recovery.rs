@@ -390,9 +390,10 @@ mod tests {
         }
     }
 
-    /// The store is left as a crash leaves it: never closed.
-    fn crash<T>(value: T) {
-        std::mem::forget(value);
+    /// The store is left as a crash leaves it: never closed. It is kept: what nobody can reach any more is a leak to a sanitizer.
+    fn crash(store: impl Send + 'static) {
+        static CRASHED: Mutex<Vec<Box<dyn std::any::Any + Send>>> = Mutex::new(Vec::new());
+        CRASHED.lock().unwrap().push(Box::new(store));
     }
 
     #[test]

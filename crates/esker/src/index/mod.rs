@@ -594,8 +594,14 @@ impl Index {
         self.overflow.buckets_in_use()
     }
 
+    /// Entries that were counted: threads count theirs some at a time.
     pub(crate) fn entries(&self) -> u64 {
-        self.entries.0.load(Relaxed)
+        self.entries_with(0)
+    }
+
+    /// The same with those that threads still hold back. Removals are counted at once: alone the counter may be below zero.
+    pub(crate) fn entries_with(&self, held_back: u64) -> u64 {
+        (self.entries.0.load(Relaxed).wrapping_add(held_back) as i64).max(0) as u64
     }
 
     pub(crate) fn add_to_count(&self, entries: u64) {
