@@ -40,6 +40,9 @@ pub(crate) fn describe(title: &str, stats: &Stats) -> String {
     if let Some(failure) = &stats.latched {
         row(&mut text, "FAILED", failure);
     }
+    for warning in &stats.warnings {
+        row(&mut text, "WARNING", &warning.to_string());
+    }
     text
 }
 

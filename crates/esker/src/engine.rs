@@ -368,7 +368,7 @@ impl Engine {
         let count = |what: Counter| self.epochs.slots().map(|slot| slot.counters[what as usize].load(Relaxed)).sum();
         let (log_bytes, index_bytes) = (self.log_bytes(), self.index.bytes());
         let waiting: u64 = self.epochs.slots().map(|slot| slot.entries.load(Relaxed)).sum();
-        Stats {
+        let mut stats = Stats {
             in_memory: self.is_in_memory(),
             memory: MemoryStats {
                 budget_bytes: self.budget.load(Relaxed),
@@ -400,7 +400,10 @@ impl Engine {
                 device_reads: count(Counter::DeviceRead),
             },
             latched: lock(&self.latched).as_ref().map(ToString::to_string),
-        }
+            warnings: Vec::new(),
+        };
+        stats.warn(self.index.is_shared(), self.epochs.watch.long_pin());
+        stats
     }
 
     /// How many of some entries have a chain of one, two, ... records in memory.

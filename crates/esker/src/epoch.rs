@@ -11,11 +11,14 @@
 use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*, fence};
 use crate::sync::{Mutex, Rule, broken, hint, statics, thread, thread_local};
+use crate::watch::{self, Watch};
 use std::cell::Cell;
 use std::ptr;
 
 // Models have a handful of threads, and pay for every atomic.
 const SLOTS_PER_CHUNK: usize = if cfg!(loom) { 4 } else { 64 };
+/// A drain that has looked this often in vain says for whom it waits.
+const NOTED_SPINS: u32 = 1024;
 const CHUNKS: usize = if cfg!(loom) { 1 } else { 1024 };
 
 /// One thread's state in one store: two cache lines that only this thread writes (others read `epoch` and the counters).
@@ -86,6 +89,7 @@ pub(crate) struct Epochs {
     closed: AtomicBool,
     fence_on_pin: bool,
     chunks: Box<[AtomicPtr<[Slot; SLOTS_PER_CHUNK]>]>,
+    pub(crate) watch: Watch,
 }
 
 /// Keeps everything reachable at the time of the pin in place until it is dropped.
@@ -111,6 +115,7 @@ impl Epochs {
             closed: AtomicBool::new(false),
             fence_on_pin,
             chunks: (0..CHUNKS).map(|_| AtomicPtr::new(ptr::null_mut())).collect(),
+            watch: Watch::default(),
         }
     }
 
@@ -216,14 +221,17 @@ impl Epochs {
     }
 
     pub(crate) fn slots(&self) -> impl Iterator<Item = &Slot> {
-        self.chunks
-            .iter()
-            .filter_map(|chunk| {
-                let chunk = chunk.load(Acquire);
-                // SAFETY: a chunk, once published, lives as long as `self`.
-                (!chunk.is_null()).then(|| unsafe { &*chunk }.iter())
-            })
-            .flatten()
+        self.numbered_slots().map(|(_, slot)| slot)
+    }
+
+    /// The slots, with the numbers of their threads.
+    fn numbered_slots(&self) -> impl Iterator<Item = (usize, &Slot)> {
+        let chunks = self.chunks.iter().enumerate().filter_map(|(at, chunk)| {
+            let chunk = chunk.load(Acquire);
+            // SAFETY: a chunk, once published, lives as long as `self`.
+            (!chunk.is_null()).then(|| (at * SLOTS_PER_CHUNK..).zip(unsafe { &*chunk }))
+        });
+        chunks.flatten()
     }
 
     /// Returns once every operation that began before this call has ended. Must not be called under a pin.
@@ -237,13 +245,19 @@ impl Epochs {
         if broken(Rule::DrainWaits) {
             return;
         }
-        for slot in self.slots() {
+        for (number, slot) in self.numbered_slots() {
             let mut spins = 0u32;
+            let mut waiting = None;
             // Acquire: pairs with the Release in `Pin::drop`.
             while (1..safe).contains(&slot.epoch.load(Acquire)) {
                 spins += 1;
-                if spins < 64 { hint::spin_loop() } else { thread::yield_now() }
+                match spins {
+                    0..64 => hint::spin_loop(),
+                    NOTED_SPINS if !cfg!(loom) => waiting = Some(self.watch.waiting(number)),
+                    _ => thread::yield_now(),
+                }
             }
+            drop(waiting);
         }
     }
 
@@ -310,6 +324,7 @@ fn register_thread() -> usize {
     let free = FREE_INDEXES.lock().unwrap_or_else(|e| e.into_inner()).pop();
     let index = free.unwrap_or_else(|| NEXT_INDEX.fetch_add(1, Relaxed));
     INDEX.with(|cell| cell.set(index));
+    watch::register(index);
     // While the thread's own locals are being destroyed the index is simply never reused. Nor is it in models, where each
     // thread has its number beforehand: that threads register in any order is true and would multiply their executions.
     let _ = REGISTRATION.try_with(|cell| cell.set(Some(Registration(index))));

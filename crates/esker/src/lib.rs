@@ -41,6 +41,7 @@ mod store;
 mod sync;
 mod types;
 mod verify;
+mod watch;
 
 /// Checksums hide what they guard from a fuzzer: built for one, the engine takes them as right, and a store's identity is fixed.
 const FUZZED: bool = cfg!(fuzzing);
@@ -49,7 +50,7 @@ pub use commit::Durability;
 pub use device::{Device, DeviceRead, MemoryDevice, ReadSource, SECTOR_BYTES, Storage};
 pub use error::{Error, Result};
 pub use options::{ByteCount, Options};
-pub use stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
+pub use stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats, Warning};
 pub use store::Store;
 pub use types::{Key, Value};
 pub use verify::{Verification, verify, verify_in};

@@ -16,6 +16,88 @@ pub struct Stats {
     pub operations: OperationStats,
     /// The first device failure, after which nothing is written any more.
     pub latched: Option<String>,
+    /// What is worth a change of a setting, or of the program.
+    pub warnings: Vec<Warning>,
+}
+
+/// Something that makes a store slower than it need be, and what would mend it.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Warning {
+    /// Lookups in memory pass this many records on average: too few index entries for the keys. A larger budget mends it.
+    LongChains {
+        /// Records on a chain, on average over a sample.
+        average: f64,
+    },
+    /// Keys share entries, because the index has all of its share of the budget: cold reads may take several device reads.
+    SharedEntries {
+        /// Device reads for each get so far.
+        reads_per_get: f64,
+    },
+    /// Most gets go to the device: the keys in use do not fit the budget.
+    DiskBound {
+        /// Device reads for each get so far.
+        reads_per_get: f64,
+    },
+    /// A thread has been inside one operation for long, in the closure of an `rmw`: meanwhile nothing is evicted or committed.
+    LongPin {
+        /// The thread's name, or its id.
+        thread: String,
+        /// How long the store has been waiting for it.
+        seconds: f64,
+    },
+}
+
+impl std::fmt::Display for Warning {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::LongChains { average } => {
+                write!(f, "long chains: {average:.1} records on average; a larger budget gives the index more entries")
+            }
+            Self::SharedEntries { reads_per_get } => {
+                write!(
+                    f,
+                    "shared entries: the index has all of its share ({reads_per_get:.2} device reads a get); a larger budget mends it"
+                )
+            }
+            Self::DiskBound { reads_per_get } => {
+                write!(f, "disk bound: {reads_per_get:.2} device reads a get; the keys in use do not fit the budget")
+            }
+            Self::LongPin { thread, seconds } => {
+                write!(
+                    f,
+                    "long pin: thread `{thread}` has been in one operation for {seconds:.1} s; nothing is evicted or committed meanwhile"
+                )
+            }
+        }
+    }
+}
+
+/// Chains above this are long.
+const CHAIN_MAX: f64 = 2.0;
+/// Above this share of gets that read the device a store is bound by it.
+const READS_PER_GET_MAX: f64 = 0.5;
+/// So few gets say nothing.
+const GETS_MIN: u64 = 10_000;
+
+impl Stats {
+    /// Judges the figures; what they do not show is given.
+    pub(crate) fn warn(&mut self, is_shared: bool, long_pin: Option<(String, std::time::Duration)>) {
+        let (sampled, records) =
+            (1..).zip(&self.index.chain_lengths).fold((0, 0), |(n, sum), (length, count)| (n + count, sum + length * count));
+        let average = records as f64 / sampled.max(1) as f64;
+        let reads_per_get = self.operations.device_reads as f64 / self.operations.gets.max(1) as f64;
+        let is_reading = self.operations.gets >= GETS_MIN;
+        let found = [
+            (average > CHAIN_MAX).then_some(Warning::LongChains { average }),
+            (is_shared && is_reading && reads_per_get > 1.0).then_some(Warning::SharedEntries { reads_per_get }),
+            (is_reading && reads_per_get > READS_PER_GET_MAX).then_some(Warning::DiskBound { reads_per_get }),
+            long_pin.map(|(thread, waited)| Warning::LongPin { thread, seconds: waited.as_secs_f64() }),
+        ];
+        self.warnings = found.into_iter().flatten().collect();
+    }
 }
 
 /// Bytes of memory.

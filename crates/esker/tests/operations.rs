@@ -1,6 +1,6 @@
 //! Every operation, in memory and spilling to a device, on both layouts; reopening keeps all.
 
-use esker::{Error, MemoryDevice, Options, Store};
+use esker::{Error, MemoryDevice, Options, Store, Warning};
 use std::sync::Arc;
 
 const KEYS: u64 = 400_000;
@@ -168,4 +168,48 @@ fn threads_lose_no_update() {
             assert_eq!(store.get(&key).unwrap(), Some(20_000));
         }
     }
+}
+
+#[test]
+fn a_thread_that_stays_inside_an_operation_is_named() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open_temporary().unwrap();
+    store.put(&1, &1).unwrap();
+    assert_eq!(store.stats().warnings, []);
+    let (entered, inside) = std::sync::mpsc::channel();
+    let (leave, left) = std::sync::mpsc::channel::<()>();
+    let left = std::sync::Mutex::new(left);
+    std::thread::scope(|scope| {
+        let sleeper = std::thread::Builder::new().name("sleeper".into());
+        let sleeps = || {
+            store.rmw(&1, |old| {
+                entered.send(()).unwrap();
+                left.lock().unwrap().recv().unwrap();
+                old.unwrap() + 1
+            })
+        };
+        let sleeper = sleeper.spawn_scoped(scope, sleeps).unwrap();
+        inside.recv().unwrap();
+        let commit = scope.spawn(|| store.commit());
+        let named = |warning: &Warning| matches!(warning, Warning::LongPin { thread, .. } if thread == "sleeper");
+        while !store.stats().warnings.iter().any(named) {
+            std::thread::yield_now();
+        }
+        leave.send(()).unwrap();
+        assert_eq!(sleeper.join().unwrap().unwrap(), 2);
+        commit.join().unwrap().unwrap();
+    });
+    assert_eq!(store.stats().warnings, []);
+}
+
+#[test]
+fn a_budget_far_too_small_is_said() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").open_temporary().unwrap();
+    for n in 0..200_000u64 {
+        store.put(&n, &[7; 300]).unwrap();
+    }
+    for n in 0..20_000u64 {
+        assert!(store.contains(&(n * 7)).unwrap());
+    }
+    let warnings = store.stats().warnings;
+    assert!(warnings.iter().any(|warning| matches!(warning, Warning::DiskBound { reads_per_get } if *reads_per_get > 0.5)), "{warnings:?}");
 }

@@ -1,0 +1,54 @@
+//! The watchdog: it names the thread that keeps a drain waiting.
+//!
+//! A pin lasts as long as its operation, and the only part of one that is not the store's own is the closure of an `rmw`. One that
+//! sleeps holds up everything that drains: eviction, commit lines, closing. So a drain that waits notes for whom and since when, and
+//! `Stats::warnings` says it.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Waits below this are an operation's usual length, or a thread that had to give way to another.
+const LONG: Duration = Duration::from_millis(100);
+
+/// The names of threads, by their numbers.
+static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Notes the calling thread's name.
+pub(crate) fn register(number: usize) {
+    let thread = std::thread::current();
+    let name = thread.name().map_or_else(|| format!("{:?}", thread.id()), ToOwned::to_owned);
+    let mut names = NAMES.lock().unwrap_or_else(|e| e.into_inner());
+    let length = names.len().max(number + 1);
+    names.resize(length, String::new());
+    names[number] = name;
+}
+
+/// For whom drains wait.
+#[derive(Default)]
+pub(crate) struct Watch(Mutex<Option<(usize, Instant)>>);
+
+impl Watch {
+    /// A drain waits for this thread.
+    pub(crate) fn waiting(&self, number: usize) -> Waiting<'_> {
+        let mut held = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        // Another drain may have waited longer.
+        held.get_or_insert_with(|| (number, Instant::now()));
+        Waiting(self)
+    }
+
+    /// The thread that a drain has been waiting for, and how long, if that is long.
+    pub(crate) fn long_pin(&self) -> Option<(String, Duration)> {
+        let (number, since) = (*self.0.lock().unwrap_or_else(|e| e.into_inner()))?;
+        let name = NAMES.lock().unwrap_or_else(|e| e.into_inner()).get(number).cloned().unwrap_or_default();
+        Some((name, since.elapsed())).filter(|(_, waited)| *waited >= LONG)
+    }
+}
+
+/// While this lives, a drain waits.
+pub(crate) struct Waiting<'a>(&'a Watch);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        *self.0.0.lock().unwrap_or_else(|e| e.into_inner()) = None;
+    }
+}
