@@ -58,6 +58,8 @@ pub trait Subject: Send + Sync {
     fn commit(&self) -> Result<()>;
     /// Compacts the log.
     fn compact(&self) -> Result<()>;
+    /// Takes an image of the index.
+    fn save_index(&self) -> Result<()>;
     /// Closes the store.
     fn close(&self) -> Result<()>;
 }
@@ -252,6 +254,10 @@ macro_rules! subject {
 
             fn compact(&self) -> Result<()> {
                 self.0.compact().map(|_| ())
+            }
+
+            fn save_index(&self) -> Result<()> {
+                self.0.save_index()
             }
 
             fn close(&self) -> Result<()> {

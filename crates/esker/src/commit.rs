@@ -182,30 +182,16 @@ impl Engine {
             return Ok(());
         }
         let Home { storage, manifest, .. } = home;
-        let saved = remove_images(&**storage, state.image).and_then(|()| {
-            image::write(&**storage, state.image + 1, state.identity.store_id, &self.index)?;
+        let saved = image::remove_all(&**storage, state.image).and_then(|()| {
+            image::write(&**storage, state.image + 1, state.identity.store_id, &self.index, || false)?;
             manifest.write(|state| {
                 (state.image, state.image_until) = (state.image + 1, cut);
                 (state.line, state.window, state.cut) = (line, cut, cut);
                 self.describe(state);
             })?;
-            remove_images(&**storage, state.image + 1)
+            image::remove_all(&**storage, state.image + 1)
         });
+        self.image_stands_for(cut);
         saved.map_err(|error| self.latch(error))
     }
-}
-
-/// Removes all images but one: what an interrupted close or recovery left, or what is out of date.
-fn remove_images(storage: &dyn crate::device::Storage, but: u64) -> Result<()> {
-    let keep = image::name(but);
-    let images = storage.list()?.into_iter().filter(|name| image::is_image(name) && *name != keep);
-    let mut removed = false;
-    for name in images {
-        storage.remove(&name)?;
-        removed = true;
-    }
-    if removed {
-        storage.sync()?;
-    }
-    Ok(())
 }

@@ -8,6 +8,7 @@ use crate::compaction::Compaction;
 use crate::device::{Device, Storage};
 use crate::epoch::{Counter, Epochs, Pin};
 use crate::error::{Error, Result};
+use crate::image::Images;
 use crate::index::{Chain, Index, Records};
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log, PIECE_BYTES};
 use crate::manifest::{Identity, Manifest};
@@ -36,6 +37,7 @@ pub(crate) struct Engine {
     pub(crate) home: Mutex<Option<Home>>,
     pub(crate) commits: Commits,
     pub(crate) compaction: Compaction,
+    pub(crate) images: Images,
     /// The driver compacts when the log is this many times as long as what lives in it.
     pub(crate) space_amplification: f64,
     pub(crate) boundaries: Mutex<()>,
@@ -130,6 +132,7 @@ impl Engine {
             home: Mutex::new(parts.home),
             commits: Commits::default(),
             compaction: Compaction::default(),
+            images: Images::default(),
             space_amplification: parts.space_amplification,
             boundaries: Mutex::new(()),
             is_always_durable: parts.durability == Durability::Always && has_device,
@@ -311,6 +314,15 @@ impl Engine {
 
     /// The driver thread's loop.
     pub(crate) fn run_driver(&self) {
+        std::thread::scope(|scope| {
+            let named = || std::thread::Builder::new().name("esker-image".into());
+            // A failure is latched; without a thread there is no image, until one is due again.
+            self.drive(|| named().spawn_scoped(scope, || _ = self.take_image()).is_ok());
+        });
+    }
+
+    /// `take_image` takes one elsewhere: lines must not wait for it.
+    fn drive(&self, take_image: impl Fn() -> bool) {
         let mut last_line = Instant::now();
         while !self.epochs.is_closed() {
             self.share_budget();
@@ -326,7 +338,13 @@ impl Engine {
                 let _ = self.commit();
             }
             // A failure is latched.
-            let busy = self.compact_if_due().unwrap_or(false);
+            let busy = !self.is_image_under_way() && self.compact_if_due().unwrap_or(false);
+            if self.is_image_due() && !self.is_temporary() && self.check_writable().is_ok() {
+                self.images.announce(true);
+                if !take_image() {
+                    self.images.announce(false);
+                }
+            }
             let ahead = (self.log.budget.load(Relaxed) / 16).min(16 << 20);
             self.log.populate_ahead(ahead);
             self.index.populate_ahead();
@@ -476,6 +494,7 @@ impl Engine {
             home: Mutex::new(None),
             commits: Commits::default(),
             compaction: Compaction::default(),
+            images: Images::default(),
             boundaries: Mutex::new(()),
             is_always_durable: false,
             in_background: false,

@@ -5,15 +5,40 @@
 //! [ zeros up to the last sector ][ words in all ][ checksum of everything before, keyed by the store ]
 //! ```
 //! Written and read in pieces of a megabyte: an image takes no memory besides the index itself.
+//!
+//! **While the store runs** ([`Engine::take_image`]) the index changes under the copy, so an image says less than "the index
+//! as of an address", and enough. A line is drawn, its cut is `until`; each bucket is copied as it is at some moment after
+//! that; another line is drawn; then a slot of the manifest names the image, and `until`.
+//! * *Nothing is missed.* Below `until` every record was published, or given up, before the copy began (the line's drain).
+//!   What is published behind the copy's back lies above `until`: recovery reads the log from there.
+//! * *Nothing is too new.* All that the copy may have seen lies below the second line's cut and belongs to it. No manifest
+//!   names the image without that line or a later one.
+//! * *The higher address wins*, whether it comes from the image or from the log. Where keys share an entry, a record that the
+//!   image's entry lies above was published before its bucket was copied, so the entry leads to it: after that it could not have
+//!   been, for chains descend.
+//!
+//! Two things stand still meanwhile: compaction, which would remove entries, and growth, which would move them. Insertions go on
+//! in fuller buckets and catch up; an index of a gigabyte takes about a second.
+//!
+//! **When**: images take at most a third of what is written. One is due when the log behind the last one is twice as long as
+//! the index, and at least 64 MiB; reading so much more is what a recovery may cost.
 
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
+use crate::engine::{Engine, lock};
 use crate::error::{Error, Result};
-use crate::index::Index;
+use crate::index::{Index, address_of};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 const PIECE_SECTORS: usize = 256;
+/// Buckets between two looks at whether the store closes.
+const LOOK_BUCKETS: u64 = 1 << 14;
+/// The log behind an image may always be so long, in bytes.
+const LAG_BYTES_MIN: u64 = 64 << 20;
+/// And so many times as long as the index.
+const LAG_INDEX_TIMES: u64 = 2;
 const TRAILER_WORDS: usize = 2;
 const WORD: usize = 8;
 
@@ -25,12 +50,100 @@ pub(crate) fn is_image(name: &str) -> bool {
     name.starts_with("index.")
 }
 
-/// Writes the image `number` of an index that nobody changes meanwhile; durable when this returns.
-pub(crate) fn write(storage: &dyn Storage, number: u64, store_id: u64, index: &Index) -> Result<()> {
-    let mut writer = Writer::new(storage.open(&name(number))?, store_id);
+/// What is known about the last image.
+#[derive(Default)]
+pub(crate) struct Images {
+    /// The address from which on the log must be read besides.
+    until: AtomicU64,
+    is_under_way: AtomicBool,
+}
+
+impl Images {
+    /// One is about to be taken, or is not after all.
+    pub(crate) fn announce(&self, is_under_way: bool) {
+        self.is_under_way.store(is_under_way, Relaxed);
+    }
+}
+
+impl Engine {
+    pub(crate) fn image_stands_for(&self, until: u64) {
+        self.images.until.store(until, Relaxed);
+    }
+
+    /// True if a recovery now would read more of the log than it should.
+    pub(crate) fn is_image_due(&self) -> bool {
+        let bounds = &self.log.bounds;
+        let from = self.images.until.load(Relaxed).max(bounds.begin.load(Relaxed));
+        let lag = bounds.cut.load(Relaxed).saturating_sub(from);
+        !self.is_in_memory() && lag > LAG_BYTES_MIN.max(LAG_INDEX_TIMES * self.index.bytes()) && !self.is_image_under_way()
+    }
+
+    /// Compaction would wait for it.
+    pub(crate) fn is_image_under_way(&self) -> bool {
+        self.images.is_under_way.load(Relaxed)
+    }
+
+    /// Takes an image of the index while operations go on.
+    pub(crate) fn take_image(&self) -> Result<()> {
+        let _compaction = self.hold_compaction();
+        self.images.is_under_way.store(true, Relaxed);
+        let taken = self.take_image_alone();
+        self.images.is_under_way.store(false, Relaxed);
+        taken
+    }
+
+    fn take_image_alone(&self) -> Result<()> {
+        self.commit()?;
+        let until = self.log.bounds.cut.load(Acquire);
+        let home = lock(&self.home).as_ref().map(|home| (home.storage.clone(), home.manifest.state.clone()));
+        let Some((storage, state)) = home else { return Err(Error::invalid("a store on a bare device has no place for an image")) };
+        let (number, store_id) = (state.image + 1, state.identity.store_id);
+        let growth = self.index.hold();
+        let written = remove_all(&*storage, state.image)
+            .and_then(|()| write(&*storage, number, store_id, &self.index, || self.epochs.is_closed()))
+            .map_err(|error| if let Error::Closed = error { error } else { self.latch(error) });
+        // Until all that the image may have seen is in a line: see above.
+        let written = written.and_then(|()| self.commit());
+        drop(growth);
+        if let Err(Error::Closed) = written {
+            // It means nothing to anybody; the next image would remove it, too.
+            let _ = storage.remove(&name(number));
+        }
+        written?;
+        let mut home = lock(&self.home);
+        let Some(home) = &mut *home else { return Err(Error::Closed) };
+        let named = home.manifest.write(|state| (state.image, state.image_until) = (number, until));
+        named.and_then(|()| remove_all(&*storage, number)).map_err(|error| self.latch(error))?;
+        self.image_stands_for(until);
+        Ok(())
+    }
+}
+
+/// Removes all images `but` one: what an interrupted close or recovery left, or what is out of date.
+pub(crate) fn remove_all(storage: &dyn Storage, but: u64) -> Result<()> {
+    let keep = name(but);
+    let images = storage.list()?.into_iter().filter(|name| is_image(name) && *name != keep);
+    let mut removed = false;
+    for name in images {
+        storage.remove(&name)?;
+        removed = true;
+    }
+    if removed {
+        storage.sync()?;
+    }
+    Ok(())
+}
+
+/// Writes the image `number` of an index that nobody splits meanwhile; durable when this returns. `Closed` if told to `stop`.
+pub(crate) fn write(storage: &dyn Storage, number: u64, store_id: u64, index: &Index, stop: impl Fn() -> bool) -> Result<()> {
+    let mut writer = Writer::new(storage.open(&name(number))?, store_id, index.bytes());
     writer.word(index.shape_word())?;
+    let mut words = Vec::new();
     for at in 0..index.buckets() {
-        let words = index.words(at);
+        if at % LOOK_BUCKETS == 0 && stop() {
+            return Err(Error::Closed);
+        }
+        index.words_at_once(at, &mut words);
         writer.word(words.len() as u64)?;
         words.iter().try_for_each(|word| writer.word(*word))?;
     }
@@ -49,8 +162,8 @@ pub(crate) fn check(storage: &dyn Storage, number: u64, store_id: u64) -> Result
     words.ok_or_else(|| Error::corruption(format!("the index image is damaged file={}", name(number))))
 }
 
-/// Fills an empty index from the image `number`.
-pub(crate) fn read(storage: &dyn Storage, number: u64, store_id: u64, index: &Index) -> Result<()> {
+/// Fills an empty index from the image `number`; the highest address in it.
+pub(crate) fn read(storage: &dyn Storage, number: u64, store_id: u64, index: &Index) -> Result<u64> {
     let damaged = || Error::corruption(format!("the index image is damaged file={}", name(number)));
     // Twice over the file: what is not known to be whole is not believed.
     let words = check(storage, number, store_id)?;
@@ -64,15 +177,16 @@ pub(crate) fn read(storage: &dyn Storage, number: u64, store_id: u64, index: &In
     if !index.restore_shape(next(&mut reader)?) {
         return Err(damaged());
     }
-    let mut entries = Vec::new();
+    let (mut entries, mut top) = (Vec::new(), 0);
     for at in 0..index.buckets() {
         entries.clear();
         for _ in 0..next(&mut reader)? {
             entries.push(next(&mut reader)?);
         }
+        top = entries.iter().fold(top, |top, word| top.max(address_of(*word)));
         index.restore(at, &entries);
     }
-    Ok(())
+    Ok(top)
 }
 
 struct Writer {
@@ -85,8 +199,8 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(device: Arc<dyn Device>, store_id: u64) -> Self {
-        let piece = AlignedBuffer::new(PIECE_SECTORS);
+    fn new(device: Arc<dyn Device>, store_id: u64, bytes: u64) -> Self {
+        let piece = AlignedBuffer::new(piece_sectors(bytes));
         Self { device, piece, filled: 0, offset: 0, words: 0, checksum: Xxh3::with_seed(store_id) }
     }
 
@@ -98,7 +212,7 @@ impl Writer {
     fn push(&mut self, word: u64) -> Result<()> {
         self.piece.bytes_mut()[self.filled..self.filled + WORD].copy_from_slice(&word.to_le_bytes());
         self.filled += WORD;
-        if self.filled == PIECE_SECTORS * SECTOR_BYTES { self.write_piece() } else { Ok(()) }
+        if self.filled == self.piece.bytes().len() { self.write_piece() } else { Ok(()) }
     }
 
     fn write_piece(&mut self) -> Result<()> {
@@ -137,11 +251,11 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn new(device: &'a Arc<dyn Device>) -> Result<Self> {
         let bytes = device.bytes()? / SECTOR_BYTES as u64 * SECTOR_BYTES as u64;
-        Ok(Self { device, piece: AlignedBuffer::new(PIECE_SECTORS), bytes, offset: 0, filled: 0, at: 0 })
+        Ok(Self { device, piece: AlignedBuffer::new(piece_sectors(bytes)), bytes, offset: 0, filled: 0, at: 0 })
     }
 
     fn next_piece(&mut self) -> Result<&[u8]> {
-        self.filled = (self.bytes - self.offset).min((PIECE_SECTORS * SECTOR_BYTES) as u64) as usize;
+        self.filled = (self.bytes - self.offset).min(self.piece.bytes().len() as u64) as usize;
         self.device.read(self.offset, &mut self.piece.bytes_mut()[..self.filled])?;
         self.offset += self.filled as u64;
         self.at = 0;
@@ -162,7 +276,7 @@ impl<'a> Reader<'a> {
         let total = self.bytes;
         let mut trailer = None;
         while self.offset < total {
-            let is_last = total - self.offset <= (PIECE_SECTORS * SECTOR_BYTES) as u64;
+            let is_last = total - self.offset <= self.piece.bytes().len() as u64;
             let piece = self.next_piece()?;
             let end = if is_last { piece.len() - WORD } else { piece.len() };
             checksum.update(&piece[..end]);
@@ -170,6 +284,11 @@ impl<'a> Reader<'a> {
         }
         Ok(trailer.filter(|(_, want)| checksum.digest() == *want || FUZZED).map(|(words, _)| words))
     }
+}
+
+/// The buffer for so many bytes: zeroing a mebibyte would be most of the opening of a tiny store.
+fn piece_sectors(bytes: u64) -> usize {
+    (bytes.div_ceil(SECTOR_BYTES as u64) as usize).clamp(1, PIECE_SECTORS)
 }
 
 fn word_at(bytes: &[u8], at: usize) -> u64 {

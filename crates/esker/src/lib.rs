@@ -47,7 +47,7 @@ mod watch;
 const FUZZED: bool = cfg!(fuzzing);
 
 pub use commit::Durability;
-pub use device::{Device, DeviceRead, MemoryDevice, ReadSource, SECTOR_BYTES, Storage};
+pub use device::{Device, DeviceRead, MemoryDevice, MemoryStorage, ReadSource, SECTOR_BYTES, Storage};
 pub use error::{Error, Result};
 pub use options::{ByteCount, Options};
 pub use stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats, Warning};

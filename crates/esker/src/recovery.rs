@@ -17,6 +17,7 @@
 
 use crate::device::{AlignedBuffer, SECTOR_BYTES};
 use crate::engine::{Engine, Layout, block_ceil, lock};
+use crate::epoch::Pin;
 use crate::error::{Error, Result};
 use crate::image;
 use crate::index::{Chain, Published, Records};
@@ -53,22 +54,13 @@ impl Engine {
         let scars = scars::read(&*storage, state.cut)?;
         self.log.begin_at(state.begin);
         self.start_dead_bytes(state.dead);
+        self.image_stands_for(state.image_until);
         let file_bytes = self.log.device.as_ref().map_or(Ok(0), |device| device.bytes())?;
         let behind = block_ceil(file_bytes.div_ceil(SECTOR_BYTES as u64) * BLOCK_BYTES).max(state.cut);
         self.log.start_at(behind, state.line + 1, state.cut);
-        let (from, is_image_lost) = self.restore_index(&state, accept_loss)?;
-        let span = Span::new(from, &state, &scars);
-        let end = if state.shared {
-            self.scan(&span, &mut Joining { engine: self, first_copy: behind })
-        } else {
-            self.index.set_limit(u64::MAX);
-            self.scan(&span, &mut Raising { engine: self })
-        };
-        let cut = match end {
-            // What lies behind the damage is given up: a scar from there on.
-            Err(Error::Corruption(_)) if accept_loss => block_ceil(span.reached.get()),
-            end => end.map(|()| state.cut)?,
-        };
+        let image = self.restore_index(&state, accept_loss)?;
+        let (image, cut) = if accept_loss { self.accept_loss(&state, &scars, image)? } else { (image, state.cut) };
+        self.replay(&Span::up_to(cut, image.until, &state, &scars), &image, behind)?;
         self.share_budget();
         self.check_index_fits()?;
         if behind > cut || scars::has_stale(&*storage, scars.len())? {
@@ -80,32 +72,62 @@ impl Engine {
             *lock(&self.compaction.scars) = scars.clone();
         }
         // Without an image the next opening would read all this again.
-        if from == cut && behind == cut { Ok(()) } else { self.save_image(is_image_lost) }
+        if image.until == cut && behind == cut { Ok(()) } else { self.save_image(image.is_lost) }
     }
 
-    /// The index as the image has it; where the log must be read from, and whether there was an image that is lost.
-    fn restore_index(&self, state: &State, accept_loss: bool) -> Result<(u64, bool)> {
+    /// The index as the image has it.
+    fn restore_index(&self, state: &State, accept_loss: bool) -> Result<Restored> {
         self.index.set_shared(state.shared);
-        if state.image != 0 {
-            let home = lock(&self.home);
-            let read = home.as_ref().map_or(Ok(()), |home| image::read(&*home.storage, state.image, state.identity.store_id, &self.index));
-            match read {
-                Ok(()) => {
-                    if !state.shared {
-                        // In a coarser table two keys might meet in one entry that had one each when they were written.
-                        self.index.grow_to(state.shape, &Cold);
-                    }
-                    return Ok((state.image_until.max(state.begin), false));
-                }
-                // The log itself has everything.
-                Err(Error::Corruption(_)) if accept_loss => self.index.clear(),
-                Err(error) => return Err(error),
-            }
+        if state.image == 0 {
+            return self.restore_nothing(state, false);
         }
+        let home = lock(&self.home);
+        let read = home.as_ref().map_or(Ok(0), |home| image::read(&*home.storage, state.image, state.identity.store_id, &self.index));
+        match read {
+            Ok(top) => {
+                if !state.shared {
+                    // In a coarser table two keys might meet in one entry that had one each when they were written.
+                    self.index.grow_to(state.shape, &Cold);
+                }
+                Ok(Restored { until: state.image_until.max(state.begin), top, is_lost: false })
+            }
+            // The log itself has everything.
+            Err(Error::Corruption(_)) if accept_loss => self.restore_nothing(state, true),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn restore_nothing(&self, state: &State, is_lost: bool) -> Result<Restored> {
+        self.index.clear();
         if !self.index.restore_shape(state.shape) {
             return Err(Error::corruption("the manifest has an impossible index shape"));
         }
-        Ok((state.begin, state.image != 0))
+        Ok(Restored { until: state.begin, top: 0, is_lost })
+    }
+
+    /// Where the log ends, if what lies behind damage is given up; and the index without an image that leads there.
+    fn accept_loss(&self, state: &State, scars: &[Scar], image: Restored) -> Result<(Restored, u64)> {
+        let sound_until = |from| {
+            let span = Span::new(from, state, scars);
+            match self.scan(&span, &mut Ignoring) {
+                Err(Error::Corruption(_)) => Ok(block_ceil(span.reached.get())),
+                end => end.map(|()| state.cut),
+            }
+        };
+        let cut = sound_until(image.until)?;
+        if image.top < cut {
+            return Ok((image, cut));
+        }
+        Ok((self.restore_nothing(state, true)?, sound_until(state.begin)?))
+    }
+
+    /// Brings the index from the image to the line.
+    fn replay(&self, span: &Span<'_>, image: &Restored, behind: u64) -> Result<()> {
+        if span.state.shared {
+            return self.scan(span, &mut Joining { engine: self, first_copy: behind, image_top: image.top });
+        }
+        self.index.set_limit(u64::MAX);
+        self.scan(span, &mut Raising { engine: self })
     }
 
     /// Visits the records that count in a part of the log, in order.
@@ -124,7 +146,7 @@ impl Engine {
 
     /// The same for a log in memory, whose records up to the end do not change any more.
     pub(crate) fn scan_memory(&self, span: &Span<'_>, visitor: &mut impl Visitor) -> Result<()> {
-        let (from, until) = (span.from, span.state.cut);
+        let (from, until) = (span.from, span.until);
         let mut scan = Scan::new(self, span, from, until);
         let mut at = scan.base;
         while at < until {
@@ -137,8 +159,8 @@ impl Engine {
 
     fn read_ahead(&self, from: u64, to: u64, send: &SyncSender<Result<Vec<u8>>>) {
         let Some(device) = &self.log.device else { return };
-        let mut buffer = AlignedBuffer::new(PIECE_BLOCKS as usize);
         let (mut block, end) = (from / BLOCK_BYTES, to / BLOCK_BYTES);
+        let mut buffer = AlignedBuffer::new(PIECE_BLOCKS.min(end - block) as usize);
         while block < end {
             let count = PIECE_BLOCKS.min(end - block) as usize;
             let mut payload = Vec::new();
@@ -164,6 +186,16 @@ impl Engine {
     }
 }
 
+/// What the index holds before the log is read.
+struct Restored {
+    /// The log is read from here.
+    until: u64,
+    /// The highest address there: an image that was taken while the store ran leads beyond `until`.
+    top: u64,
+    /// There was an image, which is damaged or leads nowhere.
+    is_lost: bool,
+}
+
 /// All records are on the device.
 struct Cold;
 
@@ -177,6 +209,7 @@ impl Records for Cold {
 /// A part of the log: from an address to the cut of the last line, around the scars.
 pub(crate) struct Span<'a> {
     pub(crate) from: u64,
+    until: u64,
     pub(crate) state: &'a State,
     pub(crate) scars: &'a [Scar],
     /// Everything below was visited.
@@ -187,7 +220,12 @@ pub(crate) struct Span<'a> {
 
 impl<'a> Span<'a> {
     pub(crate) fn new(from: u64, state: &'a State, scars: &'a [Scar]) -> Self {
-        Self { from, state, scars, reached: Cell::new(from), is_open_ended: false }
+        Self { from, until: state.cut, state, scars, reached: Cell::new(from), is_open_ended: false }
+    }
+
+    /// As [`Span::new`], or less: behind `until` all is given up.
+    fn up_to(until: u64, from: u64, state: &'a State, scars: &'a [Scar]) -> Self {
+        Self { until, is_open_ended: until < state.cut, ..Self::new(from, state, scars) }
     }
 
     /// A part that ends anywhere.
@@ -197,16 +235,16 @@ impl<'a> Span<'a> {
 
     /// Everything below needs no further visit: it was visited, or lies in a scar at the end.
     pub(crate) fn reached(&self) -> u64 {
-        let end = self.state.cut;
+        let end = self.until;
         let ends_in_scar = self.scars.iter().any(|scar| scar.cut < end && end <= scar.behind);
         if ends_in_scar { end } else { self.reached.get() }
     }
 
     /// The stretches between the scars.
     pub(crate) fn parts(&self) -> Vec<Range<u64>> {
-        let scars = || self.scars.iter().filter(|scar| scar.cut < self.state.cut);
+        let scars = || self.scars.iter().filter(|scar| scar.cut < self.until);
         let starts = std::iter::once(self.from).chain(scars().map(|scar| scar.behind.max(self.from)));
-        let ends = scars().map(|scar| scar.cut).chain([self.state.cut]);
+        let ends = scars().map(|scar| scar.cut).chain([self.until]);
         starts.zip(ends).map(|(from, to)| from..to).filter(|part| part.start < part.end).collect()
     }
 
@@ -244,7 +282,7 @@ impl<'a> Scan<'a> {
             self.take(&piece?, visitor)?;
         }
         // A scar may begin in the middle of a record that was given up; the last line may not.
-        if self.at < self.until && self.until == self.span.state.cut && !self.span.is_open_ended {
+        if self.at < self.until && self.until == self.span.until && !self.span.is_open_ended {
             return Err(Error::corruption(format!("a record reaches beyond its line file={LOG} address={}", self.at)));
         }
         Ok(())
@@ -308,6 +346,15 @@ impl<'a> Scan<'a> {
     }
 }
 
+/// Looks whether all is whole.
+struct Ignoring;
+
+impl Visitor for Ignoring {
+    fn visit(&mut self, _: &Scanned, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+}
+
 /// Each key has, or had room for, an entry of its own: the highest address is the head.
 struct Raising<'a> {
     engine: &'a Engine,
@@ -315,7 +362,8 @@ struct Raising<'a> {
 
 impl Visitor for Raising<'_> {
     fn visit(&mut self, record: &Scanned, _: &[u8]) -> Result<()> {
-        self.engine.index.raise(record.hash, record.at);
+        let added = self.engine.index.raise(record.hash, record.at);
+        self.engine.index.add_to_count(u64::from(added));
         Ok(())
     }
 }
@@ -325,6 +373,20 @@ struct Joining<'a> {
     engine: &'a Engine,
     /// Copies made by this recovery lie from here on.
     first_copy: u64,
+    /// Up to here an entry of the image may lie above the record.
+    image_top: u64,
+}
+
+impl Joining<'_> {
+    /// Counts an entry that was added. The index grows with them, but not while an entry of the image may lie above a record:
+    /// a split would shorten its tag, and it would seem to stand for keys that it never led to.
+    fn count(&self, pin: &Pin<'_>, record: &Scanned, added: bool) {
+        if record.at > self.image_top {
+            self.engine.entries_recovered(pin, added);
+        } else {
+            self.engine.index.add_to_count(u64::from(added));
+        }
+    }
 }
 
 impl Visitor for Joining<'_> {
@@ -334,6 +396,7 @@ impl Visitor for Joining<'_> {
             let pin = self.engine.epochs.pin()?;
             let seen = index.lookup(record.hash);
             let head = seen.address();
+            // The image saw the entry after the record was published under it: it leads to the record, or to a newer one.
             if head == record.at || (head > record.at && head < self.first_copy) {
                 return Ok(());
             }
@@ -341,7 +404,7 @@ impl Visitor for Joining<'_> {
             let mut added = false;
             if head == 0 && index.has_free_entry(record.hash) || head != 0 && head < record.at && leads_on {
                 index.publish(record.hash, &seen, record.at, &mut added, |_| {});
-                self.engine.entries_recovered(&pin, added);
+                self.count(&pin, record, added);
                 return Ok(());
             }
             let Some(at) = self.engine.log.allocate(pin.slot, bytes.len() as u64) else {
@@ -354,7 +417,7 @@ impl Visitor for Joining<'_> {
             copy.write_copy(bytes, head, self.engine.log.line_flag());
             match index.publish(record.hash, &seen, at, &mut added, |previous| copy.set_previous(previous)) {
                 Published::Done => {
-                    self.engine.entries_recovered(&pin, added);
+                    self.count(&pin, record, added);
                     return Ok(());
                 }
                 _ => copy.abandon(),
@@ -366,29 +429,8 @@ impl Visitor for Joining<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Durability, MemoryDevice, Options, Storage, Store};
-    use std::collections::BTreeMap;
-    use std::io;
+    use crate::{Durability, MemoryStorage, Options, Storage, Store};
     use std::sync::{Arc, Mutex};
-
-    /// Files in memory that outlive the store.
-    #[derive(Default)]
-    struct Files(Mutex<BTreeMap<String, Arc<MemoryDevice>>>);
-
-    impl Storage for Files {
-        fn open(&self, name: &str) -> io::Result<Arc<dyn crate::Device>> {
-            Ok(self.0.lock().unwrap().entry(name.into()).or_default().clone())
-        }
-        fn list(&self) -> io::Result<Vec<String>> {
-            Ok(self.0.lock().unwrap().keys().cloned().collect())
-        }
-        fn remove(&self, name: &str) -> io::Result<()> {
-            self.0.lock().unwrap().remove(name).map(|_| ()).ok_or(io::ErrorKind::NotFound.into())
-        }
-        fn sync(&self) -> io::Result<()> {
-            Ok(())
-        }
-    }
 
     /// The store is left as a crash leaves it: never closed. It is kept: what nobody can reach any more is a leak to a sanitizer.
     fn crash(store: impl Send + 'static) {
@@ -398,7 +440,7 @@ mod tests {
 
     #[test]
     fn a_commit_survives_and_what_came_later_does_not_hurt() {
-        let files = Arc::new(Files::default());
+        let files = Arc::new(MemoryStorage::new());
         for round in 0..5u64 {
             let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
             for n in 0..round * 10_000 {
@@ -420,7 +462,7 @@ mod tests {
     /// the table they were written in, one was lost.
     #[test]
     fn a_small_image_and_a_long_log_lose_nothing() {
-        let files = Arc::new(Files::default());
+        let files = Arc::new(MemoryStorage::new());
         let open = || Options::new().memory("16MiB").background(false).open_in::<u64, u64>(files.clone()).unwrap();
         open().put(&0, &0).unwrap();
         let store = open();
@@ -435,9 +477,35 @@ mod tests {
         }
     }
 
+    /// Growth gave records in memory fresh full tags; the image knew them by fewer bits of the hash once its table was made as
+    /// fine. Another key's record, found by the scan, took the place of the one it seemed to succeed.
+    #[test]
+    fn a_table_that_grew_behind_its_image_loses_nothing() {
+        let files = Arc::new(MemoryStorage::new());
+        let open = || Options::new().memory("32MiB").background(false).open_in::<u64, u64>(files.clone()).unwrap();
+        let store = open();
+        (0..3000u64).for_each(|n| store.put(&n, &n).unwrap());
+        store.save_index().unwrap();
+        (3000..120_000u64).for_each(|n| store.put(&n, &n).unwrap());
+        (0..300u64).for_each(|n| assert!(store.delete(&(n * 10)).unwrap()));
+        store.commit().unwrap();
+        crash(store);
+        for round in 0..2 {
+            let store = open();
+            for n in 0..120_000u64 {
+                let want = (n >= 3000 || n % 10 != 0).then_some(n);
+                assert_eq!(store.get(&n).unwrap(), want, "key {n} in round {round}");
+            }
+            store.compact().unwrap();
+            let deleted = (0..300u64).filter_map(|n| store.get(&(n * 10)).unwrap());
+            assert_eq!(deleted.count(), 0, "a deleted key came back");
+            store.close().unwrap();
+        }
+    }
+
     #[test]
     fn a_shared_index_loses_nothing() {
-        let files = Arc::new(Files::default());
+        let files = Arc::new(MemoryStorage::new());
         let count = 900_000u64;
         for round in 0..3u64 {
             let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
@@ -459,7 +527,7 @@ mod tests {
 
     #[test]
     fn always_durable_writes_survive_without_a_commit() {
-        let files = Arc::new(Files::default());
+        let files = Arc::new(MemoryStorage::new());
         let options = Options::new().memory("16MiB").durability(Durability::Always).background(false);
         let store: Store<str, [u8]> = options.clone().open_in(files.clone()).unwrap();
         for n in 0..100 {
@@ -474,7 +542,7 @@ mod tests {
 
     #[test]
     fn a_damaged_block_stops_the_opening_by_name() {
-        let files = Arc::new(Files::default());
+        let files = Arc::new(MemoryStorage::new());
         let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
         for n in 0..100_000 {
             store.put(&n, &n).unwrap();
@@ -500,7 +568,7 @@ mod tests {
 
     #[test]
     fn verification_names_what_is_damaged_and_changes_nothing() {
-        let files = Arc::new(Files::default());
+        let files = Arc::new(MemoryStorage::new());
         for round in 0..3 {
             let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
             for n in 0..50_000 {

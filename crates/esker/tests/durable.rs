@@ -2,49 +2,10 @@
 //! an exact cut. Each thread's part of it is a prefix of what that thread did, and holds all that had returned when the
 //! commit was asked for.
 
-use esker::{Device, Durability, MemoryDevice, Options, Storage, Store};
-use std::collections::BTreeMap;
-use std::io;
+use esker::{Durability, MemoryStorage, Options, Storage, Store};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-/// Files in memory that can be copied while they are in use.
-#[derive(Default)]
-struct Files(Mutex<BTreeMap<String, Arc<MemoryDevice>>>);
-
-impl Files {
-    /// What a power cut now would leave, were every write durable at once.
-    fn copy(&self) -> Arc<Files> {
-        let files = self.0.lock().unwrap();
-        // The manifest first: what it speaks of was written before it.
-        let mut names: Vec<&String> = files.keys().collect();
-        names.sort_by_key(|name| *name != "esker.manifest");
-        let copies = names.into_iter().map(|name| {
-            let (from, to) = (&files[name], MemoryDevice::new());
-            let mut bytes = vec![0; from.bytes().unwrap() as usize];
-            from.read(0, &mut bytes).unwrap();
-            to.write(0, &bytes).unwrap();
-            (name.clone(), Arc::new(to))
-        });
-        Arc::new(Files(Mutex::new(copies.collect())))
-    }
-}
-
-impl Storage for Files {
-    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
-        Ok(self.0.lock().unwrap().entry(name.into()).or_default().clone())
-    }
-    fn list(&self) -> io::Result<Vec<String>> {
-        Ok(self.0.lock().unwrap().keys().cloned().collect())
-    }
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.0.lock().unwrap().remove(name).map(|_| ()).ok_or(io::ErrorKind::NotFound.into())
-    }
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
+use std::time::{Duration, Instant};
 
 const KEYS: u64 = 8;
 
@@ -82,8 +43,17 @@ fn prefix(store: &Store<u64, u64>, thread: u64, most: u64) -> Option<u64> {
     (newest..=(newest + 4).min(most)).find(|&done| fits(done))
 }
 
-fn cut_while_threads_work(options: Options, commit_by_hand: bool) {
-    let files = Arc::new(Files::default());
+/// How lines come about.
+#[derive(Clone, Copy, PartialEq)]
+enum Lines {
+    ByThemselves,
+    ByHand,
+    /// And with images of the index.
+    Images,
+}
+
+fn cut_while_threads_work(options: Options, lines: Lines) {
+    let files = Arc::new(MemoryStorage::new());
     let store: Store<u64, u64> = options.clone().open_in(files.clone()).unwrap();
     let done: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
     let stop = AtomicBool::new(false);
@@ -106,15 +76,17 @@ fn cut_while_threads_work(options: Options, commit_by_hand: bool) {
         for round in 0..30 {
             std::thread::sleep(Duration::from_millis(round % 5));
             let returned: Vec<u64> = done.iter().map(|done| done.load(Acquire)).collect();
-            if commit_by_hand {
-                store.commit().unwrap();
+            match lines {
+                Lines::ByThemselves => {}
+                Lines::Images if round % 2 == 0 => store.save_index().unwrap(),
+                Lines::ByHand | Lines::Images => store.commit().unwrap(),
             }
-            let copy = files.copy();
+            let copy = Arc::new(files.copy());
             let most: Vec<u64> = done.iter().map(|done| done.load(Acquire) + 1).collect();
             let reopened: Store<u64, u64> = Options::new().memory("16MiB").open_in(copy).unwrap();
             for thread in 0..4 {
                 let seen = prefix(&reopened, thread as u64, most[thread]);
-                let least = if commit_by_hand { returned[thread] } else { 0 };
+                let least = if lines == Lines::ByThemselves { 0 } else { returned[thread] };
                 assert!(seen.is_some_and(|seen| seen >= least), "thread {thread} round {round}: {seen:?} of at least {least}");
             }
         }
@@ -124,23 +96,86 @@ fn cut_while_threads_work(options: Options, commit_by_hand: bool) {
 
 #[test]
 fn a_commit_is_an_exact_cut_while_threads_write() {
-    cut_while_threads_work(Options::new().memory("16MiB"), true);
+    cut_while_threads_work(Options::new().memory("16MiB"), Lines::ByHand);
+}
+
+#[test]
+fn an_image_taken_while_threads_write_leads_to_an_exact_cut() {
+    cut_while_threads_work(Options::new().memory("16MiB"), Lines::Images);
+}
+
+/// The same with more keys than the index has room for, and with new ones all the time.
+#[test]
+fn an_image_of_a_shared_index_loses_nothing() {
+    let files = Arc::new(MemoryStorage::new());
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open_in(files.clone()).unwrap();
+    let (done, stop) = ([const { AtomicU64::new(0) }; 2], AtomicBool::new(false));
+    let key = |thread: u64, i: u64| (i % 700_000) << 1 | thread;
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (store, stop, done) = (&store, &stop, &done);
+            scope.spawn(move || {
+                for i in (0..).take_while(|_| !stop.load(Relaxed)) {
+                    store.put(&key(thread, i), &i).unwrap();
+                    done[thread as usize].store(i + 1, Release);
+                }
+            });
+        }
+        for round in 0..5 {
+            // Beyond what the index holds, then over and over.
+            while done.iter().any(|done| done.load(Acquire) < 500_000 * (round + 1)) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            store.save_index().unwrap();
+            std::thread::sleep(Duration::from_millis(3));
+            let returned: Vec<u64> = done.iter().map(|done| done.load(Acquire)).collect();
+            store.commit().unwrap();
+            let reopened: Store<u64, u64> = Options::new().memory("24MiB").open_in(Arc::new(files.copy())).unwrap();
+            for thread in 0..2 {
+                let returned = returned[thread as usize];
+                for i in (returned.saturating_sub(700_000)..returned).step_by(61) {
+                    let found = reopened.get(&key(thread, i)).unwrap();
+                    assert!(found.is_some_and(|found| found >= i && (found - i) % 700_000 == 0), "{found:?}, not {i} in round {round}");
+                }
+            }
+        }
+        stop.store(true, Relaxed);
+    });
 }
 
 #[test]
 fn lines_drawn_by_themselves_are_exact_cuts() {
-    cut_while_threads_work(Options::new().memory("16MiB").durability(Durability::Every(Duration::from_millis(2))), false);
+    cut_while_threads_work(Options::new().memory("16MiB").durability(Durability::Every(Duration::from_millis(2))), Lines::ByThemselves);
+}
+
+/// Else a store that never closes in order would have to read all its log when it opens.
+#[test]
+fn images_come_by_themselves() {
+    let files = Arc::new(MemoryStorage::new());
+    let images = || files.list().unwrap().into_iter().filter(|name| name.starts_with("index.")).collect::<Vec<_>>();
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").open_in(files.clone()).unwrap();
+    for turn in 0..3 {
+        (0..70_000u64).for_each(|n| store.put(&n, &[turn; 1000]).unwrap());
+        store.commit().unwrap();
+        let begun = Instant::now();
+        while images() != [format!("index.{}", turn + 1)] {
+            assert!(begun.elapsed() < Duration::from_secs(30), "no image: {:?}", images());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let copy: Store<u64, [u8]> = Options::new().memory("16MiB").open_in(Arc::new(files.copy())).unwrap();
+    (0..70_000u64).step_by(97).for_each(|n| assert_eq!(copy.get(&n).unwrap(), Some(vec![2; 1000])));
 }
 
 #[test]
 fn with_always_every_returned_call_is_durable() {
-    let files = Arc::new(Files::default());
+    let files = Arc::new(MemoryStorage::new());
     let options = Options::new().memory("16MiB").durability(Durability::Always);
     let store: Store<u64, u64> = options.open_in(files.clone()).unwrap();
     for i in 0..200 {
         operate(&store, 0, i);
         if i % 10 == 9 {
-            let reopened: Store<u64, u64> = Options::new().memory("16MiB").open_in(files.copy()).unwrap();
+            let reopened: Store<u64, u64> = Options::new().memory("16MiB").open_in(Arc::new(files.copy())).unwrap();
             let last = (0..=i).rev().take(KEYS as usize);
             last.for_each(|i| assert_eq!(reopened.get(&key(0, i)).unwrap(), outcome(i), "operation {i}"));
         }
@@ -149,7 +184,7 @@ fn with_always_every_returned_call_is_durable() {
 
 #[test]
 fn many_threads_share_lines() {
-    let files = Arc::new(Files::default());
+    let files = Arc::new(MemoryStorage::new());
     let store: Store<u64, u64> = Options::new().memory("16MiB").durability(Durability::Always).open_in(files.clone()).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..16u64 {
@@ -157,7 +192,7 @@ fn many_threads_share_lines() {
             scope.spawn(move || (0..50).for_each(|i| assert!(store.rmw(&(i % 5), |old| old.unwrap_or(0) + thread).is_ok())));
         }
     });
-    let reopened: Store<u64, u64> = Options::new().memory("16MiB").open_in(files.copy()).unwrap();
+    let reopened: Store<u64, u64> = Options::new().memory("16MiB").open_in(Arc::new(files.copy())).unwrap();
     let sum: u64 = (0..5).map(|key| reopened.get(&key).unwrap().unwrap()).sum();
     assert_eq!(sum, 50 * (0..16).sum::<u64>());
 }
@@ -180,7 +215,7 @@ fn a_commit_from_inside_a_closure_is_refused() {
 /// and no later line would look at it again.
 #[test]
 fn a_slow_update_is_in_this_line_or_in_the_next() {
-    let files = Arc::new(Files::default());
+    let files = Arc::new(MemoryStorage::new());
     let store: Store<u64, u64> = Options::new().memory("16MiB").open_in(files.clone()).unwrap();
     store.put(&1, &1).unwrap();
     let started = AtomicBool::new(false);
@@ -200,7 +235,7 @@ fn a_slow_update_is_in_this_line_or_in_the_next() {
         store.commit().unwrap();
     });
     store.commit().unwrap();
-    let reopened: Store<u64, u64> = Options::new().memory("16MiB").open_in(files.copy()).unwrap();
+    let reopened: Store<u64, u64> = Options::new().memory("16MiB").open_in(Arc::new(files.copy())).unwrap();
     assert_eq!(reopened.get(&1).unwrap(), Some(2));
 }
 
@@ -208,7 +243,7 @@ fn a_slow_update_is_in_this_line_or_in_the_next() {
 #[test]
 fn closing_wakes_those_who_wait_for_a_line() {
     for _ in 0..20 {
-        let files = Arc::new(Files::default());
+        let files = Arc::new(MemoryStorage::new());
         let store: Store<u64, u64> = Options::new().memory("16MiB").durability(Durability::Always).open_in(files).unwrap();
         std::thread::scope(|scope| {
             for thread in 0..8 {
@@ -232,7 +267,7 @@ fn durability_means_nothing_in_memory() {
 /// Values of a width of their own were once read as others of the same layout, and the read panicked.
 #[test]
 fn a_store_of_other_types_is_refused() {
-    let files = Arc::new(Files::default());
+    let files = Arc::new(MemoryStorage::new());
     let store: Store<[u8], [u8]> = Options::new().memory("16MiB").open_in(files.clone()).unwrap();
     store.put(b"12345678", b"short").unwrap();
     store.close().unwrap();

@@ -112,6 +112,10 @@ impl<'s, S: Subject> Run<'s, S> {
                 Step::Do(operation) => self.operation(&mut store, operation)?,
                 Step::Commit => self.commit(&mut store),
                 Step::Compact => self.failed |= store.compact().is_err(),
+                Step::Image => match store.image() {
+                    Ok(()) if self.subject.takes_images() => self.promised(),
+                    image => self.failed |= image.is_err(),
+                },
                 Step::Reopen => {
                     if store.close().is_ok() {
                         self.promised();

@@ -161,6 +161,14 @@ impl Run<'_> {
                 self.mark();
                 Ok(store)
             }
+            Step::Image => {
+                let before = self.states.len() - 1;
+                store.image().map_err(|e| format!("an image failed: {e}"))?;
+                // It draws lines, if the store knows of images at all.
+                self.floor = if subject.takes_images() { before } else { self.floor };
+                self.mark();
+                Ok(store)
+            }
             Step::Reopen => {
                 store.close().map_err(|e| format!("close failed: {e}"))?;
                 self.promised();

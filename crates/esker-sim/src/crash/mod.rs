@@ -33,6 +33,11 @@ pub trait Subject: Sync {
         false
     }
 
+    /// Whether there are images, which make durable all that returned before them.
+    fn takes_images(&self) -> bool {
+        false
+    }
+
     /// Opens what is there, or begins.
     ///
     /// # Errors
@@ -59,6 +64,14 @@ pub trait Live {
     /// # Errors
     /// The store's, in words.
     fn compact(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Takes an image, if the store does. Changes nothing that can be read.
+    ///
+    /// # Errors
+    /// The store's, in words.
+    fn image(&mut self) -> Result<(), String> {
         Ok(())
     }
 

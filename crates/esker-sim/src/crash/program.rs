@@ -18,6 +18,8 @@ pub enum Step {
     Commit,
     /// A compaction of the log.
     Compact,
+    /// An image of the index, of a store in use.
+    Image,
     /// A close in order and an opening.
     Reopen,
 }
@@ -83,10 +85,11 @@ impl fmt::Display for Program {
 
 fn step(random: &mut ChaCha8Rng, layout: Layout, number: u64) -> Step {
     let key = layout.key(random.random_range(0..KEYS));
-    Step::Do(match random.random_range(0..22) {
+    Step::Do(match random.random_range(0..24) {
         0..6 => return Step::Commit,
         6 => return Step::Reopen,
-        20.. => return Step::Compact,
+        20..22 => return Step::Compact,
+        22.. => return Step::Image,
         7..13 => Operation::Put(key, value(random, layout, number)),
         13..15 => Operation::Delete(key),
         15..18 => Operation::Rmw(key, random.random_range(1..=255)),
@@ -139,6 +142,7 @@ pub fn all(layout: Layout, length: usize) -> Vec<Program> {
             let mut add = |used: u64, step: Step| longer.push((used, [&steps[..], &[step]].concat()));
             add(used, Step::Commit);
             add(used, Step::Compact);
+            add(used, Step::Image);
             add(used, Step::Reopen);
             for key in 0..KEYS.min(used + 1) {
                 for step in on_key(layout, key, number) {
@@ -163,9 +167,9 @@ mod tests {
 
     #[test]
     fn short_programs_are_all_there_and_differ() {
-        // One key or none: 3 + 4 programs of one step; then 3 + 4 or 3 + 8 continuations.
-        assert_eq!(all(Layout::Blobs, 1).len(), 7);
-        assert_eq!(all(Layout::Blobs, 2).len(), 3 * 7 + 4 * 11);
+        // One key or none: 4 + 4 programs of one step; then 4 + 4 or 4 + 8 continuations.
+        assert_eq!(all(Layout::Blobs, 1).len(), 8);
+        assert_eq!(all(Layout::Blobs, 2).len(), 4 * 8 + 4 * 12);
         let programs = all(Layout::Pairs, 3);
         assert!(programs.iter().enumerate().all(|(i, p)| programs[..i].iter().all(|q| p.steps != q.steps)));
     }

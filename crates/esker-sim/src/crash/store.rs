@@ -29,6 +29,10 @@ impl Subject for Esker {
         matches!(self.0, Durability::Always)
     }
 
+    fn takes_images(&self) -> bool {
+        true
+    }
+
     fn open(&self, layout: Layout, storage: &SimStorage) -> Result<LiveEsker, String> {
         let place = Place::Storage(Arc::new(storage.clone()), self.0);
         Ok(LiveEsker { store: subject::open(layout, BUDGET_BYTES, &place).map_err(words)?, layout })
@@ -46,6 +50,10 @@ impl Live for LiveEsker {
 
     fn compact(&mut self) -> Result<(), String> {
         self.store.compact().map_err(words)
+    }
+
+    fn image(&mut self) -> Result<(), String> {
+        self.store.save_index().map_err(words)
     }
 
     fn close(self) -> Result<(), String> {

@@ -3,16 +3,18 @@
 //! The trait is small so that a simulated disk is short. Offsets and lengths are multiples of [`SECTOR_BYTES`].
 
 mod file;
+mod memory;
 mod pool;
 #[cfg(target_os = "linux")]
 mod ring;
 mod stream;
 
 pub(crate) use file::FileDevice;
+pub use memory::{MemoryDevice, MemoryStorage};
 pub use stream::{DeviceRead, ReadSource};
 
 use std::io;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 /// The unit of every transfer, in bytes.
 pub const SECTOR_BYTES: usize = 4096;
@@ -86,48 +88,6 @@ pub trait Storage: Send + Sync {
     /// # Errors
     /// Whatever the system reports.
     fn sync(&self) -> io::Result<()>;
-}
-
-/// A device in memory, for tests and experiments.
-#[derive(Debug, Default)]
-pub struct MemoryDevice {
-    bytes: RwLock<Vec<u8>>,
-}
-
-impl MemoryDevice {
-    /// An empty one.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-}
-
-impl Device for MemoryDevice {
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let bytes = self.bytes.read().unwrap_or_else(|e| e.into_inner());
-        let from = offset as usize;
-        let source = bytes.get(from..from + into.len());
-        into.copy_from_slice(source.ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, source: &[u8]) -> io::Result<()> {
-        let mut bytes = self.bytes.write().unwrap_or_else(|e| e.into_inner());
-        let from = offset as usize;
-        if bytes.len() < from + source.len() {
-            bytes.resize(from + source.len(), 0);
-        }
-        bytes[from..from + source.len()].copy_from_slice(source);
-        Ok(())
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn bytes(&self) -> io::Result<u64> {
-        Ok(self.bytes.read().unwrap_or_else(|e| e.into_inner()).len() as u64)
-    }
 }
 
 /// A buffer aligned for direct I/O.

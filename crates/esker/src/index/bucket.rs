@@ -44,7 +44,7 @@ pub(super) fn tag_of(word: u64) -> u64 {
 }
 
 #[inline(always)]
-pub(super) fn address_of(word: u64) -> u64 {
+pub(crate) fn address_of(word: u64) -> u64 {
     word >> TAG_FIELD_BITS
 }
 

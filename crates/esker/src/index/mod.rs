@@ -29,8 +29,9 @@ mod overflow;
 use crate::error::Result;
 use crate::memory::{Region, prefetch};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
-use crate::sync::{Mutex, Rule, broken, hint};
-use bucket::{Bucket, VERSION, VERSION_MASK, address_of, entry_word, next_of, tag_of};
+use crate::sync::{Mutex, Rule, broken, hint, thread};
+pub(crate) use bucket::address_of;
+use bucket::{Bucket, VERSION, VERSION_MASK, entry_word, next_of, tag_of};
 use overflow::Overflow;
 use std::hint::select_unpredictable;
 
@@ -483,16 +484,25 @@ impl Index {
         outcome
     }
 
-    /// Removes the entry of `hash` if it is still what `seen` saw.
+    /// Removes the entry of `hash`, which nobody needs any more, if it is still what `seen` saw; false if it is not. It stays if
+    /// a shorter one would stand for the hash then: that may lead to what this one superseded.
     pub(crate) fn remove(&self, hash: u64, seen: &Seen) -> bool {
         let place = self.latch(hash);
-        let found = self.find(self.bucket_at(place.offset), place.tag());
-        let removed = found.filter(|(_, word)| *word == seen.entry).map(|(slot, _)| slot.store(0, Release)).is_some();
-        self.bucket_at(place.offset).unlatch();
-        if removed {
+        let bucket = self.bucket_at(place.offset);
+        let found = self.find(bucket, place.tag()).filter(|(_, word)| *word == seen.entry);
+        let is_last = self.matches(bucket, place.tag()) == 1;
+        if let (Some((slot, _)), true) = (found, is_last) {
+            slot.store(0, Release);
             self.entries.0.fetch_add(1u64.wrapping_neg(), Relaxed);
         }
-        removed
+        bucket.unlatch();
+        found.is_some()
+    }
+
+    /// How many entries stand for a full tag.
+    fn matches(&self, bucket: &Bucket, tag: u64) -> usize {
+        let slots = self.chain(bucket).flat_map(Bucket::entries);
+        slots.filter(|slot| match_bits(tag_of(slot.load(Relaxed)), tag).is_some()).count()
     }
 
     fn publish_latched(&self, place: Place, seen: &Seen, at: u64, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
@@ -613,10 +623,29 @@ impl Index {
         self.words(at).into_iter().map(address_of).collect()
     }
 
-    /// All entries of one bucket, for images.
-    pub(crate) fn words(&self, at: u64) -> Vec<u64> {
+    /// All entries of one bucket, for statistics.
+    fn words(&self, at: u64) -> Vec<u64> {
         let all = self.chain(self.bucket(at)).flat_map(Bucket::entries);
         all.map(|slot| slot.load(Acquire)).filter(|word| *word != 0).collect()
+    }
+
+    /// All entries of one bucket at one moment, for images; nothing may split meanwhile. Others go on: no latch is taken, so
+    /// that an image does not write to a line that it only reads.
+    pub(crate) fn words_at_once(&self, at: u64, words: &mut Vec<u64>) {
+        let bucket = self.bucket(at);
+        loop {
+            words.clear();
+            let before = bucket.link(Acquire);
+            let all = self.chain(bucket).flat_map(Bucket::entries);
+            words.extend(all.map(|slot| slot.load(Acquire)).filter(|word| *word != 0));
+            // Acquire fence: the entries were loaded before the link is looked at again. Whoever changes one holds the latch, and
+            // leaves another version.
+            fence(Acquire);
+            if before & bucket::LATCH == 0 && bucket.link(Relaxed) == before {
+                return;
+            }
+            thread::yield_now();
+        }
     }
 
     /// The shape, for images and manifests.
@@ -639,19 +668,38 @@ impl Index {
 
     // ---- recovery ------------------------------------------------------------------------------------------------
 
-    /// Makes `at` the head of the entry for `hash`, unless that lies higher already; adds the entry if there is none.
-    pub(crate) fn raise(&self, hash: u64, at: u64) {
+    /// Makes `at` the head of the entry with the full tag of `hash`, unless that lies higher already; adds the entry if there is
+    /// none. True if it did.
+    ///
+    /// An entry with a shorter tag is left alone: it may have got that only now, in a table made finer than its image, and
+    /// lead to another key's record, to which the one at `at` does not lead. Hashes that agree on a full tag in this table
+    /// did so in every coarser one, so they always had one chain, and the higher record leads to the lower one.
+    pub(crate) fn raise(&self, hash: u64, at: u64) -> bool {
         let place = self.latch(hash);
-        match self.find(self.bucket_at(place.offset), place.tag()) {
-            Some((_, word)) if address_of(word) >= at => {}
-            Some((slot, word)) => slot.store(entry_word(tag_of(word), at), Release),
-            None => {
-                let mut added = false;
-                self.add_entry(place, at, &mut added, |_| unreachable!("recovery of an index without shared entries lifts the limit"));
-                self.add_to_count(u64::from(added));
+        let bucket = self.bucket_at(place.offset);
+        let added = match self.full_match(bucket, place.tag()) {
+            Some((_, word)) if address_of(word) >= at => false,
+            Some((slot, word)) => {
+                slot.store(entry_word(tag_of(word), at), Release);
+                false
             }
-        }
-        self.bucket_at(place.offset).unlatch();
+            None => {
+                let free = self.empty_entry(place.number());
+                let slot = free.unwrap_or_else(|| unreachable!("recovery of an index without shared entries lifts the limit"));
+                slot.store(entry_word(place.tag(), at), Release);
+                true
+            }
+        };
+        bucket.unlatch();
+        added
+    }
+
+    fn full_match<'a>(&'a self, bucket: &'a Bucket, tag: u64) -> Option<(&'a AtomicU64, u64)> {
+        let equal = |part: &'a Bucket| match part.tags().equal(tag) {
+            0 => None,
+            set => Some(part.entry_of(set)),
+        };
+        self.chain(bucket).find_map(equal).map(|slot| (slot, slot.load(Acquire)))
     }
 
     /// True if an entry for `hash` can be added without sharing another's.
