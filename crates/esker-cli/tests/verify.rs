@@ -39,7 +39,7 @@ fn a_sound_store_is_said_to_be_so() {
 fn damage_is_named_by_file_and_address() {
     let place = Place::new();
     load_rows(&place, "");
-    flip(&place, "esker.log", 7 * SECTOR + 99);
+    flip(&place, "esker.log.00000000", 7 * SECTOR + 99);
     let run = place.run("verify store");
     run.must_fail("1 place is damaged");
     assert!(run.stdout.contains("DAMAGED") && run.stdout.contains("address=28560"), "{run:?}");
@@ -66,7 +66,7 @@ fn a_damaged_image_is_built_anew_when_that_is_accepted() {
 fn what_opening_does_not_read_stays_damaged() {
     let place = Place::new();
     load_rows(&place, "");
-    flip(&place, "esker.log", SECTOR + 99);
+    flip(&place, "esker.log.00000000", SECTOR + 99);
     place.run("verify store --accept-loss").must_fail("still damaged");
     place.fails("get store 1", "esker.log");
     assert_eq!(place.ok("get store 19999"), format!("{:0>20}\n", 19_999 * 7));

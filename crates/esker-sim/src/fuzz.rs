@@ -52,7 +52,8 @@ fn run_program(choices: &mut Unstructured<'_>) -> Result<()> {
                 drop(store);
                 store = subject::open(layout, BUDGET_BYTES, &place).expect("a closed store opens");
             }
-            Step::Commit | Step::Reopen => {}
+            Step::Image if is_kept => store.save_index().expect("a healthy store saves an image"),
+            Step::Commit | Step::Reopen | Step::Image => {}
         }
     }
     Ok(())
@@ -60,7 +61,7 @@ fn run_program(choices: &mut Unstructured<'_>) -> Result<()> {
 
 fn step(choices: &mut Unstructured<'_>, layout: Layout) -> Result<Step> {
     let key = layout.key(choices.int_in_range(0..=KEYS - 1)?);
-    let kind = choices.int_in_range(0..=10)?;
+    let kind = choices.int_in_range(0..=11)?;
     let is_blob = layout.width().is_none();
     Ok(Step::Do(match kind {
         0 | 1 => Operation::Put(key, value(choices, layout)?),
@@ -72,6 +73,7 @@ fn step(choices: &mut Unstructured<'_>, layout: Layout) -> Result<Step> {
         7 => Operation::GetMany((0..KEYS).map(|id| layout.key(id)).collect()),
         8 => return Ok(Step::Commit),
         9 => return Ok(Step::Compact),
+        10 => return Ok(Step::Image),
         _ => return Ok(Step::Reopen),
     }))
 }

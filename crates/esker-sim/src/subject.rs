@@ -64,6 +64,9 @@ pub trait Subject: Send + Sync {
     fn close(&self) -> Result<()>;
 }
 
+/// The files of a log in a storage: so short that programs of a few steps fill several, and records reach across them.
+const SEGMENT_BYTES: u64 = 2 * esker::SECTOR_BYTES as u64;
+
 /// Opens a store of a layout at a place with a budget.
 pub fn open(layout: Layout, budget: u64, place: &Place) -> Result<Box<dyn Subject>> {
     open_with(layout, Options::new().memory(budget), place)
@@ -176,7 +179,10 @@ macro_rules! subject {
                     Place::Memory => options.in_memory()?,
                     Place::Disk(disk) => options.open_on(disk.clone())?,
                     Place::Directory(path) => options.open(path)?,
-                    Place::Storage(storage, durability) => options.durability(*durability).background(false).open_in(storage.clone())?,
+                    Place::Storage(storage, durability) => {
+                        let options = options.durability(*durability).background(false).segment_bytes(SEGMENT_BYTES);
+                        options.open_in(storage.clone())?
+                    }
                 }))
             }
         }

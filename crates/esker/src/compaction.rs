@@ -6,7 +6,7 @@
 //! ```
 //! A stretch at the log's beginning is read once. A record lives if it is the newest of its key; then a copy of it is
 //! appended and published, exactly as an update would be. When a durable line holds the copies, `begin` moves behind the
-//! stretch and its space goes back: on the device as a hole in the file, in memory as pages. One mechanism for both modes.
+//! stretch and its space goes back: on the device as whole segment files, in memory as pages. One mechanism for both modes.
 //!
 //! * **Nothing is resurrected**: a copy is published only over the very entry under which the record was found to be the newest.
 //! * **Deletions end here.** Older versions lie lower and went before, so a tombstone is dropped, and its entry with it.
@@ -395,6 +395,7 @@ impl State {
             identity: crate::manifest::Identity { store_id: 0, hash_seed: [0; 2] },
             layout,
             widths: [0; 2],
+            segment_bytes: 0,
             sequence: 0,
             line: 0,
             cut: to,

@@ -3,12 +3,12 @@
 //! ```text
 //! esker.lock      held (flock) while a process has the store open
 //! esker.manifest  what the store is and how far it is durable (`manifest.rs`)
-//! esker.log       the log's blocks
+//! esker.log.N     the log's blocks, a segment a file (`device/segments.rs`)
 //! esker.scars     what crashes left in the log (`scars.rs`)
 //! index.N         an index image (`image.rs`)
 //! ```
 
-use crate::device::{Device, FileDevice, Storage};
+use crate::device::{Device, FileDevice, ReadSource, Storage, read_stream};
 use crate::error::{Error, Result};
 use crate::manifest::MANIFEST;
 use std::fs::{self, File, TryLockError};
@@ -47,7 +47,7 @@ impl Directory {
 
 impl Storage for Directory {
     fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
-        Ok(Arc::new(FileDevice::open(&self.path.join(name), self.direct_io, self.io_uring)?))
+        Ok(Arc::new(FileDevice::open(&self.path.join(name), self.direct_io)?))
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
@@ -60,6 +60,10 @@ impl Storage for Directory {
 
     fn sync(&self) -> io::Result<()> {
         File::open(&self.path)?.sync_all()
+    }
+
+    fn read_stream(&self, device: &dyn Device, source: &mut dyn ReadSource) {
+        read_stream(device, self.io_uring, source);
     }
 }
 

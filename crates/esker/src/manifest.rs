@@ -49,6 +49,8 @@ pub(crate) struct State {
     pub(crate) layout: Layout,
     /// The widths of keys and values, [`ANY_WIDTH`] for those of any length.
     pub(crate) widths: [u64; 2],
+    /// The length of each of the log's files.
+    pub(crate) segment_bytes: u64,
     /// Goes up by one with each slot written.
     pub(crate) sequence: u64,
     /// The line: all records below `cut` count, but those of the line after it (by parity) from `window` on.
@@ -117,6 +119,7 @@ impl Manifest {
         storage: &dyn Storage,
         identity: Identity,
         (layout, widths): (Layout, [u64; 2]),
+        segment_bytes: u64,
         start: u64,
         shape: u64,
     ) -> Result<Self> {
@@ -124,6 +127,7 @@ impl Manifest {
             identity,
             layout,
             widths,
+            segment_bytes,
             sequence: 0,
             line: 0,
             cut: start,
@@ -137,8 +141,6 @@ impl Manifest {
             shared: false,
         };
         let mut manifest = Self { device: storage.open(MANIFEST)?, state };
-        // The log exists, durably, before anything can be said about it.
-        storage.open(LOG)?;
         manifest.write(|_| {})?;
         storage.sync()?;
         Ok(manifest)
@@ -196,6 +198,7 @@ fn encode(state: &State) -> String {
         ("store", *store_id),
         ("seed0", *seed0),
         ("seed1", *seed1),
+        ("segment", state.segment_bytes),
         ("sequence", state.sequence),
         ("line", state.line),
         ("cut", state.cut),
@@ -233,10 +236,12 @@ fn parse(text: &str, damaged: &dyn Fn(&str) -> Error) -> Result<State> {
         let value = fields.get(name).and_then(|text| u64::from_str_radix(text, 16).ok());
         value.ok_or_else(|| damaged(&format!("the slot has no number `{name}`")))
     };
+    let segment_bytes = Some(number("segment")?).filter(|bytes| *bytes > 0 && bytes.is_multiple_of(SECTOR_BYTES as u64));
     Ok(State {
         identity: Identity { store_id: number("store")?, hash_seed: [number("seed0")?, number("seed1")?] },
         layout: fields.get("layout").and_then(|name| layout_of(name)).ok_or_else(|| damaged("the slot has no layout"))?,
         widths: [number("key")?, number("value")?],
+        segment_bytes: segment_bytes.ok_or_else(|| damaged("the segments have an impossible length"))?,
         sequence: number("sequence")?,
         line: number("line")?,
         cut: number("cut")?,
@@ -282,6 +287,7 @@ mod tests {
             identity: Identity { store_id: most, hash_seed: [most; 2] },
             layout: Layout::Word { key_bytes: 256, value_bytes: 8 },
             widths: [most; 2],
+            segment_bytes: most / SECTOR_BYTES as u64 * SECTOR_BYTES as u64,
             sequence: most,
             line: most,
             cut: most,

@@ -1,14 +1,14 @@
 //! How a store is opened: one budget, and where the cold part goes.
 
 use crate::commit::Durability;
-use crate::device::{Device, Storage};
+use crate::device::{Device, SECTOR_BYTES, SEGMENT_PREFIX, Segments, Storage};
 use crate::directory::Directory;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Layout, Parts};
 use crate::error::{Error, Result};
 use crate::image;
 use crate::index::Index;
-use crate::log::FIRST_ADDRESS;
-use crate::manifest::{ANY_WIDTH, Identity, LOG, Manifest};
+use crate::log::{BLOCK_BYTES, FIRST_ADDRESS};
+use crate::manifest::{ANY_WIDTH, Identity, Manifest};
 use crate::scars::SCARS;
 use crate::store::Store;
 use crate::types::{Key, Value};
@@ -32,6 +32,7 @@ pub struct Options {
     durability: Durability,
     background: bool,
     space_amplification: f64,
+    segment_bytes: Option<u64>,
 }
 
 /// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`.
@@ -94,6 +95,7 @@ impl Options {
             durability: Durability::None,
             background: true,
             space_amplification: 2.0,
+            segment_bytes: None,
         }
     }
 
@@ -141,6 +143,14 @@ impl Options {
         self
     }
 
+    /// The length of each of the log's files, in which the directory shrinks: for a store that is made, of those that exist it
+    /// stays. A sixteenth of the memory, from 4 to 256 MiB, unless said; rounded up to whole sectors.
+    #[must_use]
+    pub fn segment_bytes(mut self, length: u64) -> Self {
+        self.segment_bytes = Some(length.clamp(SECTOR_BYTES as u64, 1 << 40).next_multiple_of(SECTOR_BYTES as u64));
+        self
+    }
+
     /// False: the store has no thread of its own; calls that need room make it themselves, and `Durability::Every` is as
     /// `Durability::None`. For simulations, which must do the same each time.
     #[must_use]
@@ -157,7 +167,7 @@ impl Options {
         self.start(None, None)
     }
 
-    /// The store in the directory `path`, made if nothing is there; its cold part lies in a file there. After a crash it is
+    /// The store in the directory `path`, made if nothing is there; its cold part lies in files there. After a crash it is
     /// as of its last durable commit.
     ///
     /// # Errors
@@ -199,12 +209,19 @@ impl Options {
         let manifest = match Manifest::open(&*storage, Some(types), self.accept_loss)? {
             Some(manifest) => manifest,
             None if has_lived(&*storage)? => return Err(Error::corruption("there is a store but no manifest")),
-            None => Manifest::create(&*storage, Identity::random()?, types, FIRST_ADDRESS, Index::new()?.shape_word())?,
+            None => {
+                let segment_bytes = self.segment_bytes.unwrap_or_else(|| segment_bytes_for(self.memory.as_ref().map_or(0, |bytes| *bytes)));
+                Manifest::create(&*storage, Identity::random()?, types, segment_bytes, FIRST_ADDRESS, Index::new()?.shape_word())?
+            }
         };
-        let device = storage.open(LOG)?;
-        // What was just read, the log's name included, may never have been synced; all that follows builds on it.
-        storage.sync()?;
+        let sector = |address: u64| address / BLOCK_BYTES * SECTOR_BYTES as u64;
+        let (begin, cut) = (sector(manifest.state.begin), sector(manifest.state.cut));
+        let device = Arc::new(Segments::open(&storage, manifest.state.segment_bytes, begin)?);
+        // What was just read, the names included, may never have been synced; all that follows builds on it.
+        device.doubt_from(cut)?;
         device.sync()?;
+        // Removals that a crash cut short, or took back.
+        device.discard(0, begin)?;
         self.start(Some(device), Some(Home { storage, manifest, is_temporary }))
     }
 
@@ -226,10 +243,11 @@ impl Options {
 /// True if there is what only a store that was made and used leaves.
 fn has_lived(storage: &dyn Storage) -> Result<bool> {
     let names = storage.list()?;
-    if names.iter().any(|name| image::is_image(name) || name == SCARS) {
-        return Ok(true);
-    }
-    Ok(names.iter().any(|name| name == LOG) && storage.open(LOG)?.bytes()? > 0)
+    Ok(names.iter().any(|name| image::is_image(name) || name == SCARS || name.starts_with(SEGMENT_PREFIX)))
+}
+
+fn segment_bytes_for(budget: u64) -> u64 {
+    (budget / 16).next_power_of_two().clamp(4 << 20, 256 << 20)
 }
 
 pub(crate) fn layout<K: Key + ?Sized, V: Value + ?Sized>() -> Layout {

@@ -549,7 +549,7 @@ mod tests {
         }
         store.commit().unwrap();
         crash(store);
-        let log = files.open(crate::manifest::LOG).unwrap();
+        let log = files.open("esker.log.00000000").unwrap();
         let mut sector = AlignedBuffer::new(1);
         log.read(40960, sector.bytes_mut()).unwrap();
         sector.bytes_mut()[77] ^= 4;
@@ -577,12 +577,12 @@ mod tests {
             store.commit().unwrap();
             crash(store);
             // Something was being written.
-            let log = files.open(crate::manifest::LOG).unwrap();
+            let log = files.open("esker.log.00000000").unwrap();
             log.write(log.bytes().unwrap(), AlignedBuffer::new(3).bytes()).unwrap();
             let found = crate::verify_in(files.clone(), |done, all| assert!(done <= all)).unwrap();
             assert!(found.is_sound() && found.scars == round && found.records >= 50_000, "{found:?}");
         }
-        let log = files.open(crate::manifest::LOG).unwrap();
+        let log = files.open("esker.log.00000000").unwrap();
         let mut sector = AlignedBuffer::new(1);
         for number in [3, 700] {
             log.read(number * 4096, sector.bytes_mut()).unwrap();

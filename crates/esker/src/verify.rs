@@ -1,7 +1,7 @@
 //! Verification at rest: every byte that the last line made durable is read and checked; nothing is changed.
 
 use crate::commit::Durability;
-use crate::device::{AlignedBuffer, SECTOR_BYTES, Storage};
+use crate::device::{AlignedBuffer, SECTOR_BYTES, Segments, Storage};
 use crate::directory::Directory;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Parts};
 use crate::error::{Error, Result};
@@ -87,7 +87,7 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
     let engine = Engine::new(Parts {
         layout: state.layout,
         budget: BUDGET_BYTES_MIN,
-        device: Some(storage.open(LOG)?),
+        device: Some(Arc::new(Segments::open(&storage, state.segment_bytes, state.begin / BLOCK_BYTES * SECTOR_BYTES as u64)?)),
         home: None,
         identity: Some(state.identity),
         durability: Durability::None,

@@ -5,27 +5,26 @@
 use super::{Device, ReadSource, pool};
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
 pub(crate) struct FileDevice {
-    file: File,
-    io_uring: bool,
+    file: Arc<File>,
 }
 
 impl FileDevice {
-    pub(crate) fn open(path: &Path, direct: bool, io_uring: bool) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path, direct: bool) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
         #[cfg(target_os = "linux")]
         if direct {
             // EINVAL: the file system knows no direct I/O (tmpfs before Linux 6.6); the page cache serves then.
             if let Ok(file) = options.clone().custom_flags(libc::O_DIRECT).open(path) {
-                return Ok(Self { file, io_uring });
+                return Ok(Self { file: Arc::new(file) });
             }
         }
-        Ok(Self { file: options.open(path)?, io_uring })
+        Ok(Self { file: Arc::new(options.open(path)?) })
     }
 }
 
@@ -42,28 +41,20 @@ impl Device for FileDevice {
         self.file.sync_data()
     }
 
-    #[cfg(target_os = "linux")]
-    fn discard(&self, from: u64, to: u64) -> io::Result<()> {
-        if from >= to {
-            return Ok(());
-        }
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: fallocate takes no pointers.
-        let done = unsafe { libc::fallocate(self.file.as_raw_fd(), mode, from as libc::off_t, (to - from) as libc::off_t) };
-        let error = io::Error::last_os_error();
-        // A file system without holes keeps the space: slower to come back is not wrong.
-        if done == 0 || error.raw_os_error() == Some(libc::EOPNOTSUPP) { Ok(()) } else { Err(error) }
-    }
-
     fn bytes(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }
 
-    fn read_stream(&self, source: &mut dyn ReadSource) {
-        #[cfg(target_os = "linux")]
-        if self.io_uring && super::ring::read_stream(&self.file, source) {
-            return;
-        }
-        pool::read_stream(|read| self.read(read.offset(), read.bytes_mut()), source);
+    fn file_at(&self, offset: u64, _: usize) -> Option<(Arc<File>, u64)> {
+        Some((self.file.clone(), offset))
     }
+}
+
+/// A stream from a device that consists of files.
+pub(crate) fn read_stream(device: &dyn Device, io_uring: bool, source: &mut dyn ReadSource) {
+    #[cfg(target_os = "linux")]
+    if io_uring && super::ring::read_stream(device, source) {
+        return;
+    }
+    pool::read_stream(|read| device.read(read.offset(), read.bytes_mut()), source);
 }

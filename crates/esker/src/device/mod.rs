@@ -7,12 +7,15 @@ mod memory;
 mod pool;
 #[cfg(target_os = "linux")]
 mod ring;
+mod segments;
 mod stream;
 
-pub(crate) use file::FileDevice;
+pub(crate) use file::{FileDevice, read_stream};
 pub use memory::{MemoryDevice, MemoryStorage};
+pub(crate) use segments::{PREFIX as SEGMENT_PREFIX, Segments};
 pub use stream::{DeviceRead, ReadSource};
 
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
@@ -53,13 +56,23 @@ pub trait Device: Send + Sync {
     /// Whatever the device reports.
     fn bytes(&self) -> io::Result<u64>;
 
+    /// The file that holds `[offset, offset + bytes)` and where there, if one file does: then the kernel may be asked for
+    /// these bytes directly, many at once.
+    fn file_at(&self, _offset: u64, _bytes: usize) -> Option<(Arc<File>, u64)> {
+        None
+    }
+
     /// Does the reads of `source`, many at once where the device can. Returns when [`ReadSource::next`] has no more and
     /// each read was handed to [`ReadSource::done`], with a result of its own and in any order.
     fn read_stream(&self, source: &mut dyn ReadSource) {
-        while let Some(mut read) = source.next() {
-            let result = self.read(read.offset(), read.bytes_mut());
-            source.done(read, result);
-        }
+        read_one_by_one(|read| self.read(read.offset(), read.bytes_mut()), source);
+    }
+}
+
+fn read_one_by_one(read: impl Fn(&mut DeviceRead) -> io::Result<()>, source: &mut dyn ReadSource) {
+    while let Some(mut job) = source.next() {
+        let result = read(&mut job);
+        source.done(job, result);
     }
 }
 
@@ -88,6 +101,12 @@ pub trait Storage: Send + Sync {
     /// # Errors
     /// Whatever the system reports.
     fn sync(&self) -> io::Result<()>;
+
+    /// Does the reads of `source` from `device`, which consists of files of this place, as [`Device::read_stream`] says; here
+    /// one by one.
+    fn read_stream(&self, device: &dyn Device, source: &mut dyn ReadSource) {
+        read_one_by_one(|read| device.read(read.offset(), read.bytes_mut()), source);
+    }
 }
 
 /// A buffer aligned for direct I/O.

@@ -4,16 +4,16 @@
 //! of its place, so that a source which reads again from inside `done` gets another one instead of this one's completions.
 //!
 //! The rule: a [`DeviceRead`] stays in its slot from before its submission until its completion was seen, because the
-//! kernel writes into its buffer meanwhile. [`Lease`] keeps the rule when the source panics, too: its drop waits. If the
+//! kernel writes into its buffer meanwhile, and with it the file it is read from. [`Lease`] keeps the rule when the source panics, too: its drop waits. If the
 //! kernel refuses even to wait, the buffers are leaked rather than freed.
 
-use super::{DeviceRead, ReadSource};
+use super::{Device, DeviceRead, ReadSource};
 use io_uring::{IoUring, opcode, types};
 use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// Reads under way.
 const DEPTH: usize = 128;
@@ -22,9 +22,15 @@ const SUBMISSION: usize = 32;
 
 struct Ring {
     io: IoUring,
-    slots: Vec<Option<DeviceRead>>,
+    slots: Vec<Option<UnderWay>>,
     /// The slots without a read.
     free: Vec<u16>,
+}
+
+/// A read that the kernel knows of, or will.
+struct UnderWay {
+    read: DeviceRead,
+    _file: Arc<File>,
 }
 
 enum Place {
@@ -40,9 +46,9 @@ thread_local! {
 }
 
 /// Does all reads of `source`; false when this thread cannot have a ring (nothing was read then).
-pub(super) fn read_stream(file: &File, source: &mut dyn ReadSource) -> bool {
+pub(super) fn read_stream(device: &dyn Device, source: &mut dyn ReadSource) -> bool {
     let Some(mut lease) = Lease::take() else { return false };
-    if let Err(error) = lease.run(file, source) {
+    if let Err(error) = lease.run(device, source) {
         lease.abandon(Some((source, error)));
     }
     true
@@ -78,16 +84,16 @@ impl Lease {
         Some(Self { ring: Some(ring) })
     }
 
-    fn run(&mut self, file: &File, source: &mut dyn ReadSource) -> io::Result<()> {
+    fn run(&mut self, device: &dyn Device, source: &mut dyn ReadSource) -> io::Result<()> {
         let Some(ring) = &mut self.ring else { return Ok(()) };
         loop {
-            ring.fill(file, source)?;
+            ring.fill(device, source)?;
             if ring.under_way() == 0 {
                 return Ok(());
             }
             ring.submit_and_wait(1)?;
             ring.reap(|mut read, result| {
-                let result = finish(file, &mut read, result);
+                let result = finish(device, &mut read, result);
                 source.done(read, result);
             });
         }
@@ -96,7 +102,7 @@ impl Lease {
     /// Ends the ring, which failed: closing it does not stop the kernel at once, so the buffers are lost.
     fn abandon(&mut self, mut report: Option<(&mut dyn ReadSource, io::Error)>) {
         let Some(mut ring) = self.ring.take() else { return };
-        for mut read in ring.slots.iter_mut().filter_map(Option::take) {
+        for UnderWay { mut read, .. } in ring.slots.iter_mut().filter_map(Option::take) {
             read.leak_buffer();
             if let Some((source, error)) = &mut report {
                 source.done(read, Err(io::Error::new(error.kind(), format!("io_uring failed: {error}"))));
@@ -128,12 +134,18 @@ impl Ring {
         self.slots.len() - self.free.len()
     }
 
-    fn fill(&mut self, file: &File, source: &mut dyn ReadSource) -> io::Result<()> {
+    fn fill(&mut self, device: &dyn Device, source: &mut dyn ReadSource) -> io::Result<()> {
         let mut queued = 0;
         while !self.free.is_empty()
-            && let Some(read) = source.next()
+            && let Some(mut read) = source.next()
         {
-            self.push(file, read);
+            let Some((file, offset)) = device.file_at(read.offset(), read.bytes().len()) else {
+                // Across two files, or where none is: rare.
+                let result = device.read(read.offset(), read.bytes_mut());
+                source.done(read, result);
+                continue;
+            };
+            self.push(file, offset, read);
             queued += 1;
             if queued % SUBMISSION == 0 {
                 self.submit_and_wait(0)?;
@@ -143,17 +155,13 @@ impl Ring {
     }
 
     /// Queues a read; there is a free slot.
-    fn push(&mut self, file: &File, read: DeviceRead) {
+    fn push(&mut self, file: Arc<File>, offset: u64, read: DeviceRead) {
         let Some(slot) = self.free.pop() else { unreachable!("a read was asked for without a free slot") };
-        let read = self.slots[usize::from(slot)].insert(read);
-        let offset = read.offset();
+        let fd = types::Fd(file.as_raw_fd());
+        let UnderWay { read, .. } = self.slots[usize::from(slot)].insert(UnderWay { read, _file: file });
         let bytes = read.bytes_mut();
-        let entry = opcode::Read::new(types::Fd(file.as_raw_fd()), bytes.as_mut_ptr(), bytes.len() as u32)
-            .offset(offset)
-            .build()
-            .user_data(slot.into());
-        // SAFETY: the buffer belongs to the read, which stays in its slot until `reap` saw its completion; `Lease` is not
-        // dropped earlier, and `file` is borrowed for longer than that.
+        let entry = opcode::Read::new(fd, bytes.as_mut_ptr(), bytes.len() as u32).offset(offset).build().user_data(slot.into());
+        // SAFETY: buffer and file stay in their slot until `reap` saw the completion; `Lease` is not dropped earlier.
         // The queue has `DEPTH` entries and never holds more than one for each slot.
         let queued = unsafe { self.io.submission().push(&entry) };
         assert!(queued.is_ok(), "the submission queue has an entry for each slot");
@@ -171,7 +179,7 @@ impl Ring {
     fn reap(&mut self, mut ended: impl FnMut(DeviceRead, i32)) {
         for done in self.io.completion() {
             let slot = done.user_data() as u16;
-            if let Some(read) = self.slots[usize::from(slot)].take() {
+            if let Some(UnderWay { read, .. }) = self.slots[usize::from(slot)].take() {
                 self.free.push(slot);
                 ended(read, done.result());
             }
@@ -180,11 +188,11 @@ impl Ring {
 }
 
 /// A short read is completed, an interrupted one repeated, synchronously: both are rare.
-fn finish(file: &File, read: &mut DeviceRead, result: i32) -> io::Result<()> {
+fn finish(device: &dyn Device, read: &mut DeviceRead, result: i32) -> io::Result<()> {
     let offset = read.offset();
     match result {
         n if n >= 0 && n as usize == read.bytes().len() => Ok(()),
-        n if n >= 0 || n == -libc::EINTR || n == -libc::EAGAIN => file.read_exact_at(read.bytes_mut(), offset),
+        n if n >= 0 || n == -libc::EINTR || n == -libc::EAGAIN => device.read(offset, read.bytes_mut()),
         n => Err(io::Error::from_raw_os_error(-n)),
     }
 }

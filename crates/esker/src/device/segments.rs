@@ -1,0 +1,335 @@
+//! The log as segment files: one range of bytes over files of a fixed length.
+//!
+//! ```text
+//! esker.log.00000007   esker.log.00000008   esker.log.00000009        byte b lies in file b / length, at b mod length
+//! | begin somewhere    | ...                | the last one ends anywhere
+//! ```
+//! * **Made** by the first write that reaches them. A sync makes names durable before it returns, if any is new: a line never
+//!   speaks of a file that a power cut could take away whole.
+//! * **Removed** whole, once nothing in them is needed (`discard`), the oldest first. Nobody syncs that: a file that
+//!   comes back after a power cut lies below the log's beginning, and the next opening removes it again.
+//! * **Below the first file that is kept are zeros**, as in a hole: a reader that was on its way there finds no valid block,
+//!   and looks whether the log has begun to begin later. Above it, what is missing is an error.
+//! * **Handles** are opened when they are needed and at most [`HANDLES_MAX`] are kept, the newest segments' first: however
+//!   long the log, the process does not run out of files. A read that is under way holds its file itself.
+
+use super::{Device, ReadSource, Storage, read_one_by_one};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+
+/// The names of the files, before their numbers.
+pub(crate) const PREFIX: &str = "esker.log.";
+/// A quarter of what a process may open where nobody raised the limit.
+const HANDLES_MAX: usize = 256;
+
+/// What a file's number makes its name.
+pub(crate) fn name(number: u64) -> String {
+    format!("{PREFIX}{number:08}")
+}
+
+fn number(name: &str) -> Option<u64> {
+    let number = name.strip_prefix(PREFIX)?.parse().ok()?;
+    (self::name(number) == name).then_some(number)
+}
+
+/// The numbers of the segments in a place.
+fn numbers(storage: &dyn Storage) -> io::Result<Vec<u64>> {
+    Ok(storage.list()?.iter().filter_map(|name| number(name)).collect())
+}
+
+pub(crate) struct Segments {
+    /// Whoever closes the store lets go of its directory: we do not hold it.
+    storage: Weak<dyn Storage>,
+    segment_bytes: u64,
+    files: RwLock<Files>,
+    /// What the next sync settles.
+    owed: Mutex<Owed>,
+    /// Held while one goes on, so that no later one returns earlier.
+    syncing: Mutex<()>,
+}
+
+struct Files {
+    /// All below were given back.
+    first: u64,
+    known: BTreeSet<u64>,
+    open: BTreeMap<u64, Arc<dyn Device>>,
+}
+
+#[derive(Default)]
+struct Owed {
+    written: BTreeMap<u64, Arc<dyn Device>>,
+    is_name_new: bool,
+}
+
+impl Segments {
+    /// The segments in `storage`, of which those that end below `begin` count for nothing.
+    pub(crate) fn open(storage: &Arc<dyn Storage>, segment_bytes: u64, begin: u64) -> io::Result<Self> {
+        let known = numbers(&**storage)?.into_iter().collect();
+        let files = RwLock::new(Files { first: begin / segment_bytes, known, open: BTreeMap::new() });
+        Ok(Self { storage: Arc::downgrade(storage), segment_bytes, files, owed: Mutex::default(), syncing: Mutex::new(()) })
+    }
+
+    fn storage(&self) -> io::Result<Arc<dyn Storage>> {
+        self.storage.upgrade().ok_or_else(|| io::Error::other("the store is closed"))
+    }
+
+    /// Makes the next sync settle what an earlier process may have left loose from `offset` on, the names included.
+    pub(crate) fn doubt_from(&self, offset: u64) -> io::Result<()> {
+        let doubted: Vec<u64> = self.read_files().known.range(offset / self.segment_bytes..).copied().collect();
+        for number in doubted {
+            let device = self.open_file(number)?;
+            self.owed().written.extend(device.map(|device| (number, device)));
+        }
+        self.owed().is_name_new = true;
+        Ok(())
+    }
+
+    fn read_files(&self) -> RwLockReadGuard<'_, Files> {
+        self.files.read().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn write_files(&self) -> RwLockWriteGuard<'_, Files> {
+        self.files.write().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn owed(&self) -> MutexGuard<'_, Owed> {
+        self.owed.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The handle of a file, `None` if it was given back.
+    fn file(&self, number: u64) -> io::Result<Option<Arc<dyn Device>>> {
+        let open = self.read_files().open.get(&number).cloned();
+        if open.is_some() { Ok(open) } else { self.open_file(number) }
+    }
+
+    #[cold]
+    fn open_file(&self, number: u64) -> io::Result<Option<Arc<dyn Device>>> {
+        let mut files = self.write_files();
+        if number < files.first {
+            return Ok(None);
+        }
+        // Opening would make it.
+        if !files.known.contains(&number) {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("there is no file {}", name(number))));
+        }
+        files.open(number, &*self.storage()?).map(Some)
+    }
+
+    /// The handle of a file to be written, made if it is not there.
+    fn file_to_write(&self, number: u64) -> io::Result<Arc<dyn Device>> {
+        if let Some(device) = self.read_files().open.get(&number) {
+            return Ok(device.clone());
+        }
+        let mut files = self.write_files();
+        let device = files.open(number, &*self.storage()?)?;
+        self.owed().is_name_new |= files.known.insert(number);
+        Ok(device)
+    }
+
+    /// The files that `[offset, offset + bytes)` lies in: number, offset there, and which of the bytes.
+    fn parts(&self, offset: u64, bytes: usize) -> impl Iterator<Item = (u64, u64, Range<usize>)> + use<> {
+        let length = self.segment_bytes;
+        let mut done = 0;
+        std::iter::from_fn(move || {
+            let at = offset + done as u64;
+            let count = ((length - at % length) as usize).min(bytes - done);
+            done += count;
+            (count > 0).then(|| (at / length, at % length, done - count..done))
+        })
+    }
+
+    fn settle(&self, owed: &Owed) -> io::Result<()> {
+        owed.written.values().try_for_each(|device| device.sync())?;
+        if owed.is_name_new { self.storage()?.sync() } else { Ok(()) }
+    }
+}
+
+impl Files {
+    fn open(&mut self, number: u64, storage: &dyn Storage) -> io::Result<Arc<dyn Device>> {
+        if let Some(device) = self.open.get(&number) {
+            return Ok(device.clone());
+        }
+        let device = storage.open(&name(number))?;
+        self.open.insert(number, device.clone());
+        if self.open.len() > HANDLES_MAX {
+            self.open.pop_first();
+        }
+        Ok(device)
+    }
+}
+
+impl Device for Segments {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        for (number, at, part) in self.parts(offset, into.len()) {
+            match self.file(number)? {
+                Some(device) => device.read(at, &mut into[part])?,
+                None => into[part].fill(0),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        for (number, at, part) in self.parts(offset, bytes.len()) {
+            let device = self.file_to_write(number)?;
+            device.write(at, &bytes[part])?;
+            // Only now: a sync that took note of it earlier might be over before the write was.
+            self.owed().written.insert(number, device);
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let _one = self.syncing.lock().unwrap_or_else(|e| e.into_inner());
+        let owed = std::mem::take(&mut *self.owed());
+        let settled = self.settle(&owed);
+        if settled.is_err() {
+            let mut later = self.owed();
+            later.is_name_new |= owed.is_name_new;
+            later.written.extend(owed.written);
+        }
+        settled
+    }
+
+    fn discard(&self, _: u64, to: u64) -> io::Result<()> {
+        let gone = {
+            let mut files = self.write_files();
+            let first = files.first.max(to / self.segment_bytes);
+            files.first = first;
+            files.open = files.open.split_off(&first);
+            let kept = files.known.split_off(&first);
+            std::mem::replace(&mut files.known, kept)
+        };
+        for number in gone {
+            self.owed().written.remove(&number);
+            self.storage()?.remove(&name(number))?;
+        }
+        Ok(())
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        let last = self.read_files().known.last().copied();
+        let Some(last) = last else { return Ok(0) };
+        let held = self.file(last)?.map_or(Ok(0), |device| device.bytes())?;
+        Ok(last * self.segment_bytes + held)
+    }
+
+    fn file_at(&self, offset: u64, bytes: usize) -> Option<(Arc<File>, u64)> {
+        let (number, at, part) = self.parts(offset, bytes).next()?;
+        if part.len() < bytes {
+            return None;
+        }
+        self.file(number).ok().flatten()?.file_at(at, bytes)
+    }
+
+    fn read_stream(&self, source: &mut dyn ReadSource) {
+        match self.storage() {
+            Ok(storage) => storage.read_stream(self, source),
+            // Each read is answered the failure.
+            Err(_) => read_one_by_one(|read| self.read(read.offset(), read.bytes_mut()), source),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::SECTOR_BYTES;
+    use crate::directory::Directory;
+    use std::path::Path;
+
+    const LENGTH: u64 = 2 * SECTOR_BYTES as u64;
+
+    fn directory(folder: &Path) -> Arc<dyn Storage> {
+        // Or the directory would be somebody else's.
+        std::fs::write(folder.join("esker.manifest"), b"").unwrap();
+        Arc::new(Directory::open(folder, false, false).unwrap())
+    }
+
+    fn open(directory: &Arc<dyn Storage>, begin: u64) -> Segments {
+        Segments::open(directory, LENGTH, begin).unwrap()
+    }
+
+    fn pattern(sectors: usize) -> Vec<u8> {
+        (0..sectors * SECTOR_BYTES).map(|at| (at / SECTOR_BYTES * 31 + at % 251) as u8).collect()
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> =
+            std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.retain(|name| name.starts_with(PREFIX));
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn files_are_one_range_of_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = directory(folder.path());
+        let bytes = pattern(7);
+        let segments = open(&directory, 0);
+        segments.write(0, &bytes[..3 * SECTOR_BYTES]).unwrap();
+        segments.write(3 * SECTOR_BYTES as u64, &bytes[3 * SECTOR_BYTES..]).unwrap();
+        segments.sync().unwrap();
+        drop(segments);
+        let segments = open(&directory, 0);
+        assert_eq!((segments.bytes().unwrap(), names(folder.path()).len()), (bytes.len() as u64, 4));
+        for (from, to) in [(0, 7), (1, 3), (3, 6), (5, 6)] {
+            let mut read = vec![0; (to - from) * SECTOR_BYTES];
+            segments.read((from * SECTOR_BYTES) as u64, &mut read).unwrap();
+            assert!(read == bytes[from * SECTOR_BYTES..to * SECTOR_BYTES], "{from} to {to}");
+        }
+    }
+
+    #[test]
+    fn what_was_given_back_is_gone_and_reads_as_zeros() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = directory(folder.path());
+        let segments = open(&directory, 0);
+        segments.write(0, &pattern(8)).unwrap();
+        segments.discard(0, 5 * SECTOR_BYTES as u64).unwrap();
+        assert_eq!(names(folder.path()), [name(2), name(3)]);
+        let mut read = vec![1; 2 * SECTOR_BYTES];
+        segments.read(3 * SECTOR_BYTES as u64, &mut read).unwrap();
+        assert!(
+            read[..SECTOR_BYTES].iter().all(|byte| *byte == 0) && read[SECTOR_BYTES..] == pattern(8)[4 * SECTOR_BYTES..5 * SECTOR_BYTES]
+        );
+        // A removal that a power cut took back.
+        std::fs::write(folder.path().join(name(1)), b"back").unwrap();
+        drop(segments);
+        open(&directory, 5 * SECTOR_BYTES as u64).discard(0, 5 * SECTOR_BYTES as u64).unwrap();
+        assert_eq!(names(folder.path()), [name(2), name(3)]);
+    }
+
+    #[test]
+    fn a_file_that_is_missing_is_not_made_by_reading() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = directory(folder.path());
+        let segments = open(&directory, 0);
+        segments.write(2 * LENGTH, &pattern(1)).unwrap();
+        let missing = segments.read(LENGTH, &mut vec![0; SECTOR_BYTES]).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(names(folder.path()), [name(2)]);
+    }
+
+    #[test]
+    fn more_files_than_handles() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = directory(folder.path());
+        let segments = open(&directory, 0);
+        let count = HANDLES_MAX + 40;
+        for number in 0..count {
+            segments.write(number as u64 * LENGTH, &[number as u8; SECTOR_BYTES]).unwrap();
+        }
+        segments.sync().unwrap();
+        for number in (0..count).rev().chain(0..count) {
+            let mut read = vec![0; SECTOR_BYTES];
+            segments.read(number as u64 * LENGTH, &mut read).unwrap();
+            assert!(read.iter().all(|byte| *byte == number as u8), "file {number}");
+            assert!(segments.read_files().open.len() <= HANDLES_MAX);
+        }
+    }
+}
