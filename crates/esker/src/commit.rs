@@ -30,8 +30,7 @@ use crate::image;
 use crate::log::NOWHERE;
 use crate::manifest::State;
 use crate::sync::atomic::Ordering::*;
-// No model reaches the waiting: the standard library's.
-use std::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::waiting::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// When writes become durable without being asked to (a `commit` always makes them so).

@@ -300,8 +300,9 @@ struct Registration(usize);
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        INDEX.with(|index| index.set(usize::MAX));
-        LAST_SLOT.with(|last| last.set((0, ptr::null())));
+        // Under shuttle these may be gone by now, and their thread with them.
+        let _ = INDEX.try_with(|index| index.set(usize::MAX));
+        let _ = LAST_SLOT.try_with(|last| last.set((0, ptr::null())));
         FREE_INDEXES.lock().unwrap_or_else(|e| e.into_inner()).push(self.0);
     }
 }

@@ -36,6 +36,8 @@ mod options;
 mod record;
 mod recovery;
 mod scars;
+#[cfg(all(test, shuttle))]
+mod schedules;
 mod stats;
 mod store;
 mod sync;

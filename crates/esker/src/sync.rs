@@ -1,18 +1,37 @@
-//! The one door to atomics, fences, mutexes and waiting, so that loom can stand behind it.
+//! The one door to atomics, fences, mutexes and waiting, so that loom or shuttle can stand behind it.
 //!
 //! Normally these are the standard library's own items, re-exported: no wrapper, no cost. Under `--cfg loom` they are loom's,
-//! which tries every interleaving and every stale value that the memory model allows (`loom_models`). Device code, which no
-//! model reaches, may use the standard library directly.
+//! which tries every interleaving and every stale value that the memory model allows, of small pieces (`loom_models`). Under
+//! `--cfg shuttle` they let shuttle run the whole store in orders drawn from a seed (`schedules.rs`). Device code, in which no
+//! thread can be stopped, may use the standard library directly.
 //!
 //! A model that cannot fail proves nothing. So each has a *weakened twin* that breaks one [`Rule`] of the real code, at the
-//! one place that keeps it, and must fail. Outside loom [`broken`] is the constant `false`.
+//! one place that keeps it, and must fail. Outside of both [`broken`] is the constant `false`.
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::{
     hint,
     sync::{Mutex, MutexGuard, TryLockError, atomic},
     thread, thread_local,
 };
+
+#[cfg(shuttle)]
+pub(crate) use {
+    shuttle::{
+        hint,
+        sync::{Mutex, MutexGuard},
+        thread, thread_local,
+    },
+    std::sync::TryLockError,
+};
+
+/// Waiting that no loom model reaches.
+pub(crate) mod waiting {
+    #[cfg(shuttle)]
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+    #[cfg(not(shuttle))]
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+}
 
 #[cfg(loom)]
 pub(crate) use loom::{
@@ -23,14 +42,18 @@ pub(crate) use loom::{
 #[cfg(loom)]
 pub(crate) use {loom_local as thread_local, std::sync::TryLockError};
 
-/// Statics with a constant value; under loom each execution gets fresh ones.
-#[cfg(not(loom))]
+/// Statics with a constant value; under loom and shuttle each execution gets fresh ones.
+#[cfg(not(any(loom, shuttle)))]
 macro_rules! statics {
     ($(static $name:ident: $type:ty = $value:expr;)*) => { $(static $name: $type = $value;)* };
 }
 #[cfg(loom)]
 macro_rules! statics {
     ($(static $name:ident: $type:ty = $value:expr;)*) => { loom::lazy_static! { $(static ref $name: $type = $value;)* } };
+}
+#[cfg(shuttle)]
+macro_rules! statics {
+    ($(static $name:ident: $type:ty = $value:expr;)*) => { shuttle::lazy_static! { $(static ref $name: $type = $value;)* } };
 }
 pub(crate) use statics;
 
@@ -41,6 +64,10 @@ macro_rules! loom_local {
 }
 #[cfg(loom)]
 pub(crate) use loom_local;
+
+#[cfg(shuttle)]
+#[path = "shuttle_atomic.rs"]
+pub(crate) mod atomic;
 
 #[cfg(loom)]
 #[path = "loom_atomic.rs"]
@@ -90,24 +117,27 @@ pub(crate) enum Rule {
 }
 
 /// True in the twin that breaks this rule.
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 #[inline(always)]
 pub(crate) const fn broken(_: Rule) -> bool {
     false
 }
 
-#[cfg(loom)]
-pub(crate) use weakness::{Weakness, broken};
+#[cfg(any(loom, all(shuttle, test)))]
+pub(crate) use weakness::Weakness;
+#[cfg(any(loom, shuttle))]
+pub(crate) use weakness::broken;
 
-/// What the model that runs on this system thread changes. Loom runs all threads of a model on one system thread, so the
-/// standard library's thread locals belong to the model.
-#[cfg(loom)]
+/// What the model that runs on this system thread changes. Loom and shuttle run all threads of a model on one system thread, so
+/// the standard library's thread locals belong to the model.
+#[cfg(any(loom, shuttle))]
 mod weakness {
     use super::Rule;
     use std::cell::Cell;
 
     std::thread_local! {
         static BROKEN: Cell<Option<Rule>> = const { Cell::new(None) };
+        #[cfg(loom)]
         static FENCE_ON_PIN: Cell<bool> = const { Cell::new(false) };
     }
 
@@ -124,10 +154,12 @@ mod weakness {
         }
 
         /// Machines without `membarrier`.
+        #[cfg(loom)]
         pub(crate) fn set_fence_on_pin(to: bool) {
             FENCE_ON_PIN.with(|cell| cell.set(to));
         }
 
+        #[cfg(loom)]
         pub(crate) fn fence_on_pin() -> bool {
             FENCE_ON_PIN.with(Cell::get)
         }

@@ -25,12 +25,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The record at `at`, if it is in memory and this key's. Under a pin; `at` came from the index or a chain.
     #[inline(always)]
     pub(super) fn record_of(&self, at: u64, key: &[u8]) -> Option<Record> {
-        let log = &self.engine.log;
-        if at < log.bounds.head.load(Acquire) {
-            return None;
-        }
+        if at < self.engine.log.bounds.head.load(Acquire) { None } else { self.held_record_of(at, key) }
+    }
+
+    /// The same for an address that was found at or above `head` under this very pin: `head` may have passed it since, but the
+    /// record stays where it is.
+    #[inline(always)]
+    fn held_record_of(&self, at: u64, key: &[u8]) -> Option<Record> {
         // SAFETY: `at >= head` under the caller's pin; entries and chains hold published addresses only.
-        let record = unsafe { Record::new(log.pointer(at)) };
+        let record = unsafe { Record::new(self.engine.log.pointer(at)) };
         let found = if Self::WORD { record.word_key(Self::KEY_WIDTH) } else { record.bytes_key() };
         (found == key).then_some(record)
     }
@@ -59,7 +62,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 // Below the log's beginning is nothing, and nothing is missing.
                 return if at < log.bounds.begin.load(Acquire) { Found::Absent } else { Found::Cold { at } };
             }
-            if let Some(record) = self.record_of(at, key) {
+            // Not asking for `head` again: passed over, a record would be missed.
+            if let Some(record) = self.held_record_of(at, key) {
                 return Found::Memory { at, record };
             }
             // SAFETY: `at >= head` under the caller's pin; chains hold published addresses only.

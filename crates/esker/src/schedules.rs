@@ -1,0 +1,356 @@
+//! The whole store under a scheduler: small programs, in orders of execution drawn from a seed.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p esker --release --lib schedules`
+//!
+//! Loom tries every order of a small piece of the store; here two or three threads run operations on two keys through all of
+//! it, while another freezes, evicts, commits, compacts, saves the index or makes it grow. Each access to an atomic is a point
+//! where another thread may go on ([`crate::sync::atomic`]). What the threads saw of each key must fit one order of the
+//! operations, and so must what is there after closing and opening again. Memory is sequentially consistent here.
+//!
+//! A scheduler that cannot find a planted bug proves nothing: the twins break one [`Rule`] each and must be found.
+//! `ESKER_SCHEDULES` sets the number of schedules, `ESKER_SEED` replays a program.
+
+use crate::engine::{Engine, lock};
+use crate::sync::atomic::set_scheduled;
+use crate::sync::{Rule, Weakness};
+use crate::{MemoryStorage, Options, Store};
+use esker_sim::history::{Action, Clock, Event, Recorder, add, by_key, check};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, Runner};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+const KEYS: u64 = 2;
+/// Keys that are there before, where the index shall grow: one more and buckets are split.
+const CROWD: u64 = 256 * 13 / 2;
+const SCHEDULES_OF_A_PROGRAM: usize = 50;
+
+/// An operation on a key.
+#[derive(Clone, Copy, Debug)]
+enum Deed {
+    Get,
+    Contains,
+    Put(u64),
+    Add(u64),
+    Delete,
+    Append(u64),
+    /// The same as batches of one.
+    GetMany,
+    PutMany(u64),
+    AddMany(u64),
+    DeleteMany,
+}
+
+/// What the store's own threads do in time.
+#[derive(Clone, Copy, Debug)]
+enum Chore {
+    Freeze,
+    Evict,
+    Commit,
+    Compact,
+    Image,
+    Grow,
+}
+
+/// What each thread does, and the chores beside them.
+#[derive(Clone, Debug)]
+struct Program {
+    seed: u64,
+    before: Vec<(u64, Deed)>,
+    threads: Vec<Vec<(u64, Deed)>>,
+    chores: Vec<Chore>,
+}
+
+impl Program {
+    fn of(seed: u64, can_append: bool) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let deeds = |random: &mut ChaCha8Rng, least, most| {
+            let count = random.random_range(least..=most);
+            (0..count).map(|_| (random.random_range(0..KEYS), deed(random, can_append))).collect()
+        };
+        let before = deeds(&mut random, 0, 3);
+        let threads = (0..random.random_range(2..=3)).map(|_| deeds(&mut random, 1, 3)).collect();
+        let chores = (0..random.random_range(0..=3)).map(|_| chore(&mut random)).collect();
+        Self { seed, before, threads, chores }
+    }
+
+    fn grows(&self) -> bool {
+        self.chores.iter().any(|chore| matches!(chore, Chore::Grow))
+    }
+}
+
+fn deed(random: &mut ChaCha8Rng, can_append: bool) -> Deed {
+    let number = random.random_range(1..1000);
+    match random.random_range(0..16) {
+        0 | 1 => Deed::Get,
+        2 => Deed::Contains,
+        3..6 => Deed::Put(number),
+        6 | 7 if can_append => Deed::Append(number),
+        6..10 => Deed::Add(number),
+        10 | 11 => Deed::Delete,
+        12 => Deed::GetMany,
+        13 => Deed::PutMany(number),
+        14 => Deed::AddMany(number),
+        _ => Deed::DeleteMany,
+    }
+}
+
+fn chore(random: &mut ChaCha8Rng) -> Chore {
+    [Chore::Freeze, Chore::Evict, Chore::Commit, Chore::Compact, Chore::Image, Chore::Grow][random.random_range(0..6)]
+}
+
+/// A store of either layout, as the history sees it.
+trait Kind: Clone + Send + 'static {
+    const CAN_APPEND: bool;
+    fn open(storage: Arc<MemoryStorage>) -> Self;
+    fn engine(&self) -> &Engine;
+    fn act(&self, key: u64, deed: Deed) -> Action;
+    fn close(self);
+}
+
+fn options() -> Options {
+    Options::new().memory(16 << 20).background(false).segment_bytes(1 << 20)
+}
+
+impl Kind for Store<u64, u64> {
+    const CAN_APPEND: bool = false;
+
+    fn open(storage: Arc<MemoryStorage>) -> Self {
+        options().open_in(storage).expect("opens")
+    }
+
+    fn engine(&self) -> &Engine {
+        self.engine_for_test()
+    }
+
+    fn act(&self, key: u64, deed: Deed) -> Action {
+        let bytes = |number: u64| number.to_le_bytes().to_vec();
+        match deed {
+            Deed::Get => Action::Get(self.get(&key).expect("reads").map(bytes)),
+            Deed::Contains => Action::Contains(self.contains(&key).expect("reads")),
+            Deed::Put(number) => {
+                self.put(&key, &number).expect("writes");
+                Action::Put(bytes(number))
+            }
+            Deed::Add(by) | Deed::Append(by) => {
+                Action::Add(by, bytes(self.rmw(&key, |old| old.unwrap_or(0).wrapping_add(by)).expect("writes")))
+            }
+            Deed::Delete => Action::Delete(self.delete(&key).expect("writes")),
+            Deed::GetMany => {
+                let mut seen = None;
+                self.get_many(&[key], |_, value| seen = value.map(bytes)).expect("reads");
+                Action::Get(seen)
+            }
+            Deed::PutMany(number) => {
+                self.put_many(&[(key, number)]).expect("writes");
+                Action::Put(bytes(number))
+            }
+            Deed::AddMany(by) => {
+                let mut new = 0;
+                let add = |_, old: Option<u64>| {
+                    new = old.unwrap_or(0).wrapping_add(by);
+                    new
+                };
+                self.rmw_many(&[key], add).expect("writes");
+                Action::Add(by, bytes(new))
+            }
+            Deed::DeleteMany => Action::Delete(self.delete_many(&[key]).expect("writes") == 1),
+        }
+    }
+
+    fn close(self) {
+        Store::close(&self).expect("closes");
+    }
+}
+
+impl Kind for Store<u64, [u8]> {
+    const CAN_APPEND: bool = true;
+
+    fn open(storage: Arc<MemoryStorage>) -> Self {
+        options().open_in(storage).expect("opens")
+    }
+
+    fn engine(&self) -> &Engine {
+        self.engine_for_test()
+    }
+
+    fn act(&self, key: u64, deed: Deed) -> Action {
+        // Of several lengths, so that a record is outgrown at times.
+        let value = |number: u64| vec![number as u8; 8 + number as usize % 24];
+        match deed {
+            Deed::Get => Action::Get(self.get(&key).expect("reads")),
+            Deed::Contains => Action::Contains(self.contains(&key).expect("reads")),
+            Deed::Put(number) => {
+                self.put(&key, &value(number)).expect("writes");
+                Action::Put(value(number))
+            }
+            Deed::Add(by) => Action::Add(by, self.rmw(&key, |old| add(old, by)).expect("writes")),
+            Deed::Append(number) => {
+                let bytes = vec![number as u8; number as usize % 12];
+                let length = self.append(&key, &bytes).expect("writes");
+                Action::Append(bytes, length)
+            }
+            Deed::Delete => Action::Delete(self.delete(&key).expect("writes")),
+            Deed::GetMany => {
+                let mut seen = None;
+                self.get_many(&[key], |_, value| seen = value.map(<[u8]>::to_vec)).expect("reads");
+                Action::Get(seen)
+            }
+            Deed::PutMany(number) => {
+                self.put_many(&[(key, value(number))]).expect("writes");
+                Action::Put(value(number))
+            }
+            Deed::AddMany(by) => {
+                let mut new = Vec::new();
+                let add = |_, old: Option<&[u8]>| {
+                    new = add(old, by);
+                    new.clone()
+                };
+                self.rmw_many(&[key], add).expect("writes");
+                Action::Add(by, new)
+            }
+            Deed::DeleteMany => Action::Delete(self.delete_many(&[key]).expect("writes") == 1),
+        }
+    }
+
+    fn close(self) {
+        Store::close(&self).expect("closes");
+    }
+}
+
+fn do_chore<S: Kind>(store: &S, chore: Chore, fresh: &mut u64) {
+    let engine = store.engine();
+    match chore {
+        Chore::Freeze | Chore::Evict => {
+            let _guard = lock(&engine.boundaries);
+            let tail = engine.log.tail();
+            engine.freeze(tail);
+            if matches!(chore, Chore::Evict) {
+                engine.flush().expect("writes");
+                engine.evict(tail);
+            }
+        }
+        Chore::Commit => engine.commit().expect("commits"),
+        Chore::Compact => _ = engine.compact_all().expect("compacts"),
+        Chore::Image => engine.take_image().expect("saves"),
+        // Entries are counted some at a time.
+        Chore::Grow => {
+            for _ in 0..16 {
+                *fresh += 1;
+                store.act(*fresh, Deed::Put(*fresh));
+            }
+        }
+    }
+}
+
+/// One execution.
+fn execute<S: Kind>(program: &Program) {
+    set_scheduled(false);
+    let storage = Arc::new(MemoryStorage::default());
+    let store = S::open(storage.clone());
+    let crowd = if program.grows() { CROWD } else { 0 };
+    (0..crowd).for_each(|n| _ = store.act(1000 + n, Deed::Put(n)));
+    let clock = Arc::new(Clock::default());
+    let mut events = run_all(&store, &clock, &program.before);
+    set_scheduled(true);
+    let threads: Vec<_> = program.threads.iter().map(|deeds| spawn(store.clone(), clock.clone(), deeds.clone())).collect();
+    let mut fresh = 1_000_000;
+    for chore in &program.chores {
+        do_chore(&store, *chore, &mut fresh);
+    }
+    threads.into_iter().for_each(|thread| events.extend(thread.join().expect("no panic")));
+    let all: Vec<_> = (0..KEYS).map(|key| (key, Deed::Get)).collect();
+    events.extend(run_all(&store, &clock, &all));
+    set_scheduled(false);
+    for n in 0..crowd {
+        assert!(matches!(store.act(1000 + n, Deed::Contains), Action::Contains(true)), "a key was lost while the index grew");
+    }
+    store.close();
+    let store = S::open(storage);
+    events.extend(run_all(&store, &clock, &all));
+    store.close();
+    for (key, history) in by_key(events) {
+        if let Err(stuck) = check(&history) {
+            panic!("no order explains key {key}: {stuck:#?}\nof {history:#?}\nprogram {program:#?}");
+        }
+    }
+}
+
+fn run_all<S: Kind>(store: &S, clock: &Clock, deeds: &[(u64, Deed)]) -> Vec<Event> {
+    let mut recorder = Recorder::new(clock);
+    for (key, deed) in deeds {
+        recorder.record(*key, || store.act(*key, *deed));
+    }
+    recorder.finish()
+}
+
+fn spawn<S: Kind>(store: S, clock: Arc<Clock>, deeds: Vec<(u64, Deed)>) -> shuttle::thread::JoinHandle<Vec<Event>> {
+    shuttle::thread::spawn(move || run_all(&store, &clock, &deeds))
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Runs the programs of all seeds until so many schedules were tried.
+fn explore<S: Kind>(schedules: u64) {
+    let all = schedules.div_ceil(SCHEDULES_OF_A_PROGRAM as u64);
+    let seeds = number("ESKER_SEED").map_or(0..all, |seed| seed..seed + 1);
+    seeds.for_each(|seed| schedule::<S>(Program::of(seed, S::CAN_APPEND), SCHEDULES_OF_A_PROGRAM));
+}
+
+/// Runs one program in so many orders.
+fn schedule<S: Kind>(program: Program, orders: usize) {
+    let mut config = Config::new();
+    config.stack_size = 1 << 19;
+    config.max_steps = shuttle::MaxSteps::FailAfter(2_000_000);
+    let seed = program.seed;
+    let run = move || execute::<S>(&program);
+    // Few preemptions at chosen places find one kind of bug, many anywhere another.
+    if seed.is_multiple_of(2) {
+        Runner::new(PctScheduler::new_from_seed(seed, 3, orders), config).run(run);
+    } else {
+        Runner::new(RandomScheduler::new_from_seed(seed, orders), config).run(run);
+    }
+}
+
+fn schedules() -> u64 {
+    number("ESKER_SCHEDULES").unwrap_or(4_000)
+}
+
+#[test]
+fn pairs_are_linearizable_in_all_schedules() {
+    explore::<Store<u64, u64>>(schedules());
+}
+
+#[test]
+fn bytes_are_linearizable_in_all_schedules() {
+    explore::<Store<u64, [u8]>>(schedules());
+}
+
+/// True if the programs find that the rule is broken.
+fn finds<S: Kind>(rule: Rule) -> bool {
+    Weakness::set(Some(rule));
+    let found = catch_unwind(AssertUnwindSafe(|| explore::<S>(20_000))).is_err();
+    Weakness::set(None);
+    set_scheduled(false);
+    found
+}
+
+#[test]
+fn twins_are_found() {
+    for rule in [Rule::DrainWaits, Rule::FuzzyWaits, Rule::LookLatched, Rule::PieceEndsAtReadOnly] {
+        assert!(finds::<Store<u64, u64>>(rule), "{rule:?} was not found");
+    }
+    assert!(finds::<Store<u64, [u8]>>(Rule::VersionStandsStill), "VersionStandsStill was not found");
+}
+
+/// A walk through memory asked for `head` once for itself and again for each record: when `head` passed a record in between, the
+/// record was skipped, and its key was absent. Found by the first program tried; reduced to a delete beside an eviction.
+#[test]
+fn a_record_that_is_evicted_under_a_walk_is_seen() {
+    let program = Program { seed: 1, before: vec![(1, Deed::Put(7))], threads: vec![vec![(1, Deed::Delete)]], chores: vec![Chore::Evict] };
+    schedule::<Store<u64, u64>>(program, 2_000);
+}
