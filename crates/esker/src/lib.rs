@@ -39,6 +39,7 @@ mod scars;
 mod stats;
 mod store;
 mod sync;
+mod traverse;
 mod types;
 mod verify;
 mod watch;
