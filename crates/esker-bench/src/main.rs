@@ -15,6 +15,7 @@ mod keys;
 mod memory;
 mod probe;
 mod progress;
+mod recovery;
 mod report;
 mod run;
 mod size;
@@ -44,10 +45,12 @@ enum Experiment {
     HybridReads(hybrid::Arguments),
     /// Updates while lines are drawn, and durable calls beside the device's own syncs.
     Commit(commit::Arguments),
+    /// Opening a store that was not closed, beside reading its log.
+    Recovery(recovery::Arguments),
 }
 
 /// Where results go besides the standard output.
-#[derive(Args)]
+#[derive(Args, Clone)]
 struct Outputs {
     /// Write the rows here as JSON
     #[arg(long, value_name = "FILE")]
@@ -64,5 +67,6 @@ fn main() -> anyhow::Result<()> {
         Experiment::Append(arguments) => append::run(&arguments),
         Experiment::HybridReads(arguments) => hybrid::run(&arguments),
         Experiment::Commit(arguments) => commit::run(&arguments),
+        Experiment::Recovery(arguments) => recovery::run(&arguments),
     }
 }

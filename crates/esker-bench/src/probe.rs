@@ -22,8 +22,8 @@ const BLOCK: usize = 4096;
 const FILL_BLOCKS: usize = 256;
 
 /// Memory at the alignment that reads past the page cache ask for.
-#[repr(align(4096))]
-struct Aligned([u8; BLOCK]);
+#[repr(C, align(4096))]
+pub(crate) struct Aligned([u8; BLOCK]);
 
 /// A file of random bytes; deleted with the probe.
 pub(crate) struct Probe {
@@ -98,8 +98,19 @@ fn fill(path: &Path, blocks: u64) -> std::io::Result<()> {
     file.sync_all()
 }
 
+/// Memory at the alignment that reads past the page cache ask for.
+pub(crate) fn aligned(bytes: usize) -> Vec<Aligned> {
+    std::iter::repeat_with(|| Aligned([0; BLOCK])).take(bytes.div_ceil(BLOCK)).collect()
+}
+
+pub(crate) fn bytes_of(memory: &mut [Aligned]) -> &mut [u8] {
+    // SAFETY: `Aligned` is a byte array without padding (size 4096 = align 4096), so the slice is that many plain bytes.
+    unsafe { std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), std::mem::size_of_val(memory)) }
+}
+
+/// A file to read past the page cache, and whether that is so.
 #[cfg(target_os = "linux")]
-fn open(path: &Path) -> Result<(File, bool)> {
+pub(crate) fn open(path: &Path) -> Result<(File, bool)> {
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
     let readable = |file: &File| {
         let mut block = Box::new(Aligned([0; BLOCK]));
@@ -112,6 +123,6 @@ fn open(path: &Path) -> Result<(File, bool)> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn open(path: &Path) -> Result<(File, bool)> {
+pub(crate) fn open(path: &Path) -> Result<(File, bool)> {
     Ok((File::open(path)?, false))
 }

@@ -131,6 +131,15 @@ pub(crate) struct Row {
     /// The rate against that of writing a plain file with a sync behind each write.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_fdatasync: Option<f64>,
+    /// The time it took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) seconds: Option<Spread>,
+    /// The log's length.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) log_bytes: Option<u64>,
+    /// The rate at which the log was dealt with, against that of reading its file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_raw_read: Option<Spread>,
     /// The rate of each tenth of a second in turn, of each run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) interval_ops_per_second: Vec<Vec<f64>>,

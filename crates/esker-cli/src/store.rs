@@ -11,13 +11,17 @@ use std::path::Path;
 use esker::{Options, Store};
 
 use crate::args::Opening;
+use crate::bytes::size;
 use crate::failure::{Failure, Outcome};
+use crate::progress;
 
 /// The stores of this program.
 pub(crate) type Bytes = Store<[u8], [u8]>;
 
 /// The budget where none is given.
 const MEMORY: u64 = 256 << 20;
+/// An opening that reads more of the log than this takes long enough to be watched.
+const LONG: u64 = 64 << 20;
 
 /// Does `work` on the store in `dir`, made if absent, and closes it.
 pub(crate) fn with<T>(dir: &Path, opening: Opening, work: impl FnOnce(&Bytes) -> Result<T, Failure>) -> Result<T, Failure> {
@@ -39,7 +43,15 @@ fn open(dir: &Path, opening: Opening) -> Result<Bytes, Failure> {
 
 /// What the command line says about a store.
 pub(crate) fn options(opening: Opening) -> Options {
-    Options::new().memory(opening.memory.unwrap_or(MEMORY)).durability(opening.durability)
+    let bar = progress::of_bytes(0);
+    let tell = move |done, total| {
+        if total > LONG {
+            bar.set_length(total);
+            bar.set_position(done);
+            progress::say(&bar, format!("opening: {} of {} of log read", size(done), size(total)));
+        }
+    };
+    Options::new().memory(opening.memory.unwrap_or(MEMORY)).durability(opening.durability).progress(tell)
 }
 
 fn must_exist(dir: &Path) -> Outcome {

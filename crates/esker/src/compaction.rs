@@ -25,11 +25,12 @@ use crate::index::{Published, Seen};
 use crate::log::{BLOCK_BYTES, NOWHERE};
 use crate::manifest::State;
 use crate::record::{self, ABSENT, ADDRESS_MASK, Record, VALID};
-use crate::recovery::{Scanned, Span, Visitor};
 use crate::scars::Scar;
 use crate::store::chain;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
+use crate::traverse::{Scanned, Span, Visitor};
+use std::io::ErrorKind;
 
 /// A stretch is this part of the log's memory, within bounds: long enough that its line and its two syncs are worth it.
 const STRETCH_PART: u64 = 32;
@@ -245,6 +246,10 @@ struct Doubt {
 }
 
 impl Visitor for Mover<'_> {
+    fn expect(&mut self, hash: u64) {
+        self.engine.index.prefetch(hash);
+    }
+
     fn visit(&mut self, scanned: &Scanned, bytes: &[u8]) -> Result<()> {
         self.consider(scanned.at, scanned.hash, bytes, None)
     }
@@ -332,7 +337,13 @@ impl Mover<'_> {
         let first = run[0].other / BLOCK_BYTES;
         let count = (run[run.len() - 1].other / BLOCK_BYTES - first + 1) as usize;
         let mut buffer = AlignedBuffer::new(count);
-        device.read(first * SECTOR_BYTES as u64, buffer.bytes_mut())?;
+        match device.read(first * SECTOR_BYTES as u64, buffer.bytes_mut()) {
+            // A scar between two of them, which need not be on the device.
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof && run.len() > 1 => {
+                return run.iter().try_for_each(|doubt| self.settle_run(std::slice::from_ref(doubt)));
+            }
+            read => read?,
+        }
         for doubt in run {
             // Only this block: one that was merely read along may lie in a scar.
             let block = doubt.other / BLOCK_BYTES;

@@ -13,6 +13,7 @@ use crate::index::{Chain, Index, Records};
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log, PIECE_BYTES};
 use crate::manifest::{Identity, Manifest};
 use crate::record::Record;
+use crate::recovery::Manner;
 use crate::stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
@@ -112,8 +113,9 @@ pub(crate) struct Parts {
     pub(crate) durability: Durability,
     pub(crate) in_background: bool,
     pub(crate) space_amplification: f64,
-    /// Damage in the log or its image is not refused: what lies before it is taken for all there was.
-    pub(crate) accept_loss: bool,
+    /// Records that come from the device are checked before they are used.
+    pub(crate) verifies_reads: bool,
+    pub(crate) recovery: Manner,
 }
 
 impl Engine {
@@ -126,7 +128,7 @@ impl Engine {
         let engine = Self {
             epochs: Epochs::new(),
             index: Index::new()?,
-            log: Log::new(parts.device, identity.store_id, FIRST_ADDRESS, huge)?,
+            log: Log::new(parts.device, identity.store_id, FIRST_ADDRESS, huge)?.verifying_reads(parts.verifies_reads),
             layout: parts.layout,
             hasher: Hasher::new(identity.hash_seed),
             home: Mutex::new(parts.home),
@@ -144,7 +146,7 @@ impl Engine {
         };
         engine.share_budget();
         if has_home {
-            engine.recover(parts.accept_loss)?;
+            engine.recover(&parts.recovery)?;
             engine.share_budget();
         }
         Ok(engine)

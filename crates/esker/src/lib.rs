@@ -41,6 +41,7 @@ mod schedules;
 mod stats;
 mod store;
 mod sync;
+mod traverse;
 mod types;
 mod verify;
 mod watch;

@@ -55,6 +55,8 @@ pub(crate) struct Log {
     /// Bytes above the budget that compaction may take: it needs room before it makes room.
     pub(crate) reserve: AtomicU64,
     pub(crate) device: Option<Arc<dyn Device>>,
+    /// Whether records that calls read from there are checked.
+    pub(crate) verifies_reads: bool,
     store_id: u64,
 }
 
@@ -109,8 +111,13 @@ impl Log {
             budget: AtomicU64::new(0),
             reserve: AtomicU64::new(0),
             device,
+            verifies_reads: true,
             store_id,
         })
+    }
+
+    pub(crate) fn verifying_reads(self, verifies_reads: bool) -> Self {
+        Self { verifies_reads, ..self }
     }
 
     /// Goes on at `tail`, with everything below on the device. Before anyone else knows the log.
@@ -310,16 +317,27 @@ impl Log {
     /// Verifies what [`Log::cold_read`] brought. In place: one block, as nearly always, is not copied.
     pub(crate) fn open_blocks<'r>(&self, read: &'r mut DeviceRead) -> Result<ColdBytes<'r>> {
         let first = read.offset() / SECTOR_BYTES as u64;
-        let sectors = read.bytes_mut();
-        for (block, sector) in (first..).zip(sectors.chunks_exact(SECTOR_BYTES)) {
+        for (block, sector) in (first..).zip(read.bytes().chunks_exact(SECTOR_BYTES)) {
             self.verify_block(block, sector)?;
         }
+        Ok(Self::join_blocks(read))
+    }
+
+    /// The same for a call's own reads, which need not be verified if the caller said so.
+    pub(crate) fn open_record<'r>(&self, read: &'r mut DeviceRead) -> Result<ColdBytes<'r>> {
+        if self.verifies_reads { self.open_blocks(read) } else { Ok(Self::join_blocks(read)) }
+    }
+
+    /// Moves what the blocks hold together.
+    fn join_blocks(read: &mut DeviceRead) -> ColdBytes<'_> {
+        let first = read.offset() / SECTOR_BYTES as u64;
+        let sectors = read.bytes_mut();
         let count = sectors.len() / SECTOR_BYTES;
         for at in 1..count {
             let payload = at * SECTOR_BYTES..at * SECTOR_BYTES + BLOCK_BYTES as usize;
             sectors.copy_within(payload, at * BLOCK_BYTES as usize);
         }
-        Ok(ColdBytes { start: first * BLOCK_BYTES, bytes: &sectors[..count * BLOCK_BYTES as usize] })
+        ColdBytes { start: first * BLOCK_BYTES, bytes: &sectors[..count * BLOCK_BYTES as usize] }
     }
 }
 

@@ -9,6 +9,7 @@ use crate::image;
 use crate::index::Index;
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS};
 use crate::manifest::{ANY_WIDTH, Identity, Manifest};
+use crate::recovery::Manner;
 use crate::scars::SCARS;
 use crate::store::Store;
 use crate::types::{Key, Value};
@@ -28,7 +29,8 @@ pub struct Options {
     memory: Result<u64>,
     io_uring: bool,
     direct_io: bool,
-    accept_loss: bool,
+    verifies_reads: bool,
+    recovery: Manner,
     durability: Durability,
     background: bool,
     space_amplification: f64,
@@ -91,7 +93,8 @@ impl Options {
             memory: Ok((machine_memory() / 4).max(BUDGET_BYTES_MIN)),
             io_uring: true,
             direct_io: true,
-            accept_loss: false,
+            verifies_reads: true,
+            recovery: Manner::default(),
             durability: Durability::None,
             background: true,
             space_amplification: 2.0,
@@ -124,7 +127,24 @@ impl Options {
     /// up to its first damaged byte; a damaged image is built anew from the log, and of a damaged manifest the older slot counts.
     #[must_use]
     pub fn accept_loss(mut self, accepted: bool) -> Self {
-        self.accept_loss = accepted;
+        self.recovery.accept_loss = accepted;
+        self
+    }
+
+    /// `tell` is called while opening reads the log, after each mebibyte: with the bytes it has read, and all that it will. Where an
+    /// image of the index stands for nearly all of the log, that is little, or nothing.
+    #[must_use]
+    pub fn progress(mut self, tell: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
+        self.recovery.progress = Some(Arc::new(tell));
+        self
+    }
+
+    /// False: records that calls read from the device are taken as they come, without comparing their blocks with the checksums.
+    /// Damage may then be returned as a value. All else that is read is checked as ever: manifest, images, and the log where
+    /// opening, compaction and verification read it.
+    #[must_use]
+    pub fn verify_reads(mut self, wanted: bool) -> Self {
+        self.verifies_reads = wanted;
         self
     }
 
@@ -206,7 +226,7 @@ impl Options {
     fn open_home<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>, is_temporary: bool) -> Result<Store<K, V>> {
         let width = |width: Option<usize>| width.map_or(ANY_WIDTH, |width| width as u64);
         let types = (layout::<K, V>(), [width(K::WIDTH), width(V::WIDTH)]);
-        let manifest = match Manifest::open(&*storage, Some(types), self.accept_loss)? {
+        let manifest = match Manifest::open(&*storage, Some(types), self.recovery.accept_loss)? {
             Some(manifest) => manifest,
             None if has_lived(&*storage)? => return Err(Error::corruption("there is a store but no manifest")),
             None => {
@@ -235,7 +255,8 @@ impl Options {
             durability: self.durability,
             in_background: self.background,
             space_amplification: self.space_amplification,
-            accept_loss: self.accept_loss,
+            verifies_reads: self.verifies_reads,
+            recovery: self.recovery,
         })?)
     }
 }

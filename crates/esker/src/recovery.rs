@@ -2,11 +2,11 @@
 //! nothing to read.
 //!
 //! 1. The index image, if there is one, is the index as of `image_until`.
-//! 2. The log from there to the cut is read once, in order, one thread reading and verifying ahead. Each record becomes the
-//!    head of its entry if it lies above it: the later address is the later version. Records that were never published
-//!    do not count, nor do those above `window` that belong to the next line.
+//! 2. The log from there to the cut is read once, in order (`traverse.rs`). Each record becomes the head of its entry if it lies
+//!    above it: the later address is the later version, so threads may do that in any order. Records that were never
+//!    published do not count, nor do those above `window` that belong to the next line.
 //! 3. The log goes on behind everything that may have been written after the line. What lies between is a scar (`scars.rs`).
-//!    An image is saved, so that the next opening need not read all this again.
+//!    Nothing else is written: a store that was not used after this opens the same way once more.
 //!
 //! **Shared entries.** Where the index had run out of its share, keys share entries, and a record found by the scan leads to
 //! what shared its entry *then*. If the entry holds something else now, the record is appended once more, leading to that:
@@ -15,39 +15,49 @@
 //! **Fails closed**: a damaged block below the cut was acknowledged once. It is named and nothing is changed, unless the
 //! caller accepts the loss of what lies behind it.
 
-use crate::device::{AlignedBuffer, SECTOR_BYTES};
-use crate::engine::{Engine, Layout, block_ceil, lock};
+use crate::device::SECTOR_BYTES;
+use crate::engine::{Engine, block_ceil, lock};
 use crate::epoch::Pin;
 use crate::error::{Error, Result};
 use crate::image;
-use crate::index::{Chain, Published, Records};
-use crate::log::{BLOCK_BYTES, line_flag};
-use crate::manifest::{LOG, State};
-use crate::record::{self, ABANDONED, ADDRESS_MASK, ODD_LINE, Record, VALID};
+use crate::index::{Chain, Index, Published, Records};
+use crate::log::BLOCK_BYTES;
+use crate::manifest::State;
+use crate::record::{self, ADDRESS_MASK, Record};
 use crate::scars::{self, Scar};
-use std::cell::Cell;
-use std::ops::Range;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use crate::traverse::{Scanned, Span, Visitor};
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
 
-/// Blocks read together: a mebibyte.
-const PIECE_BLOCKS: u64 = 256;
-/// Pieces read and verified ahead.
-const PIECES_AHEAD: usize = 4;
+/// Records that a thread raises together.
+const BATCH: usize = 1024;
 /// Records whose buckets are fetched together.
 const GROUP: usize = 64;
+/// Batches that wait.
+const BATCHES_AHEAD: usize = 64;
+/// A log of fewer bytes is not worth threads.
+const ALONE_BYTES: u64 = 2 << 20;
 
-/// A record of the log, as the scan meets it.
-pub(crate) struct Scanned {
-    pub(crate) at: u64,
-    pub(crate) hash: u64,
-    /// Where it lies in the scan's bytes.
-    offset: usize,
-    bytes: usize,
+/// What is told how far opening is: bytes of log read, and all.
+pub(crate) type Progress = dyn Fn(u64, u64) + Send + Sync;
+
+/// How to recover.
+#[derive(Clone, Default)]
+pub(crate) struct Manner {
+    /// Damage in the log or its image is not refused: what lies before it is taken for all there was.
+    pub(crate) accept_loss: bool,
+    pub(crate) progress: Option<Arc<Progress>>,
+}
+
+impl std::fmt::Debug for Manner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Manner").field("accept_loss", &self.accept_loss).finish_non_exhaustive()
+    }
 }
 
 impl Engine {
     /// Brings the engine to the last durable line. Before the store is shared.
-    pub(crate) fn recover(&self, accept_loss: bool) -> Result<()> {
+    pub(crate) fn recover(&self, manner: &Manner) -> Result<()> {
         let state = lock(&self.home).as_ref().map(|home| home.manifest.state.clone());
         let Some(state) = state else { return Ok(()) };
         let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
@@ -58,9 +68,9 @@ impl Engine {
         let file_bytes = self.log.device.as_ref().map_or(Ok(0), |device| device.bytes())?;
         let behind = block_ceil(file_bytes.div_ceil(SECTOR_BYTES as u64) * BLOCK_BYTES).max(state.cut);
         self.log.start_at(behind, state.line + 1, state.cut);
-        let image = self.restore_index(&state, accept_loss)?;
-        let (image, cut) = if accept_loss { self.accept_loss(&state, &scars, image)? } else { (image, state.cut) };
-        self.replay(&Span::up_to(cut, image.until, &state, &scars), &image, behind)?;
+        let image = self.restore_index(&state, manner.accept_loss)?;
+        let (image, cut) = if manner.accept_loss { self.accept_loss(&state, &scars, image)? } else { (image, state.cut) };
+        self.replay(&Span::up_to(cut, image.until, &state, &scars).telling(manner.progress.as_deref()), &image, behind)?;
         self.share_budget();
         self.check_index_fits()?;
         if behind > cut || scars::has_stale(&*storage, scars.len())? {
@@ -71,8 +81,10 @@ impl Engine {
         } else {
             *lock(&self.compaction.scars) = scars.clone();
         }
-        // Without an image the next opening would read all this again.
-        if image.until == cut && behind == cut { Ok(()) } else { self.save_image(image.is_lost) }
+        // What is given up is given up for good. Else nothing more need be written now: the next line speaks of the scar, and the
+        // driver takes an image if the next opening should not read all this again.
+        let needs_image = self.is_image_due() && !self.in_background;
+        if cut < state.cut || image.is_lost || needs_image { self.save_image(image.is_lost) } else { Ok(()) }
     }
 
     /// The index as the image has it.
@@ -110,7 +122,7 @@ impl Engine {
         let sound_until = |from| {
             let span = Span::new(from, state, scars);
             match self.scan(&span, &mut Ignoring) {
-                Err(Error::Corruption(_)) => Ok(block_ceil(span.reached.get())),
+                Err(Error::Corruption(_)) => Ok(block_ceil(span.reached_whole())),
                 end => end.map(|()| state.cut),
             }
         };
@@ -127,62 +139,31 @@ impl Engine {
             return self.scan(span, &mut Joining { engine: self, first_copy: behind, image_top: image.top });
         }
         self.index.set_limit(u64::MAX);
-        self.scan(span, &mut Raising { engine: self })
-    }
-
-    /// Visits the records that count in a part of the log, in order.
-    pub(crate) fn scan(&self, span: &Span<'_>, visitor: &mut impl Visitor) -> Result<()> {
-        for part in span.parts() {
-            let (send, pieces) = sync_channel(PIECES_AHEAD);
-            std::thread::scope(|scope| {
-                let until = part.end;
-                let from = part.start;
-                scope.spawn(move || self.read_ahead(from, until, &send));
-                Scan::new(self, span, from, until).run(&pieces, visitor)
-            })?;
+        if span.bytes() < ALONE_BYTES {
+            return self.scan(span, &mut Raising { index: &self.index });
         }
-        Ok(())
+        self.replay_in_parallel(span)
     }
 
-    /// The same for a log in memory, whose records up to the end do not change any more.
-    pub(crate) fn scan_memory(&self, span: &Span<'_>, visitor: &mut impl Visitor) -> Result<()> {
-        let (from, until) = (span.from, span.until);
-        let mut scan = Scan::new(self, span, from, until);
-        let mut at = scan.base;
-        while at < until {
-            let bytes = (PIECE_BLOCKS * BLOCK_BYTES).min(until - at);
-            scan.take(&self.log.copy_frozen(at, bytes), visitor)?;
-            at += bytes;
-        }
-        Ok(())
-    }
-
-    fn read_ahead(&self, from: u64, to: u64, send: &SyncSender<Result<Vec<u8>>>) {
-        let Some(device) = &self.log.device else { return };
-        let (mut block, end) = (from / BLOCK_BYTES, to / BLOCK_BYTES);
-        let mut buffer = AlignedBuffer::new(PIECE_BLOCKS.min(end - block) as usize);
-        while block < end {
-            let count = PIECE_BLOCKS.min(end - block) as usize;
-            let mut payload = Vec::new();
-            let read = device.read(block * SECTOR_BYTES as u64, &mut buffer.bytes_mut()[..count * SECTOR_BYTES]);
-            // A file that ends too early is damage like any other.
-            let read = read.map_err(|error| match error.kind() {
-                std::io::ErrorKind::UnexpectedEof => {
-                    Error::corruption(format!("the log ends too early file={LOG} address={}", block * BLOCK_BYTES))
-                }
-                _ => Error::from(error),
-            });
-            let verified = read.and_then(|()| self.log.append_payloads(block, &buffer, count, &mut payload));
-            let failed = verified.is_err();
-            // Before a failure go the blocks before it: they are whole.
-            if failed && !payload.is_empty() && send.send(Ok(std::mem::take(&mut payload))).is_err() {
-                return;
+    /// The higher address wins, whoever comes first: so this thread walks through the log, and others raise entries, in any order.
+    fn replay_in_parallel(&self, span: &Span<'_>) -> Result<()> {
+        let (send, batches) = sync_channel::<Vec<(u64, u64)>>(BATCHES_AHEAD);
+        let batches = std::sync::Mutex::new(batches);
+        let raise = || {
+            let mut raising = Raising { index: &self.index };
+            // The lock is held while waiting: the next thread waits for the lock instead.
+            while let Ok(batch) = { batches.lock().unwrap_or_else(|e| e.into_inner()).recv() } {
+                raising.raise_all(&batch);
             }
-            if send.send(verified.map(|()| payload)).is_err() || failed {
-                return;
-            }
-            block += count as u64;
-        }
+        };
+        std::thread::scope(|scope| {
+            let threads = std::thread::available_parallelism().map_or(1, usize::from);
+            (0..threads).for_each(|_| _ = scope.spawn(raise));
+            let mut dealing = Dealing { batch: Vec::with_capacity(BATCH), send };
+            let scanned = self.scan(span, &mut dealing);
+            dealing.deal();
+            scanned
+        })
     }
 }
 
@@ -206,146 +187,6 @@ impl Records for Cold {
     }
 }
 
-/// A part of the log: from an address to the cut of the last line, around the scars.
-pub(crate) struct Span<'a> {
-    pub(crate) from: u64,
-    until: u64,
-    pub(crate) state: &'a State,
-    pub(crate) scars: &'a [Scar],
-    /// Everything below was visited.
-    reached: Cell<u64>,
-    /// The last record may reach beyond the end: it is not visited then.
-    is_open_ended: bool,
-}
-
-impl<'a> Span<'a> {
-    pub(crate) fn new(from: u64, state: &'a State, scars: &'a [Scar]) -> Self {
-        Self { from, until: state.cut, state, scars, reached: Cell::new(from), is_open_ended: false }
-    }
-
-    /// As [`Span::new`], or less: behind `until` all is given up.
-    fn up_to(until: u64, from: u64, state: &'a State, scars: &'a [Scar]) -> Self {
-        Self { until, is_open_ended: until < state.cut, ..Self::new(from, state, scars) }
-    }
-
-    /// A part that ends anywhere.
-    pub(crate) fn open_ended(from: u64, state: &'a State, scars: &'a [Scar]) -> Self {
-        Self { is_open_ended: true, ..Self::new(from, state, scars) }
-    }
-
-    /// Everything below needs no further visit: it was visited, or lies in a scar at the end.
-    pub(crate) fn reached(&self) -> u64 {
-        let end = self.until;
-        let ends_in_scar = self.scars.iter().any(|scar| scar.cut < end && end <= scar.behind);
-        if ends_in_scar { end } else { self.reached.get() }
-    }
-
-    /// The stretches between the scars.
-    pub(crate) fn parts(&self) -> Vec<Range<u64>> {
-        let scars = || self.scars.iter().filter(|scar| scar.cut < self.until);
-        let starts = std::iter::once(self.from).chain(scars().map(|scar| scar.behind.max(self.from)));
-        let ends = scars().map(|scar| scar.cut).chain([self.until]);
-        starts.zip(ends).map(|(from, to)| from..to).filter(|part| part.start < part.end).collect()
-    }
-
-    /// True if a record is part of the store, or was.
-    fn counts(&self, at: u64, header: u64) -> bool {
-        let is_later = at >= self.state.window && header & ODD_LINE != line_flag(self.state.line);
-        header & ABANDONED == 0 && !is_later && !self.scars.iter().any(|scar| scar.excludes(at, header))
-    }
-}
-
-/// What is done with the records.
-pub(crate) trait Visitor {
-    fn visit(&mut self, record: &Scanned, bytes: &[u8]) -> Result<()>;
-}
-
-/// A walk through the log's bytes.
-struct Scan<'a> {
-    engine: &'a Engine,
-    span: &'a Span<'a>,
-    until: u64,
-    /// The next record's address, and that of the first byte held.
-    at: u64,
-    base: u64,
-    bytes: Vec<u8>,
-    group: Vec<Scanned>,
-}
-
-impl<'a> Scan<'a> {
-    fn new(engine: &'a Engine, span: &'a Span<'a>, from: u64, until: u64) -> Self {
-        let base = from / BLOCK_BYTES * BLOCK_BYTES;
-        Self { engine, span, until, at: from, base, bytes: Vec::new(), group: Vec::with_capacity(GROUP) }
-    }
-    fn run(&mut self, pieces: &Receiver<Result<Vec<u8>>>, visitor: &mut impl Visitor) -> Result<()> {
-        for piece in pieces {
-            self.take(&piece?, visitor)?;
-        }
-        // A scar may begin in the middle of a record that was given up; the last line may not.
-        if self.at < self.until && self.until == self.span.until && !self.span.is_open_ended {
-            return Err(Error::corruption(format!("a record reaches beyond its line file={LOG} address={}", self.at)));
-        }
-        Ok(())
-    }
-
-    /// Visits what is whole with these further bytes.
-    fn take(&mut self, piece: &[u8], visitor: &mut impl Visitor) -> Result<()> {
-        self.bytes.extend_from_slice(piece);
-        while self.step()? {
-            if self.group.len() == GROUP {
-                self.visit_group(visitor)?;
-            }
-        }
-        self.visit_group(visitor)?;
-        self.span.reached.set(self.at.min(self.until));
-        let done = ((self.at - self.base) as usize).min(self.bytes.len());
-        self.bytes.drain(..done);
-        self.base += done as u64;
-        Ok(())
-    }
-
-    /// Goes past one record, or to the next block; false when more bytes are needed.
-    fn step(&mut self) -> Result<bool> {
-        let offset = (self.at - self.base) as usize;
-        let Some(rest) = self.bytes.get(offset..).filter(|rest| rest.len() >= 8) else { return Ok(false) };
-        let header = record::word_at(rest, 0);
-        if header == 0 {
-            self.at = (self.at / BLOCK_BYTES + 1) * BLOCK_BYTES;
-            return Ok(true);
-        }
-        if header & VALID == 0 {
-            return Err(Error::corruption(format!("no record where one should be file={LOG} address={}", self.at)));
-        }
-        if self.engine.layout == Layout::Bytes && rest.len() < record::BYTES_HEADER_BYTES as usize {
-            return Ok(false);
-        }
-        let key = record::key_range(self.engine.layout, rest);
-        let bytes = match self.engine.layout {
-            Layout::Word { key_bytes, .. } => record::word_record_bytes(key_bytes) as usize,
-            Layout::Bytes => record::scanned_bytes_record_bytes(rest)
-                .ok_or_else(|| Error::corruption(format!("a record of impossible length file={LOG} address={}", self.at)))?
-                as usize,
-        };
-        if rest.len() < bytes {
-            return Ok(false);
-        }
-        if self.span.counts(self.at, header) {
-            let hash = self.engine.hash_of(&rest[key]);
-            self.engine.index.prefetch(hash);
-            self.group.push(Scanned { at: self.at, hash, offset, bytes });
-        }
-        self.at += bytes as u64;
-        Ok(true)
-    }
-
-    fn visit_group(&mut self, visitor: &mut impl Visitor) -> Result<()> {
-        for record in self.group.drain(..) {
-            visitor.visit(&record, &self.bytes[record.offset..record.offset + record.bytes])?;
-        }
-        Ok(())
-    }
-}
-
 /// Looks whether all is whole.
 struct Ignoring;
 
@@ -357,13 +198,52 @@ impl Visitor for Ignoring {
 
 /// Each key has, or had room for, an entry of its own: the highest address is the head.
 struct Raising<'a> {
-    engine: &'a Engine,
+    index: &'a Index,
+}
+
+impl Raising<'_> {
+    fn raise_all(&mut self, batch: &[(u64, u64)]) {
+        let mut added = 0;
+        for group in batch.chunks(GROUP) {
+            group.iter().for_each(|(hash, _)| self.index.prefetch(*hash));
+            added += group.iter().filter(|(hash, at)| self.index.raise(*hash, *at)).count() as u64;
+        }
+        self.index.add_to_count(added);
+    }
 }
 
 impl Visitor for Raising<'_> {
+    fn expect(&mut self, hash: u64) {
+        self.index.prefetch(hash);
+    }
+
     fn visit(&mut self, record: &Scanned, _: &[u8]) -> Result<()> {
-        let added = self.engine.index.raise(record.hash, record.at);
-        self.engine.index.add_to_count(u64::from(added));
+        let added = self.index.raise(record.hash, record.at);
+        self.index.add_to_count(u64::from(added));
+        Ok(())
+    }
+}
+
+/// Deals records out to the threads that raise them.
+struct Dealing {
+    batch: Vec<(u64, u64)>,
+    send: SyncSender<Vec<(u64, u64)>>,
+}
+
+impl Dealing {
+    fn deal(&mut self) {
+        let batch = std::mem::replace(&mut self.batch, Vec::with_capacity(BATCH));
+        // They end after us.
+        let _ = self.send.send(batch);
+    }
+}
+
+impl Visitor for Dealing {
+    fn visit(&mut self, record: &Scanned, _: &[u8]) -> Result<()> {
+        self.batch.push((record.hash, record.at));
+        if self.batch.len() == BATCH {
+            self.deal();
+        }
         Ok(())
     }
 }
@@ -390,6 +270,10 @@ impl Joining<'_> {
 }
 
 impl Visitor for Joining<'_> {
+    fn expect(&mut self, hash: u64) {
+        self.engine.index.prefetch(hash);
+    }
+
     fn visit(&mut self, record: &Scanned, bytes: &[u8]) -> Result<()> {
         let index = &self.engine.index;
         loop {
@@ -429,8 +313,9 @@ impl Visitor for Joining<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::AlignedBuffer;
     use crate::{Durability, MemoryStorage, Options, Storage, Store};
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
     /// The store is left as a crash leaves it: never closed. It is kept: what nobody can reach any more is a leak to a sanitizer.
     fn crash(store: impl Send + 'static) {
@@ -500,6 +385,48 @@ mod tests {
             let deleted = (0..300u64).filter_map(|n| store.get(&(n * 10)).unwrap());
             assert_eq!(deleted.count(), 0, "a deleted key came back");
             store.close().unwrap();
+        }
+    }
+
+    #[test]
+    fn opening_tells_how_far_it_is() {
+        let files = Arc::new(MemoryStorage::new());
+        let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
+        (0..200_000u64).for_each(|n| store.put(&n, &n).unwrap());
+        store.commit().unwrap();
+        crash(store);
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let tell = {
+            let told = told.clone();
+            move |done, all| told.lock().unwrap().push((done, all))
+        };
+        let store: Store<u64, u64> = Options::new().memory("16MiB").progress(tell).open_in(files).unwrap();
+        assert_eq!(store.get(&199_999).unwrap(), Some(199_999));
+        let told = told.lock().unwrap();
+        assert!(told.len() > 3 && told.is_sorted() && told.iter().all(|(done, all)| done <= all && *all > 4_000_000), "{told:?}");
+        assert!(told.last().is_some_and(|(done, all)| done == all));
+    }
+
+    /// Off, the switch hides damage in a value from whoever reads it; on, as ever, it does not.
+    #[test]
+    fn reads_are_verified_unless_told_otherwise() {
+        let files = Arc::new(MemoryStorage::new());
+        let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
+        store.put(&1, &[7; 100]).unwrap();
+        store.close().unwrap();
+        let log = files.open("esker.log.00000000").unwrap();
+        let mut sector = AlignedBuffer::new(1);
+        log.read(4096, sector.bytes_mut()).unwrap();
+        let at = sector.bytes().windows(100).position(|bytes| bytes == [7; 100]).unwrap();
+        sector.bytes_mut()[at + 50] = 8;
+        log.write(4096, sector.bytes()).unwrap();
+        for verified in [true, false] {
+            let options = Options::new().memory("16MiB").background(false).verify_reads(verified);
+            let store: Store<u64, [u8]> = options.open_in(Arc::new(files.copy())).unwrap();
+            match store.get(&1) {
+                Err(Error::Corruption(_)) => assert!(verified),
+                found => assert!(!verified && found.unwrap().unwrap()[50] == 8),
+            }
         }
     }
 

@@ -8,8 +8,9 @@ use crate::error::{Error, Result};
 use crate::image;
 use crate::log::BLOCK_BYTES;
 use crate::manifest::{LOG, Manifest};
-use crate::recovery::{Scanned, Span, Visitor};
+use crate::recovery::Manner;
 use crate::scars;
+use crate::traverse::{Scanned, Span, Visitor};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -93,7 +94,8 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
         durability: Durability::None,
         in_background: false,
         space_amplification: 2.0,
-        accept_loss: false,
+        verifies_reads: true,
+        recovery: Manner::default(),
     })?;
     if state.image != 0 {
         or_note(image::check(&*storage, state.image, state.identity.store_id), &mut found)?;
@@ -127,10 +129,10 @@ fn or_note<T>(result: Result<T>, found: &mut Verification) -> Result<Option<T>> 
 fn check_blocks(engine: &Engine, part: std::ops::Range<u64>, found: &mut Verification, progress: &mut impl FnMut(u64)) -> Result<()> {
     const PIECE: u64 = 256;
     let Some(device) = &engine.log.device else { return Ok(()) };
-    let mut buffer = AlignedBuffer::new(PIECE as usize);
+    let (mut block, end) = (part.start / BLOCK_BYTES, part.end / BLOCK_BYTES);
+    let mut buffer = AlignedBuffer::new(PIECE.min(end - block) as usize);
     let mut one = AlignedBuffer::new(1);
     let mut payload = Vec::new();
-    let (mut block, end) = (part.start / BLOCK_BYTES, part.end / BLOCK_BYTES);
     while block < end {
         let count = PIECE.min(end - block);
         payload.clear();

@@ -58,6 +58,13 @@ impl DeviceRead {
         self.buffer.bytes_mut()
     }
 
+    /// Another read of as many bytes, into the same buffer.
+    #[must_use]
+    pub(crate) fn again(mut self, offset: u64, token: u64) -> Self {
+        (self.offset, self.token) = (offset, token);
+        self
+    }
+
     /// Gives up the buffer for good and takes another: the kernel may write into the old one at any time.
     pub(super) fn leak_buffer(&mut self) {
         let sectors = self.buffer.bytes().len() / SECTOR_BYTES;

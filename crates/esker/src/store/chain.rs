@@ -50,7 +50,7 @@ impl Walk {
     /// Goes on with what was read.
     pub(super) fn advance<'r>(&mut self, engine: &Engine, read: &'r mut DeviceRead, key: &[u8]) -> Result<Walked<'r>> {
         let at = self.at;
-        let parsed = engine.log.open_blocks(read).and_then(|cold| parse(engine.layout, at, &cold));
+        let parsed = engine.log.open_record(read).and_then(|cold| parse(engine.layout, at, &cold));
         let record = match parsed {
             // Its space was given back while it was read.
             Err(_) if at < engine.log.bounds.begin.load(Acquire) => {

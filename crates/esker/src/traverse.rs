@@ -1,0 +1,393 @@
+//! Reading the log from end to end: what recovery, compaction and verification have in common.
+//!
+//! ```text
+//! device -> [several reads under way] -> verified, in order -> records that count -> visitor
+//! ```
+//! A thread of its own keeps reads under way and verifies what they bring; the visitor's thread walks from record to record.
+//! A piece is walked through where it was read: only a record that reaches into the next piece is put together elsewhere.
+//! Less than a piece is read at once, without a thread.
+
+use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
+use crate::engine::{Engine, Layout};
+use crate::error::{Error, Result};
+use crate::log::{BLOCK_BYTES, Log, line_flag};
+use crate::manifest::{LOG, State};
+use crate::record::{self, ABANDONED, ODD_LINE, VALID};
+use crate::recovery::Progress;
+use crate::scars::Scar;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+
+/// Blocks read together: a mebibyte.
+const PIECE_BLOCKS: u64 = 256;
+/// Reads under way, and pieces that wait for the visitor.
+const READS_AHEAD: usize = 4;
+const PIECES_AHEAD: usize = 3;
+/// Records that are announced before the first of them is visited.
+const GROUP: usize = 64;
+
+/// A record of the log, as the scan meets it.
+pub(crate) struct Scanned {
+    pub(crate) at: u64,
+    pub(crate) hash: u64,
+    /// Where it lies in the scan's bytes.
+    offset: usize,
+    bytes: usize,
+}
+
+/// What is done with the records.
+pub(crate) trait Visitor {
+    /// A record with this hash will be visited soon.
+    fn expect(&mut self, _hash: u64) {}
+
+    fn visit(&mut self, record: &Scanned, bytes: &[u8]) -> Result<()>;
+}
+
+/// A part of the log: from an address to the cut of the last line, around the scars.
+pub(crate) struct Span<'a> {
+    pub(crate) from: u64,
+    until: u64,
+    pub(crate) state: &'a State,
+    pub(crate) scars: &'a [Scar],
+    /// Everything below was visited.
+    reached: Cell<u64>,
+    /// The last record may reach beyond the end: it is not visited then.
+    is_open_ended: bool,
+    progress: Option<&'a Progress>,
+}
+
+impl<'a> Span<'a> {
+    pub(crate) fn new(from: u64, state: &'a State, scars: &'a [Scar]) -> Self {
+        Self { from, until: state.cut, state, scars, reached: Cell::new(from), is_open_ended: false, progress: None }
+    }
+
+    /// As [`Span::new`], or less: behind `until` all is given up.
+    pub(crate) fn up_to(until: u64, from: u64, state: &'a State, scars: &'a [Scar]) -> Self {
+        Self { until, is_open_ended: until < state.cut, ..Self::new(from, state, scars) }
+    }
+
+    /// A part that ends anywhere.
+    pub(crate) fn open_ended(from: u64, state: &'a State, scars: &'a [Scar]) -> Self {
+        Self { is_open_ended: true, ..Self::new(from, state, scars) }
+    }
+
+    /// Whoever waits is told how far the walk is.
+    pub(crate) fn telling(self, progress: Option<&'a Progress>) -> Self {
+        Self { progress, ..self }
+    }
+
+    /// Everything below was visited.
+    pub(crate) fn reached_whole(&self) -> u64 {
+        self.reached.get()
+    }
+
+    /// Everything below needs no further visit: it was visited, or lies in a scar at the end.
+    pub(crate) fn reached(&self) -> u64 {
+        let end = self.until;
+        let ends_in_scar = self.scars.iter().any(|scar| scar.cut < end && end <= scar.behind);
+        if ends_in_scar { end } else { self.reached.get() }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.until.saturating_sub(self.from)
+    }
+
+    /// The stretches between the scars.
+    pub(crate) fn parts(&self) -> Vec<Range<u64>> {
+        let scars = || self.scars.iter().filter(|scar| scar.cut < self.until);
+        let starts = std::iter::once(self.from).chain(scars().map(|scar| scar.behind.max(self.from)));
+        let ends = scars().map(|scar| scar.cut).chain([self.until]);
+        starts.zip(ends).map(|(from, to)| from..to).filter(|part| part.start < part.end).collect()
+    }
+
+    /// True if a record is part of the store, or was.
+    fn counts(&self, at: u64, header: u64) -> bool {
+        let is_later = at >= self.state.window && header & ODD_LINE != line_flag(self.state.line);
+        header & ABANDONED == 0 && !is_later && !self.scars.iter().any(|scar| scar.excludes(at, header))
+    }
+
+    fn is_at(&self, at: u64) {
+        self.reached.set(at);
+        if let Some(progress) = self.progress {
+            progress(at - self.from, self.bytes());
+        }
+    }
+}
+
+impl Engine {
+    /// Visits the records that count in a part of the log, in order.
+    pub(crate) fn scan(&self, span: &Span<'_>, visitor: &mut impl Visitor) -> Result<()> {
+        for part in span.parts() {
+            let mut scan = Scan::new(self, span, &part);
+            let blocks = part.start / BLOCK_BYTES..part.end / BLOCK_BYTES;
+            if blocks.end - blocks.start <= PIECE_BLOCKS {
+                let piece = read_piece(&self.log, &blocks)?;
+                scan.take_piece(&piece, visitor)?;
+                piece.ended?;
+            } else {
+                scan.run(blocks, visitor)?;
+            }
+            scan.end()?;
+        }
+        Ok(())
+    }
+
+    /// The same for a log in memory, whose records up to the end do not change any more.
+    pub(crate) fn scan_memory(&self, span: &Span<'_>, visitor: &mut impl Visitor) -> Result<()> {
+        let mut scan = Scan::new(self, span, &(span.from..span.until));
+        let mut at = span.from / BLOCK_BYTES * BLOCK_BYTES;
+        while at < span.until {
+            let bytes = (PIECE_BLOCKS * BLOCK_BYTES).min(span.until - at);
+            scan.take(at, &self.log.copy_frozen(at, bytes), visitor)?;
+            at += bytes;
+        }
+        Ok(())
+    }
+}
+
+// ---- reading ahead -------------------------------------------------------------------------------------------------
+
+/// What a read brought: so many bytes of log, verified, and why there are not more.
+struct Piece {
+    read: DeviceRead,
+    first: u64,
+    bytes: usize,
+    ended: Result<()>,
+}
+
+impl Piece {
+    /// What a block's payload holds is moved together, in place.
+    fn open(log: &Log, mut read: DeviceRead, result: io::Result<()>) -> Self {
+        let first = read.offset() / SECTOR_BYTES as u64;
+        let mut bytes = 0;
+        let mut ended = result.map_err(|error| of_reading(error, first));
+        let sectors = read.bytes_mut();
+        for at in 0..if ended.is_ok() { sectors.len() / SECTOR_BYTES } else { 0 } {
+            let from = at * SECTOR_BYTES;
+            if let Err(error) = log.verify_block(first + at as u64, &sectors[from..from + SECTOR_BYTES]) {
+                ended = Err(error);
+                break;
+            }
+            sectors.copy_within(from..from + BLOCK_BYTES as usize, bytes);
+            bytes += BLOCK_BYTES as usize;
+        }
+        Self { read, first, bytes, ended }
+    }
+}
+
+/// A file that ends too early is damage like any other.
+fn of_reading(error: io::Error, block: u64) -> Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => Error::corruption(format!("the log ends too early file={LOG} address={}", block * BLOCK_BYTES)),
+        _ => error.into(),
+    }
+}
+
+fn new_read(blocks: &Range<u64>, token: u64) -> DeviceRead {
+    DeviceRead::new(blocks.start * SECTOR_BYTES as u64, (blocks.end - blocks.start) as usize, token)
+}
+
+fn read_piece(log: &Log, blocks: &Range<u64>) -> Result<Piece> {
+    let mut read = new_read(blocks, 0);
+    let result = log.cold_device()?.read(read.offset(), read.bytes_mut());
+    Ok(Piece::open(log, read, result))
+}
+
+/// The reads of a part, handed on in order, however they end.
+struct ReadAhead<'a> {
+    log: &'a Log,
+    /// What is still to be read.
+    blocks: Range<u64>,
+    /// Reads not handed on yet, from token `first` on; `None` while they are under way.
+    pieces: VecDeque<Option<Piece>>,
+    first: u64,
+    send: SyncSender<Piece>,
+    /// Buffers that come back.
+    spare: Receiver<DeviceRead>,
+    is_stopped: bool,
+}
+
+impl ReadSource for ReadAhead<'_> {
+    fn next(&mut self) -> Option<DeviceRead> {
+        if self.is_stopped || self.blocks.is_empty() || self.pieces.len() == READS_AHEAD {
+            return None;
+        }
+        let blocks = self.blocks.start..self.blocks.end.min(self.blocks.start + PIECE_BLOCKS);
+        self.blocks.start = blocks.end;
+        let token = self.first + self.pieces.len() as u64;
+        self.pieces.push_back(None);
+        let spare = self.spare.try_recv().ok().filter(|_| blocks.end - blocks.start == PIECE_BLOCKS);
+        Some(spare.map_or_else(|| new_read(&blocks, token), |read| read.again(blocks.start * SECTOR_BYTES as u64, token)))
+    }
+
+    fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
+        let place = (read.token() - self.first) as usize;
+        self.pieces[place] = Some(Piece::open(self.log, read, result));
+        while let Some(Some(_)) = self.pieces.front()
+            && let Some(Some(piece)) = self.pieces.pop_front()
+        {
+            self.first += 1;
+            // Behind a failure, or when nobody listens any more, there is nothing to read.
+            let is_last = piece.ended.is_err();
+            if !self.is_stopped {
+                self.is_stopped = self.send.send(piece).is_err() || is_last;
+            }
+        }
+    }
+}
+
+// ---- from record to record -----------------------------------------------------------------------------------------
+
+/// A walk through a part's bytes.
+struct Scan<'a> {
+    engine: &'a Engine,
+    span: &'a Span<'a>,
+    until: u64,
+    /// The next record's address.
+    at: u64,
+    /// Its first bytes, if the rest lies in the next piece.
+    begun: Vec<u8>,
+    group: Vec<Scanned>,
+}
+
+/// What lies at the beginning of some bytes.
+enum Next {
+    /// Nothing more in this block.
+    Gap,
+    /// A record of so many bytes.
+    Record(usize),
+    /// At least so many bytes are needed to tell, or to have it whole.
+    More(usize),
+}
+
+impl<'a> Scan<'a> {
+    fn new(engine: &'a Engine, span: &'a Span<'a>, part: &Range<u64>) -> Self {
+        Self { engine, span, until: part.end, at: part.start, begun: Vec::new(), group: Vec::with_capacity(GROUP) }
+    }
+
+    fn run(&mut self, blocks: Range<u64>, visitor: &mut impl Visitor) -> Result<()> {
+        let log = &self.engine.log;
+        let device = log.cold_device()?;
+        let (send, pieces) = sync_channel(PIECES_AHEAD);
+        let (give_back, spare): (Sender<DeviceRead>, _) = channel();
+        std::thread::scope(|scope| {
+            let mut ahead = ReadAhead { log, blocks, pieces: VecDeque::new(), first: 0, send, spare, is_stopped: false };
+            scope.spawn(move || device.read_stream(&mut ahead));
+            for piece in pieces {
+                self.take_piece(&piece, visitor)?;
+                piece.ended?;
+                let _ = give_back.send(piece.read);
+            }
+            Ok(())
+        })
+    }
+
+    fn end(&self) -> Result<()> {
+        // A scar may begin in the middle of a record that was given up; the last line may not.
+        if self.at < self.until && self.until == self.span.until && !self.span.is_open_ended {
+            return Err(Error::corruption(format!("a record reaches beyond its line file={LOG} address={}", self.at)));
+        }
+        Ok(())
+    }
+
+    fn take_piece(&mut self, piece: &Piece, visitor: &mut impl Visitor) -> Result<()> {
+        self.take(piece.first * BLOCK_BYTES, &piece.read.bytes()[..piece.bytes], visitor)
+    }
+
+    /// Visits what is whole with these further bytes, which begin at `base`.
+    fn take(&mut self, base: u64, piece: &[u8], visitor: &mut impl Visitor) -> Result<()> {
+        if self.finish_begun(base, piece, visitor)? {
+            self.walk(base, piece, visitor)?;
+        }
+        self.span.is_at(self.at.min(self.until));
+        Ok(())
+    }
+
+    /// Completes the record that began in an earlier piece; false if it does not end in this one.
+    fn finish_begun(&mut self, base: u64, piece: &[u8], visitor: &mut impl Visitor) -> Result<bool> {
+        while !self.begun.is_empty() {
+            match self.look(&self.begun)? {
+                Next::More(bytes) => {
+                    let from = (self.at + self.begun.len() as u64 - base) as usize;
+                    let to = (from + bytes - self.begun.len()).min(piece.len());
+                    self.begun.extend_from_slice(&piece[from..to]);
+                    if self.begun.len() < bytes {
+                        return Ok(false);
+                    }
+                }
+                next => {
+                    let begun = std::mem::take(&mut self.begun);
+                    self.pass(next, 0, &begun, visitor);
+                    self.visit_group(&begun, visitor)?;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn walk(&mut self, base: u64, piece: &[u8], visitor: &mut impl Visitor) -> Result<()> {
+        while let Some(rest) = self.at.checked_sub(base).and_then(|offset| piece.get(offset as usize..)).filter(|rest| !rest.is_empty()) {
+            match self.look(rest)? {
+                Next::More(_) => {
+                    self.begun.extend_from_slice(rest);
+                    break;
+                }
+                next => self.pass(next, (self.at - base) as usize, rest, visitor),
+            }
+            if self.group.len() == GROUP {
+                self.visit_group(piece, visitor)?;
+            }
+        }
+        self.visit_group(piece, visitor)
+    }
+
+    #[inline(always)]
+    fn look(&self, bytes: &[u8]) -> Result<Next> {
+        const WORD: usize = 8;
+        if bytes.len() < WORD {
+            return Ok(Next::More(WORD));
+        }
+        let header = record::word_at(bytes, 0);
+        if header == 0 {
+            return Ok(Next::Gap);
+        }
+        if header & VALID == 0 {
+            return Err(Error::corruption(format!("no record where one should be file={LOG} address={}", self.at)));
+        }
+        let whole = match self.engine.layout {
+            Layout::Word { key_bytes, .. } => record::word_record_bytes(key_bytes) as usize,
+            Layout::Bytes if bytes.len() < record::BYTES_HEADER_BYTES as usize => {
+                return Ok(Next::More(record::BYTES_HEADER_BYTES as usize));
+            }
+            Layout::Bytes => record::scanned_bytes_record_bytes(bytes)
+                .ok_or_else(|| Error::corruption(format!("a record of impossible length file={LOG} address={}", self.at)))?
+                as usize,
+        };
+        Ok(if bytes.len() < whole { Next::More(whole) } else { Next::Record(whole) })
+    }
+
+    /// Goes past a record, which is noted if it counts, or a gap. `rest` begins there, `offset` bytes into the piece.
+    #[inline(always)]
+    fn pass(&mut self, next: Next, offset: usize, rest: &[u8], visitor: &mut impl Visitor) {
+        let Next::Record(bytes) = next else {
+            self.at = (self.at / BLOCK_BYTES + 1) * BLOCK_BYTES;
+            return;
+        };
+        if self.span.counts(self.at, record::word_at(rest, 0)) {
+            let hash = self.engine.hash_of(&rest[record::key_range(self.engine.layout, rest)]);
+            visitor.expect(hash);
+            self.group.push(Scanned { at: self.at, hash, offset, bytes });
+        }
+        self.at += bytes as u64;
+    }
+
+    fn visit_group(&mut self, bytes: &[u8], visitor: &mut impl Visitor) -> Result<()> {
+        for record in self.group.drain(..) {
+            visitor.visit(&record, &bytes[record.offset..record.offset + record.bytes])?;
+        }
+        Ok(())
+    }
+}
