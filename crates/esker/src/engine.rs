@@ -12,6 +12,7 @@ use crate::image::Images;
 use crate::index::{Chain, Index, Records};
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log, PIECE_BYTES};
 use crate::manifest::{Identity, Manifest};
+use crate::promotion::Lately;
 use crate::record::Record;
 use crate::stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -37,6 +38,9 @@ pub(crate) struct Engine {
     pub(crate) home: Mutex<Option<Home>>,
     pub(crate) commits: Commits,
     pub(crate) compaction: Compaction,
+    /// Cold records that are read again come back into memory (`promotion.rs`).
+    pub(crate) is_promoting: bool,
+    pub(crate) lately: Lately,
     pub(crate) images: Images,
     /// The driver compacts when the log is this many times as long as what lives in it.
     pub(crate) space_amplification: f64,
@@ -112,6 +116,7 @@ pub(crate) struct Parts {
     pub(crate) durability: Durability,
     pub(crate) in_background: bool,
     pub(crate) space_amplification: f64,
+    pub(crate) promotion: bool,
     /// Damage in the log or its image is not refused: what lies before it is taken for all there was.
     pub(crate) accept_loss: bool,
 }
@@ -132,6 +137,8 @@ impl Engine {
             home: Mutex::new(parts.home),
             commits: Commits::default(),
             compaction: Compaction::default(),
+            is_promoting: parts.promotion && has_device,
+            lately: Lately::default(),
             images: Images::default(),
             space_amplification: parts.space_amplification,
             boundaries: Mutex::new(()),
@@ -403,6 +410,7 @@ impl Engine {
                 read_only: bounds.read_only.load(Relaxed).min(self.log.tail()),
                 tail: self.log.tail(),
             },
+            space: self.space_stats(),
             index: IndexStats {
                 buckets: self.index.buckets(),
                 entries: self.index.entries_with(waiting),
@@ -416,6 +424,7 @@ impl Engine {
                 appends: count(Counter::Append),
                 deletes: count(Counter::Delete),
                 device_reads: count(Counter::DeviceRead),
+                promotions: count(Counter::Promotion),
             },
             latched: lock(&self.latched).as_ref().map(ToString::to_string),
             warnings: Vec::new(),
@@ -494,6 +503,8 @@ impl Engine {
             home: Mutex::new(None),
             commits: Commits::default(),
             compaction: Compaction::default(),
+            is_promoting: false,
+            lately: Lately::default(),
             images: Images::default(),
             boundaries: Mutex::new(()),
             is_always_durable: false,

@@ -33,6 +33,7 @@ pub struct Options {
     background: bool,
     space_amplification: f64,
     segment_bytes: Option<u64>,
+    promotion: bool,
 }
 
 /// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`.
@@ -96,6 +97,7 @@ impl Options {
             background: true,
             space_amplification: 2.0,
             segment_bytes: None,
+            promotion: true,
         }
     }
 
@@ -148,6 +150,14 @@ impl Options {
     #[must_use]
     pub fn segment_bytes(mut self, length: u64) -> Self {
         self.segment_bytes = Some(length.clamp(SECTOR_BYTES as u64, 1 << 40).next_multiple_of(SECTOR_BYTES as u64));
+        self
+    }
+
+    /// False: a cold record stays on the device, however often it is read. Otherwise one that gets ask for repeatedly is
+    /// copied to the log's tail, into memory; that writes it again one day.
+    #[must_use]
+    pub fn promotion(mut self, wanted: bool) -> Self {
+        self.promotion = wanted;
         self
     }
 
@@ -235,6 +245,7 @@ impl Options {
             durability: self.durability,
             in_background: self.background,
             space_amplification: self.space_amplification,
+            promotion: self.promotion,
             accept_loss: self.accept_loss,
         })?)
     }

@@ -93,6 +93,7 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
         durability: Durability::None,
         in_background: false,
         space_amplification: 2.0,
+        promotion: false,
         accept_loss: false,
     })?;
     if state.image != 0 {
