@@ -108,7 +108,7 @@ fn nobody_sees_what_is_gone(promotion: bool) {
                     match store.get(&key).unwrap() {
                         Some(found) => assert!(found & 0xf_ffff >= before && found >> 20 == key, "key {key}: {found:x}, before {before}"),
                         None => {
-                            assert!(before % 2 == 0 || rounds[key as usize].load(Acquire) > before, "key {key} is gone in round {before}")
+                            assert!(before.is_multiple_of(2) || rounds[key as usize].load(Acquire) > before, "key {key} is gone in round {before}")
                         }
                     }
                 }
@@ -120,7 +120,7 @@ fn nobody_sees_what_is_gone(promotion: bool) {
             store.put_many(&others).unwrap();
             for key in (0..HOT).filter(|key| (key + round) % 3 == 0) {
                 let next = rounds[key as usize].load(Relaxed) + 1;
-                if next % 2 == 0 {
+                if next.is_multiple_of(2) {
                     assert!(store.delete(&key).unwrap())
                 } else {
                     store.put(&key, &value(key, next)).unwrap()
