@@ -76,7 +76,15 @@ pub(crate) enum Command {
         #[arg(allow_negative_numbers = true)]
         key: OsString,
     },
-    /// Show a store's regions, memory, index and operations
+    /// Go once through a store's log and give back the space of all that is dead in it
+    Compact {
+        /// The store's directory, which must exist
+        dir: PathBuf,
+        /// Print the figures afterwards as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show a store's regions, memory, space, index and operations
     Stats {
         /// The store's directory, which must exist
         dir: PathBuf,

@@ -8,6 +8,7 @@
 mod acknowledge;
 mod args;
 mod bytes;
+mod compact;
 mod demo;
 mod failure;
 mod figure;
@@ -48,6 +49,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Append { dir, key, value } => points::append(&dir, key, value, opening),
         Command::Delete { dir, key } => points::delete(&dir, key, opening),
         Command::Stats { dir, json } => stats::run(&dir, json, opening),
+        Command::Compact { dir, json } => compact::run(&dir, json, opening),
         Command::Verify { dir, accept_loss: true, .. } => verify::accept_loss(&dir, opening),
         Command::Verify { dir, json, .. } => verify::run(&dir, json),
         Command::Demo => demo::run(opening),

@@ -8,7 +8,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use esker::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
+use esker::{IndexStats, LogStats, MemoryStats, OperationStats, SpaceStats, Stats};
 
 use crate::args::Opening;
 use crate::bytes::{count, size};
@@ -35,6 +35,7 @@ pub(crate) fn describe(title: &str, stats: &Stats) -> String {
     let mut text = format!("{title}  ({kind})\n\n");
     text += &log(&stats.log);
     text += &memory(&stats.memory);
+    text += &space(&stats.space);
     text += &index(&stats.index);
     text += &operations(&stats.operations);
     if let Some(failure) = &stats.latched {
@@ -75,6 +76,18 @@ pub(crate) fn memory(memory: &MemoryStats) -> String {
     text + "\n"
 }
 
+/// What of the log lives, and what compaction gave back.
+fn space(space: &SpaceStats) -> String {
+    let mut text = String::new();
+    let bar = shares(&[(space.live_bytes, '█'), (space.dead_bytes, '·')], NARROW);
+    row(&mut text, "space", &format!("[{bar}] {} live at most, {} dead", size(space.live_bytes), size(space.dead_bytes)));
+    row(&mut text, "", &format!("amplification {:.2}, target {:.2}", space.amplification, space.amplification_target));
+    row(&mut text, "", &format!("files {}", size(space.file_bytes)));
+    let SpaceStats { stretches, given_back_bytes, moved_bytes, .. } = *space;
+    row(&mut text, "", &format!("given back {} in {stretches} stretches, moved {}", size(given_back_bytes), size(moved_bytes)));
+    text + "\n"
+}
+
 fn index(index: &IndexStats) -> String {
     let load = index.entries as f64 / index.buckets.max(1) as f64;
     let mut text = String::new();
@@ -109,6 +122,7 @@ fn operations(done: &OperationStats) -> String {
         ("appends", done.appends),
         ("deletes", done.deletes),
         ("device reads", done.device_reads),
+        ("promotions", done.promotions),
     ];
     let mut text = String::new();
     for (at, (name, number)) in counts.into_iter().enumerate() {

@@ -26,6 +26,7 @@ use crate::log::{BLOCK_BYTES, NOWHERE};
 use crate::manifest::State;
 use crate::record::{self, ABSENT, ADDRESS_MASK, Record, VALID};
 use crate::scars::Scar;
+use crate::stats::SpaceStats;
 use crate::store::chain;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
@@ -49,10 +50,28 @@ pub(crate) struct Compaction {
     /// Dead bytes counted before this opening, and those given back since.
     known: AtomicU64,
     given_back: AtomicU64,
+    pass: Mutex<Option<Pass>>,
+    done: Mutex<Done>,
+}
+
+/// A way through the whole log, as it was when it began: at its end nothing is left of what was dead then, whatever was
+/// counted. So errors of the count do not add up, and where all lives compaction rests after one pass.
+struct Pass {
+    until: u64,
+    /// All dead bytes that had been counted.
+    counted: u64,
+}
+
+/// What was done since the opening.
+#[derive(Clone, Copy, Default)]
+struct Done {
+    stretches: u64,
+    given_back_bytes: u64,
+    moved_bytes: u64,
 }
 
 /// Where a key's newest record is.
-enum Newest {
+pub(crate) enum Newest {
     At(u64),
     /// On the device, at this address or behind it in the chain.
     Cold(u64),
@@ -67,13 +86,51 @@ impl Engine {
 
     /// Bytes of records that are superseded or deleted, as far as was noticed.
     pub(crate) fn dead_bytes(&self) -> u64 {
+        self.counted_dead_bytes().saturating_sub(self.compaction.given_back.load(Relaxed)).min(self.log_extent())
+    }
+
+    /// Those given back included.
+    fn counted_dead_bytes(&self) -> u64 {
         let counted: u64 = self.epochs.slots().map(|slot| slot.counters[Counter::DeadByte as usize].load(Relaxed)).sum();
-        let all = self.compaction.known.load(Relaxed) + counted;
-        all.saturating_sub(self.compaction.given_back.load(Relaxed)).min(self.log_extent())
+        self.compaction.known.load(Relaxed) + counted
+    }
+
+    fn begin_pass(&self) -> Pass {
+        Pass { until: self.log.tail() / BLOCK_BYTES * BLOCK_BYTES, counted: self.counted_dead_bytes() }
+    }
+
+    /// Notes what a stretch gave back.
+    fn note_stretch(&self, from: u64, reached: u64, mover: &Mover<'_>) {
+        let Compaction { given_back, pass, done, .. } = &self.compaction;
+        let mut done = lock(done);
+        done.stretches += 1;
+        done.given_back_bytes += reached - from;
+        done.moved_bytes += mover.moved;
+        match lock(pass).take_if(|pass| reached >= pass.until) {
+            Some(pass) => given_back.store(pass.counted, Relaxed),
+            None => _ = given_back.fetch_add(mover.visited.saturating_sub(mover.moved), Relaxed),
+        }
     }
 
     pub(crate) fn start_dead_bytes(&self, known: u64) {
         self.compaction.known.store(known, Relaxed);
+    }
+
+    pub(crate) fn space_stats(&self) -> SpaceStats {
+        let (log_bytes, dead_bytes) = (self.log_extent(), self.dead_bytes());
+        let live_bytes = log_bytes.saturating_sub(dead_bytes);
+        let Done { stretches, given_back_bytes, moved_bytes } = *lock(&self.compaction.done);
+        SpaceStats {
+            file_bytes: self.log.device.as_ref().and_then(|device| device.held_bytes().ok()).unwrap_or(0),
+            log_bytes,
+            dead_bytes,
+            live_bytes,
+            amplification: log_bytes as f64 / live_bytes.max(1) as f64,
+            amplification_target: self.space_amplification,
+            stretches,
+            given_back_bytes,
+            moved_bytes,
+        }
     }
 
     /// True if more space is taken than the target allows.
@@ -97,6 +154,7 @@ impl Engine {
     /// Compacts once through all that was in the log when the call began; returns the bytes given back.
     pub(crate) fn compact_all(&self) -> Result<u64> {
         let (until, before) = (self.log.tail(), self.log_extent());
+        *lock(&self.compaction.pass) = Some(self.begin_pass());
         while self.log.bounds.begin.load(Acquire) < until && self.compact_stretch()? {}
         Ok(before.saturating_sub(self.log_extent()))
     }
@@ -120,6 +178,7 @@ impl Engine {
         let _one = lock(&self.compaction.running);
         let bounds = &self.log.bounds;
         let from = bounds.begin.load(Acquire);
+        lock(&self.compaction.pass).get_or_insert_with(|| self.begin_pass());
         let mut stretch = match self.log.reserve.load(Relaxed) {
             0 => (self.log.budget.load(Relaxed) / STRETCH_PART).clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX),
             // In memory what lives in a stretch must fit the reserve.
@@ -130,13 +189,14 @@ impl Engine {
             if to <= from {
                 return Ok(false);
             }
-            let mut mover = Mover { engine: self, moved: 0, doubtful: Vec::new(), keys: Vec::new() };
+            let mut mover = Mover { engine: self, visited: 0, moved: 0, doubtful: Vec::new(), keys: Vec::new() };
             let reached = self.visit_stretch(from, to, &mut mover)?;
             mover.settle()?;
             if reached > from {
-                let freed = (reached - from).saturating_sub(mover.moved);
                 let given = self.give_back(reached)?;
-                self.compaction.given_back.fetch_add(if given { freed } else { 0 }, Relaxed);
+                if given {
+                    self.note_stretch(from, reached, &mover);
+                }
                 return Ok(given);
             }
             // A record longer than the stretch, unless it is the log's last.
@@ -204,7 +264,7 @@ impl Engine {
     }
 
     /// Under a pin.
-    fn newest(&self, seen: &Seen, key: &[u8]) -> Newest {
+    pub(crate) fn newest(&self, seen: &Seen, key: &[u8]) -> Newest {
         let bounds = &self.log.bounds;
         let (head, begin) = (bounds.head.load(Acquire), bounds.begin.load(Acquire));
         let mut at = seen.address();
@@ -230,7 +290,8 @@ impl Engine {
 /// Moves what lives in a stretch.
 struct Mover<'a> {
     engine: &'a Engine,
-    /// Bytes of copies made.
+    /// Bytes of records seen, and of copies made.
+    visited: u64,
     moved: u64,
     /// Records whose entry leads to another cold record, and their keys.
     doubtful: Vec<Doubt>,
@@ -251,6 +312,7 @@ impl Visitor for Mover<'_> {
     }
 
     fn visit(&mut self, scanned: &Scanned, bytes: &[u8]) -> Result<()> {
+        self.visited += bytes.len() as u64;
         self.consider(scanned.at, scanned.hash, bytes, None)
     }
 }
@@ -360,11 +422,9 @@ impl Mover<'_> {
     /// Another key's record, or one that reaches into the next block: walk the chain.
     fn settle_slowly(&mut self, doubt: &Doubt) -> Result<()> {
         let key = self.keys[doubt.key.clone()].to_vec();
-        let head = {
-            let _pin = self.engine.epochs.pin_anyway()?;
-            self.engine.index.lookup(doubt.hash).address()
-        };
-        let found = chain::find(self.engine, doubt.other, &key)?;
+        // From where the entry leads now: a newer record may have come and gone cold since the doubt arose.
+        let Some((head, first)) = self.cold_part(doubt.hash, &key)? else { return Ok(()) };
+        let found = chain::find(self.engine, first, &key)?;
         if found == Some(doubt.at) {
             let bytes = chain::record_bytes(self.engine, doubt.at)?;
             // Should the entry have changed since, it leads to something newer: doubtful again, or dead.
@@ -372,6 +432,22 @@ impl Mover<'_> {
             return self.settle();
         }
         Ok(())
+    }
+}
+
+impl Mover<'_> {
+    /// The head of the key's entry and the first cold record of its chain; `None` if memory knows the key, or nobody does.
+    fn cold_part(&self, hash: u64, key: &[u8]) -> Result<Option<(u64, u64)>> {
+        let engine = self.engine;
+        loop {
+            let _pin = engine.epochs.pin_anyway()?;
+            let seen = engine.index.lookup(hash);
+            match engine.newest(&seen, key) {
+                Newest::Cold(first) => return Ok(Some((seen.address(), first))),
+                Newest::Nowhere if !engine.index.is_settled(&seen) => {}
+                Newest::At(_) | Newest::Nowhere => return Ok(None),
+            }
+        }
     }
 }
 

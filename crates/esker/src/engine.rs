@@ -12,6 +12,7 @@ use crate::image::Images;
 use crate::index::{Chain, Index, Records};
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log, PIECE_BYTES};
 use crate::manifest::{Identity, Manifest};
+use crate::promotion::Lately;
 use crate::record::Record;
 use crate::recovery::Manner;
 use crate::stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
@@ -38,6 +39,9 @@ pub(crate) struct Engine {
     pub(crate) home: Mutex<Option<Home>>,
     pub(crate) commits: Commits,
     pub(crate) compaction: Compaction,
+    /// Cold records that are read again come back into memory (`promotion.rs`).
+    pub(crate) is_promoting: bool,
+    pub(crate) lately: Lately,
     pub(crate) images: Images,
     /// The driver compacts when the log is this many times as long as what lives in it.
     pub(crate) space_amplification: f64,
@@ -116,6 +120,7 @@ pub(crate) struct Parts {
     /// Records that come from the device are checked before they are used.
     pub(crate) verifies_reads: bool,
     pub(crate) recovery: Manner,
+    pub(crate) promotion: bool,
 }
 
 impl Engine {
@@ -134,6 +139,8 @@ impl Engine {
             home: Mutex::new(parts.home),
             commits: Commits::default(),
             compaction: Compaction::default(),
+            is_promoting: parts.promotion && has_device,
+            lately: Lately::default(),
             images: Images::default(),
             space_amplification: parts.space_amplification,
             boundaries: Mutex::new(()),
@@ -405,6 +412,7 @@ impl Engine {
                 read_only: bounds.read_only.load(Relaxed).min(self.log.tail()),
                 tail: self.log.tail(),
             },
+            space: self.space_stats(),
             index: IndexStats {
                 buckets: self.index.buckets(),
                 entries: self.index.entries_with(waiting),
@@ -418,6 +426,7 @@ impl Engine {
                 appends: count(Counter::Append),
                 deletes: count(Counter::Delete),
                 device_reads: count(Counter::DeviceRead),
+                promotions: count(Counter::Promotion),
             },
             latched: lock(&self.latched).as_ref().map(ToString::to_string),
             warnings: Vec::new(),
@@ -496,6 +505,8 @@ impl Engine {
             home: Mutex::new(None),
             commits: Commits::default(),
             compaction: Compaction::default(),
+            is_promoting: false,
+            lately: Lately::default(),
             images: Images::default(),
             boundaries: Mutex::new(()),
             is_always_durable: false,

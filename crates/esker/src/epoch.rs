@@ -50,10 +50,12 @@ pub(crate) enum Counter {
     DeviceRead,
     /// Bytes of records superseded or deleted.
     DeadByte,
+    /// Cold records copied into memory because they were read.
+    Promotion,
 }
 
 impl Counter {
-    pub(crate) const COUNT: usize = 7;
+    pub(crate) const COUNT: usize = 8;
 }
 
 impl Slot {

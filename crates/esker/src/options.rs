@@ -35,6 +35,7 @@ pub struct Options {
     background: bool,
     space_amplification: f64,
     segment_bytes: Option<u64>,
+    promotion: bool,
 }
 
 /// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`.
@@ -99,6 +100,7 @@ impl Options {
             background: true,
             space_amplification: 2.0,
             segment_bytes: None,
+            promotion: true,
         }
     }
 
@@ -168,6 +170,14 @@ impl Options {
     #[must_use]
     pub fn segment_bytes(mut self, length: u64) -> Self {
         self.segment_bytes = Some(length.clamp(SECTOR_BYTES as u64, 1 << 40).next_multiple_of(SECTOR_BYTES as u64));
+        self
+    }
+
+    /// False: a cold record stays on the device, however often it is read. Otherwise one that gets ask for repeatedly is
+    /// copied to the log's tail, into memory; that writes it again one day.
+    #[must_use]
+    pub fn promotion(mut self, wanted: bool) -> Self {
+        self.promotion = wanted;
         self
     }
 
@@ -257,6 +267,7 @@ impl Options {
             space_amplification: self.space_amplification,
             verifies_reads: self.verifies_reads,
             recovery: self.recovery,
+            promotion: self.promotion,
         })?)
     }
 }

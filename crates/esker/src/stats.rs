@@ -10,6 +10,8 @@ pub struct Stats {
     pub memory: MemoryStats,
     /// The log's boundaries.
     pub log: LogStats,
+    /// What the log takes, and what of it lives.
+    pub space: SpaceStats,
     /// The index's size and load.
     pub index: IndexStats,
     /// Operations since opening.
@@ -129,6 +131,30 @@ pub struct LogStats {
     pub tail: u64,
 }
 
+/// What the log takes on the device (or in memory, without one), and what compaction did about it.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct SpaceStats {
+    /// The log's files, in bytes; 0 without a device.
+    pub file_bytes: u64,
+    /// The log from its beginning to its tail, in bytes.
+    pub log_bytes: u64,
+    /// Bytes of it that are superseded or deleted, as far as was noticed.
+    pub dead_bytes: u64,
+    /// The rest: what lives, at most.
+    pub live_bytes: u64,
+    /// The log's length in multiples of what lives.
+    pub amplification: f64,
+    /// Above this amplification the store compacts by itself.
+    pub amplification_target: f64,
+    /// Stretches that compaction went through since opening.
+    pub stretches: u64,
+    /// Bytes of log that they gave back.
+    pub given_back_bytes: u64,
+    /// Bytes of what lived there and was moved.
+    pub moved_bytes: u64,
+}
+
 /// The index.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -155,4 +181,6 @@ pub struct OperationStats {
     pub deletes: u64,
     /// Reads of cold records from the device.
     pub device_reads: u64,
+    /// Cold records copied into memory because gets asked for them repeatedly.
+    pub promotions: u64,
 }

@@ -96,6 +96,7 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
         space_amplification: 2.0,
         verifies_reads: true,
         recovery: Manner::default(),
+        promotion: false,
     })?;
     if state.image != 0 {
         or_note(image::check(&*storage, state.image, state.identity.store_id), &mut found)?;

@@ -85,11 +85,13 @@ impl fmt::Display for Program {
 
 fn step(random: &mut ChaCha8Rng, layout: Layout, number: u64) -> Step {
     let key = layout.key(random.random_range(0..KEYS));
-    Step::Do(match random.random_range(0..24) {
+    Step::Do(match random.random_range(0..26) {
         0..6 => return Step::Commit,
         6 => return Step::Reopen,
         20..22 => return Step::Compact,
-        22.. => return Step::Image,
+        22..24 => return Step::Image,
+        // After an opening all is cold: a second read brings a record back into memory, which writes it again.
+        24.. => Operation::Get(key),
         7..13 => Operation::Put(key, value(random, layout, number)),
         13..15 => Operation::Delete(key),
         15..18 => Operation::Rmw(key, random.random_range(1..=255)),

@@ -56,6 +56,14 @@ pub trait Device: Send + Sync {
     /// Whatever the device reports.
     fn bytes(&self) -> io::Result<u64>;
 
+    /// The bytes it takes: its length without what was discarded.
+    ///
+    /// # Errors
+    /// Whatever the device reports.
+    fn held_bytes(&self) -> io::Result<u64> {
+        self.bytes()
+    }
+
     /// The file that holds `[offset, offset + bytes)` and where there, if one file does: then the kernel may be asked for
     /// these bytes directly, many at once.
     fn file_at(&self, _offset: u64, _bytes: usize) -> Option<(Arc<File>, u64)> {

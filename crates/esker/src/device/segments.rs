@@ -217,6 +217,14 @@ impl Device for Segments {
         Ok(last * self.segment_bytes + held)
     }
 
+    fn held_bytes(&self) -> io::Result<u64> {
+        let files = self.read_files();
+        let Some(last) = files.known.last().copied() else { return Ok(0) };
+        let before = files.known.len() as u64 - 1;
+        drop(files);
+        Ok(self.bytes()?.saturating_sub((last - before) * self.segment_bytes))
+    }
+
     fn file_at(&self, offset: u64, bytes: usize) -> Option<(Arc<File>, u64)> {
         let (number, at, part) = self.parts(offset, bytes).next()?;
         if part.len() < bytes {

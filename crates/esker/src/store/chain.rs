@@ -9,6 +9,7 @@ use crate::engine::{Engine, Layout};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::log::{ColdBytes, Log};
+use crate::promotion::ColdFind;
 use crate::record::{self, ABSENT, ADDRESS_MASK, BYTES_HEADER_BYTES, ColdRecord};
 use crate::sync::atomic::Ordering::*;
 
@@ -17,6 +18,8 @@ use crate::sync::atomic::Ordering::*;
 pub(super) struct Walk {
     at: u64,
     bytes: u64,
+    /// Of a get: the key's hash and where the walk began, for what it finds may come back into memory (`promotion.rs`).
+    get: Option<(u64, u64)>,
 }
 
 /// What one read told a walk.
@@ -35,7 +38,12 @@ impl Walk {
         // Below the log's beginning is nothing. A walk that ends there because compaction was quicker is not believed: the
         // entry has another head by then.
         let at = if at < engine.log.bounds.begin.load(Acquire) { 0 } else { at };
-        Self { at, bytes: first_read_bytes(engine.layout) }
+        Self { at, bytes: first_read_bytes(engine.layout), get: None }
+    }
+
+    /// For a get of a key with this hash.
+    pub(super) fn of_get(self, hash: Option<u64>) -> Self {
+        Self { get: hash.map(|hash| (hash, self.at)), ..self }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -50,14 +58,14 @@ impl Walk {
     /// Goes on with what was read.
     pub(super) fn advance<'r>(&mut self, engine: &Engine, read: &'r mut DeviceRead, key: &[u8]) -> Result<Walked<'r>> {
         let at = self.at;
-        let parsed = engine.log.open_record(read).and_then(|cold| parse(engine.layout, at, &cold));
-        let record = match parsed {
+        let opened = engine.log.open_record(read).and_then(|cold| Ok((parse(engine.layout, at, &cold)?, cold)));
+        let (record, cold) = match opened {
             // Its space was given back while it was read.
             Err(_) if at < engine.log.bounds.begin.load(Acquire) => {
                 self.at = 0;
                 return Ok(Walked::Absent);
             }
-            parsed => parsed?,
+            opened => opened?,
         };
         let record = match record {
             Parsed::Record(record) => record,
@@ -69,9 +77,15 @@ impl Walk {
         };
         if record.key == key {
             self.at = 0;
+            if let Some((hash, start)) = self.get
+                && record.header & ABSENT == 0
+                && let Some(bytes) = whole_record(engine.layout, at, &cold)
+            {
+                engine.promote(hash, &ColdFind { start, at, bytes });
+            }
             return Ok(if record.header & ABSENT == 0 { Walked::Value(record.value) } else { Walked::Absent });
         }
-        *self = Self::new(engine, record.header & ADDRESS_MASK);
+        *self = Self { get: self.get, ..Self::new(engine, record.header & ADDRESS_MASK) };
         Ok(if self.is_over() { Walked::Absent } else { Walked::On })
     }
 }
@@ -112,10 +126,20 @@ fn parse<'r>(layout: Layout, at: u64, cold: &ColdBytes<'r>) -> Result<Parsed<'r>
     if record.header & record::VALID == 0 { Err(damaged()) } else { Ok(Parsed::Record(record)) }
 }
 
-/// The value at the end of the chain that begins at `at`, `None` if the key has none there. Not under a pin.
-pub(super) fn read(engine: &Engine, at: u64, key: &[u8]) -> Result<Option<Vec<u8>>> {
+/// All bytes of the record at `at`, spare room included, if they were read.
+fn whole_record<'r>(layout: Layout, at: u64, cold: &ColdBytes<'r>) -> Option<&'r [u8]> {
+    let first = cold.get(at, first_read_bytes(layout))?;
+    match layout {
+        Layout::Word { .. } => Some(first),
+        Layout::Bytes => cold.get(at, record::scanned_bytes_record_bytes(first)?),
+    }
+}
+
+/// The value at the end of the chain that begins at `at`, `None` if the key has none there. Not under a pin. `get`: the hash of
+/// the key that a get asks for.
+pub(super) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Result<Option<Vec<u8>>> {
     let device = engine.log.cold_device()?;
-    let mut walk = Walk::new(engine, at);
+    let mut walk = Walk::new(engine, at).of_get(get);
     if walk.is_over() {
         return Ok(None);
     }

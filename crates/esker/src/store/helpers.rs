@@ -33,10 +33,10 @@ pub(super) struct Helpers {
 }
 
 impl Helpers {
-    /// The value at the end of the chain that begins at `at`, `None` if the key has none there.
-    pub(super) fn read(&self, engine: &Arc<Engine>, at: u64, key: &[u8]) -> Result<Reply<Option<Vec<u8>>>> {
+    /// The value at the end of the chain that begins at `at`, `None` if the key has none there. `get`: as in `chain::read`.
+    pub(super) fn read(&self, engine: &Arc<Engine>, at: u64, key: &[u8], get: Option<u64>) -> Result<Reply<Option<Vec<u8>>>> {
         let (answer, reply) = ticket();
-        let job = ReadJob { walk: Walk::new(engine, at), key: key.into(), answer };
+        let job = ReadJob { walk: Walk::new(engine, at).of_get(get), key: key.into(), answer };
         if job.walk.is_over() {
             job.answer.send(Ok(None));
             return Ok(reply);

@@ -87,7 +87,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// A get of any key, wherever its record is.
     #[inline(never)]
     pub(super) fn get_slowly(&self, key: &[u8], hash: u64) -> Result<Option<Vec<u8>>> {
-        self.run(key, |known| self.get_step(key, hash, known))
+        self.run_from(Known::of_get(hash), key, |known| self.get_step(key, hash, known))
     }
 
     /// One attempt at a get.

@@ -34,30 +34,48 @@ impl<T> Step<T> {
     }
 }
 
-/// What was read from the device: the chain's address, and the key's value there if it has one.
+/// What was read from the device.
 #[derive(Default)]
-pub(super) struct Known(Option<(u64, Option<Vec<u8>>)>);
+pub(super) struct Known {
+    /// A chain's address, and the key's value there if it has one.
+    chain: Option<(u64, Option<Vec<u8>>)>,
+    get: Option<u64>,
+}
 
 impl Known {
+    /// For a get of a key with this hash: what it reads may come back into memory.
+    pub(super) fn of_get(hash: u64) -> Self {
+        Self { chain: None, get: Some(hash) }
+    }
+
+    /// The hash of the key that a get asks for.
+    pub(super) fn get(&self) -> Option<u64> {
+        self.get
+    }
+
     /// What is known of the chain at `at`: nothing, no value, a value.
     pub(super) fn at(&self, at: u64) -> Option<Option<&[u8]>> {
-        self.0.as_ref().filter(|(known, _)| *known == at).map(|(_, value)| value.as_deref())
+        self.chain.as_ref().filter(|(known, _)| *known == at).map(|(_, value)| value.as_deref())
     }
 
     /// The same, given away.
     pub(super) fn take(&mut self, at: u64) -> Option<Option<Vec<u8>>> {
-        self.0.take_if(|(known, _)| *known == at).map(|(_, value)| value)
+        self.chain.take_if(|(known, _)| *known == at).map(|(_, value)| value)
     }
 
     pub(super) fn set(&mut self, at: u64, value: Option<Vec<u8>>) {
-        self.0 = Some((at, value));
+        self.chain = Some((at, value));
     }
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Attempts until done, waiting on this thread.
-    pub(super) fn run<T>(&self, key: &[u8], mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
-        let mut known = Known::default();
+    pub(super) fn run<T>(&self, key: &[u8], attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
+        self.run_from(Known::default(), key, attempt)
+    }
+
+    /// The same with something known already.
+    pub(super) fn run_from<T>(&self, mut known: Known, key: &[u8], mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
         let mut again = 0u32;
         loop {
             match attempt(&mut known)? {
@@ -66,7 +84,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     again += 1;
                     if again < SPINS { hint::spin_loop() } else { thread::yield_now() }
                 }
-                Step::Read(at) => known.set(at, chain::read(&self.engine, at, key)?),
+                Step::Read(at) => known.set(at, chain::read(&self.engine, at, key, known.get())?),
                 Step::Room(bytes) => self.engine.make_room(bytes)?,
             }
         }

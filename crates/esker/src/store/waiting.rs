@@ -28,9 +28,13 @@ async fn give_way() {
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Attempts until done, as [`Store::run`] does, but never waits on this thread.
-    async fn run_async<T>(&self, key: &[u8], mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
+    async fn run_async<T>(&self, key: &[u8], attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
+        self.run_async_from(Known::default(), key, attempt).await
+    }
+
+    /// The same with something known already.
+    async fn run_async_from<T>(&self, mut known: Known, key: &[u8], mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
         let (engine, helpers) = (&self.engine, &self.closer.helpers);
-        let mut known = Known::default();
         let mut again = 0u32;
         loop {
             match attempt(&mut known)? {
@@ -40,7 +44,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     if again < SPINS { std::hint::spin_loop() } else { give_way().await }
                 }
                 Step::Read(at) => {
-                    let reply = helpers.read(engine, at, key)?;
+                    let reply = helpers.read(engine, at, key, known.get())?;
                     known.set(at, reply.await?);
                 }
                 Step::Room(bytes) => {
@@ -70,7 +74,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     async fn value_async(&self, key: &[u8], hash: u64) -> Result<Option<Vec<u8>>> {
-        self.run_async(key, |known| self.get_step(key, hash, known)).await
+        self.run_async_from(Known::of_get(hash), key, |known| self.get_step(key, hash, known)).await
     }
 
     /// The value of `key`, as [`Store::get`], without ever blocking this thread.
