@@ -8,7 +8,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use esker::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
+use esker::{ExpiryStats, IndexStats, LogStats, MemoryStats, OperationStats, Stats};
 
 use crate::args::Opening;
 use crate::bytes::{count, size};
@@ -37,6 +37,7 @@ pub(crate) fn describe(title: &str, stats: &Stats) -> String {
     text += &memory(&stats.memory);
     text += &index(&stats.index);
     text += &operations(&stats.operations);
+    text += &expiry(&stats.expiry);
     if let Some(failure) = &stats.latched {
         row(&mut text, "FAILED", failure);
     }
@@ -114,6 +115,16 @@ fn operations(done: &OperationStats) -> String {
     for (at, (name, number)) in counts.into_iter().enumerate() {
         let label = if at == 0 { "since open" } else { "" };
         row(&mut text, label, &format!("{name:<12} {:>16}", count(number)));
+    }
+    text
+}
+
+/// What ended by itself; nothing where nothing did.
+fn expiry(expiry: &ExpiryStats) -> String {
+    let mut text = String::new();
+    if expiry.expired_bytes + expiry.dropped_records > 0 {
+        let (waiting, dropped) = (size(expiry.expired_bytes), count(expiry.dropped_records));
+        row(&mut text, "expired", &format!("about {waiting} to drop, {dropped} records dropped since open"));
     }
     text
 }

@@ -9,7 +9,8 @@
 //! stretch and its space goes back: on the device as whole segment files, in memory as pages. One mechanism for both modes.
 //!
 //! * **Nothing is resurrected**: a copy is published only over the very entry under which the record was found to be the newest.
-//! * **Deletions end here.** Older versions lie lower and went before, so a tombstone is dropped, and its entry with it.
+//! * **Deletions end here.** Older versions lie lower and went before, so a tombstone is dropped, and its entry with it. A record
+//!   that has expired is a tombstone.
 //! * **Whether a cold record is the newest** is known at once if its entry leads to it. If the entry leads to another cold
 //!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses.
 //! * **A reader** that was on its way to a record below `begin` finds nothing there, looks again, and finds the copy.
@@ -24,7 +25,7 @@ use crate::error::Result;
 use crate::index::{Published, Seen};
 use crate::log::{BLOCK_BYTES, NOWHERE};
 use crate::manifest::State;
-use crate::record::{self, ABSENT, ADDRESS_MASK, Record, VALID};
+use crate::record::{self, ABSENT, ADDRESS_MASK, NEVER, Record, VALID};
 use crate::recovery::{Scanned, Span, Visitor};
 use crate::scars::Scar;
 use crate::store::chain;
@@ -64,8 +65,13 @@ impl Engine {
         self.log.tail().saturating_sub(self.log.bounds.begin.load(Relaxed))
     }
 
+    /// Bytes of records that are superseded, deleted or expired, as far as was noticed.
+    fn dead_bytes(&self) -> u64 {
+        (self.superseded_bytes() + self.expiry.expired_bytes()).min(self.log_extent())
+    }
+
     /// Bytes of records that are superseded or deleted, as far as was noticed.
-    pub(crate) fn dead_bytes(&self) -> u64 {
+    pub(crate) fn superseded_bytes(&self) -> u64 {
         let counted: u64 = self.epochs.slots().map(|slot| slot.counters[Counter::DeadByte as usize].load(Relaxed)).sum();
         let all = self.compaction.known.load(Relaxed) + counted;
         all.saturating_sub(self.compaction.given_back.load(Relaxed)).min(self.log_extent())
@@ -104,6 +110,7 @@ impl Engine {
     pub(crate) fn reclaim(&self, bytes: u64) -> Result<bool> {
         let fits = || self.log_bytes() + bytes <= self.log.budget.load(Relaxed);
         let until = self.log.tail();
+        self.sample_expired();
         while !fits() {
             // Once through the log at most; and not at all when next to nothing would come of it.
             let hopeless = self.dead_bytes() < self.log_extent() / 32 || self.log.bounds.begin.load(Relaxed) >= until;
@@ -129,11 +136,11 @@ impl Engine {
             if to <= from {
                 return Ok(false);
             }
-            let mut mover = Mover { engine: self, moved: 0, doubtful: Vec::new(), keys: Vec::new() };
+            let mut mover = Mover { engine: self, moved: 0, expired: 0, doubtful: Vec::new(), keys: Vec::new() };
             let reached = self.visit_stretch(from, to, &mut mover)?;
             mover.settle()?;
             if reached > from {
-                let freed = (reached - from).saturating_sub(mover.moved);
+                let freed = (reached - from).saturating_sub(mover.moved + mover.expired);
                 let given = self.give_back(reached)?;
                 self.compaction.given_back.fetch_add(if given { freed } else { 0 }, Relaxed);
                 return Ok(given);
@@ -231,6 +238,8 @@ struct Mover<'a> {
     engine: &'a Engine,
     /// Bytes of copies made.
     moved: u64,
+    /// Bytes of expired records dropped: nobody counted them.
+    expired: u64,
     /// Records whose entry leads to another cold record, and their keys.
     doubtful: Vec<Doubt>,
     keys: Vec<u8>,
@@ -273,11 +282,16 @@ impl Mover<'_> {
                 Newest::Nowhere if engine.index.is_settled(&seen) => return Ok(()),
                 Newest::Nowhere => continue,
             }
-            if record::word_at(bytes, 0) & ABSENT != 0 {
+            let is_tombstone = record::word_at(bytes, 0) & ABSENT != 0;
+            if is_tombstone || self.has_expired(bytes) {
                 // As below: what lies behind it in the stretch may be another key's, and in doubt.
                 let leads_nowhere = record::word_at(bytes, 0) & ADDRESS_MASK < engine.log.bounds.begin.load(Acquire);
                 if seen.address() == at && leads_nowhere && !engine.index.remove(hash, &seen) {
                     continue;
+                }
+                if !is_tombstone {
+                    self.expired += bytes.len() as u64;
+                    engine.expiry.drop_record(bytes.len() as u64);
                 }
                 return Ok(());
             }
@@ -285,6 +299,16 @@ impl Mover<'_> {
                 return Ok(());
             }
         }
+    }
+
+    /// An expired record is a tombstone: what is older lies lower and went before.
+    fn has_expired(&self, bytes: &[u8]) -> bool {
+        let expires = record::expiry_of(bytes);
+        if expires == NEVER {
+            return false;
+        }
+        self.engine.expiry.watch();
+        self.engine.has_passed(expires)
     }
 
     /// Appends a copy of a living record; false to look again.

@@ -8,12 +8,13 @@ use crate::compaction::Compaction;
 use crate::device::{Device, Storage};
 use crate::epoch::{Counter, Epochs, Pin};
 use crate::error::{Error, Result};
+use crate::expiry::{Clock, Expiry};
 use crate::image::Images;
 use crate::index::{Chain, Index, Records};
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log, PIECE_BYTES};
 use crate::manifest::{Identity, Manifest};
 use crate::record::Record;
-use crate::stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
+use crate::stats::{ExpiryStats, IndexStats, LogStats, MemoryStats, OperationStats, Stats};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
 pub(crate) use crate::types::Layout;
@@ -26,6 +27,8 @@ pub(crate) const BUDGET_BYTES_MIN: u64 = 16 << 20;
 const HUGE_PAGE_BUDGET_BYTES: u64 = 256 << 20;
 const VALUE_BYTES_MAX: u64 = 16 << 20;
 const DRIVER_PAUSE: Duration = Duration::from_millis(1);
+/// Between two looks at how much has expired.
+const SAMPLE_PAUSE: Duration = Duration::from_millis(250);
 
 pub(crate) struct Engine {
     pub(crate) epochs: Epochs,
@@ -38,6 +41,7 @@ pub(crate) struct Engine {
     pub(crate) commits: Commits,
     pub(crate) compaction: Compaction,
     pub(crate) images: Images,
+    pub(crate) expiry: Expiry,
     /// The driver compacts when the log is this many times as long as what lives in it.
     pub(crate) space_amplification: f64,
     pub(crate) boundaries: Mutex<()>,
@@ -112,6 +116,7 @@ pub(crate) struct Parts {
     pub(crate) durability: Durability,
     pub(crate) in_background: bool,
     pub(crate) space_amplification: f64,
+    pub(crate) clock: Arc<dyn Clock>,
     /// Damage in the log or its image is not refused: what lies before it is taken for all there was.
     pub(crate) accept_loss: bool,
 }
@@ -133,6 +138,7 @@ impl Engine {
             commits: Commits::default(),
             compaction: Compaction::default(),
             images: Images::default(),
+            expiry: Expiry::new(parts.clock),
             space_amplification: parts.space_amplification,
             boundaries: Mutex::new(()),
             is_always_durable: parts.durability == Durability::Always && has_device,
@@ -323,7 +329,7 @@ impl Engine {
 
     /// `take_image` takes one elsewhere: lines must not wait for it.
     fn drive(&self, take_image: impl Fn() -> bool) {
-        let mut last_line = Instant::now();
+        let (mut last_line, mut last_sample) = (Instant::now(), Instant::now());
         while !self.epochs.is_closed() {
             self.share_budget();
             if !self.is_in_memory() {
@@ -336,6 +342,10 @@ impl Engine {
             {
                 last_line = Instant::now();
                 let _ = self.commit();
+            }
+            if last_sample.elapsed() >= SAMPLE_PAUSE {
+                last_sample = Instant::now();
+                self.sample_expired();
             }
             // A failure is latched.
             let busy = !self.is_image_under_way() && self.compact_if_due().unwrap_or(false);
@@ -417,6 +427,7 @@ impl Engine {
                 deletes: count(Counter::Delete),
                 device_reads: count(Counter::DeviceRead),
             },
+            expiry: ExpiryStats { expired_bytes: self.expiry.expired_bytes(), dropped_records: self.expiry.dropped.load(Relaxed) },
             latched: lock(&self.latched).as_ref().map(ToString::to_string),
             warnings: Vec::new(),
         };
@@ -495,6 +506,7 @@ impl Engine {
             commits: Commits::default(),
             compaction: Compaction::default(),
             images: Images::default(),
+            expiry: Expiry::new(Arc::new(crate::expiry::SystemClock)),
             boundaries: Mutex::new(()),
             is_always_durable: false,
             in_background: false,

@@ -5,6 +5,7 @@ use crate::device::{Device, SECTOR_BYTES, SEGMENT_PREFIX, Segments, Storage};
 use crate::directory::Directory;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Layout, Parts};
 use crate::error::{Error, Result};
+use crate::expiry::{Clock, SystemClock};
 use crate::image;
 use crate::index::Index;
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS};
@@ -33,6 +34,7 @@ pub struct Options {
     background: bool,
     space_amplification: f64,
     segment_bytes: Option<u64>,
+    clock: Arc<dyn Clock>,
 }
 
 /// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`.
@@ -96,6 +98,7 @@ impl Options {
             background: true,
             space_amplification: 2.0,
             segment_bytes: None,
+            clock: Arc::new(SystemClock),
         }
     }
 
@@ -148,6 +151,13 @@ impl Options {
     #[must_use]
     pub fn segment_bytes(mut self, length: u64) -> Self {
         self.segment_bytes = Some(length.clamp(SECTOR_BYTES as u64, 1 << 40).next_multiple_of(SECTOR_BYTES as u64));
+        self
+    }
+
+    /// What tells the store when keys expire; the system's clock unless said. A [`crate::ManualClock`] spares tests to sleep.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
         self
     }
 
@@ -235,6 +245,7 @@ impl Options {
             durability: self.durability,
             in_background: self.background,
             space_amplification: self.space_amplification,
+            clock: self.clock,
             accept_loss: self.accept_loss,
         })?)
     }

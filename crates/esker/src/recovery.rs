@@ -55,6 +55,8 @@ impl Engine {
         self.log.begin_at(state.begin);
         self.start_dead_bytes(state.dead);
         self.image_stands_for(state.image_until);
+        // What the log holds was not read: perhaps.
+        self.expiry.watch();
         let file_bytes = self.log.device.as_ref().map_or(Ok(0), |device| device.bytes())?;
         let behind = block_ceil(file_bytes.div_ceil(SECTOR_BYTES as u64) * BLOCK_BYTES).max(state.cut);
         self.log.start_at(behind, state.line + 1, state.cut);
@@ -320,12 +322,9 @@ impl<'a> Scan<'a> {
             return Ok(false);
         }
         let key = record::key_range(self.engine.layout, rest);
-        let bytes = match self.engine.layout {
-            Layout::Word { key_bytes, .. } => record::word_record_bytes(key_bytes) as usize,
-            Layout::Bytes => record::scanned_bytes_record_bytes(rest)
-                .ok_or_else(|| Error::corruption(format!("a record of impossible length file={LOG} address={}", self.at)))?
-                as usize,
-        };
+        let bytes = record::scanned_record_bytes(self.engine.layout, rest)
+            .ok_or_else(|| Error::corruption(format!("a record of impossible length file={LOG} address={}", self.at)))?
+            as usize;
         if rest.len() < bytes {
             return Ok(false);
         }

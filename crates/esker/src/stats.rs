@@ -14,6 +14,8 @@ pub struct Stats {
     pub index: IndexStats,
     /// Operations since opening.
     pub operations: OperationStats,
+    /// What ended by itself.
+    pub expiry: ExpiryStats,
     /// The first device failure, after which nothing is written any more.
     pub latched: Option<String>,
     /// What is worth a change of a setting, or of the program.
@@ -141,6 +143,16 @@ pub struct IndexStats {
     pub overflow_buckets: u64,
     /// Of a sample of entries: how many have a chain of one record in memory, of two, and so on.
     pub chain_lengths: Vec<u64>,
+}
+
+/// Records with an end.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct ExpiryStats {
+    /// Bytes of records that have expired and were not dropped yet, as estimated from a sample.
+    pub expired_bytes: u64,
+    /// Expired records that compaction has dropped since the store was opened.
+    pub dropped_records: u64,
 }
 
 /// Calls since the store was opened; each key of a batch counts.

@@ -5,6 +5,7 @@ use crate::device::{AlignedBuffer, SECTOR_BYTES, Segments, Storage};
 use crate::directory::Directory;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Parts};
 use crate::error::{Error, Result};
+use crate::expiry::SystemClock;
 use crate::image;
 use crate::log::BLOCK_BYTES;
 use crate::manifest::{LOG, Manifest};
@@ -93,6 +94,7 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
         durability: Durability::None,
         in_background: false,
         space_amplification: 2.0,
+        clock: Arc::new(SystemClock),
         accept_loss: false,
     })?;
     if state.image != 0 {

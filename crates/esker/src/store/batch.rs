@@ -269,7 +269,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let (seen, found) = self.locate(bytes, group.hashes[i]);
             match found {
                 Found::Memory { record, .. } => {
-                    let live = record.is_live();
+                    let live = self.is_live(record);
                     with_scratch(|buffer| {
                         record.read_value(buffer);
                         drop(pin);
@@ -322,7 +322,7 @@ where
         std::mem::replace(&mut self.result, Ok(()))?;
         for get in std::mem::take(&mut self.unsettled) {
             let value = self.store.get_slowly(self.keys[get.key].borrow().bytes(), get.hash)?;
-            (self.visit)(get.key, value.as_deref().map(V::view));
+            (self.visit)(get.key, value.as_ref().map(|held| V::view(&held.value)));
         }
         Ok(())
     }
@@ -335,7 +335,7 @@ where
     fn advance(&mut self, mut get: ColdGet, mut read: DeviceRead, result: io::Result<()>) -> Result<()> {
         result?;
         match get.walk.advance(&self.store.engine, &mut read, self.keys[get.key].borrow().bytes())? {
-            Walked::Value(value) => (self.visit)(get.key, Some(V::view(value))),
+            Walked::Value(value, _) => (self.visit)(get.key, Some(V::view(value))),
             Walked::Absent => self.absent(get),
             Walked::On => self.waiting.push(get),
         }

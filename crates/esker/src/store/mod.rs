@@ -14,11 +14,13 @@
 //!
 //! Blocking calls wait themselves, asynchronous ones (`waiting.rs`) have it done by helper threads (`helpers.rs`).
 //!
-//! `find.rs` finds records, `chain.rs` those on the device, `read.rs` reads, `word.rs` and `bytes.rs` change the two layouts, `batch.rs` does many keys.
+//! `find.rs` finds records, `chain.rs` those on the device, `read.rs` reads, `word.rs` and `bytes.rs` change the two layouts, `batch.rs` does many keys,
+//! `expire.rs` ends keys.
 
 mod batch;
 mod bytes;
 pub(crate) mod chain;
+mod expire;
 mod find;
 mod helpers;
 mod read;
@@ -38,6 +40,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+pub use expire::Ttl;
 use helpers::Helpers;
 
 /// A key-value store. Cloning it is cheap and gives the same store; it closes with its last clone.

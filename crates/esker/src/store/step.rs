@@ -20,6 +20,8 @@ pub(super) enum Step<T> {
     Read(u64),
     /// The log needs room for this many bytes first.
     Room(u64),
+    /// Those who are inside the store must have left it first.
+    Drain,
 }
 
 impl<T> Step<T> {
@@ -30,27 +32,35 @@ impl<T> Step<T> {
             Self::Again => Step::Again,
             Self::Read(at) => Step::Read(at),
             Self::Room(bytes) => Step::Room(bytes),
+            Self::Drain => Step::Drain,
         }
     }
 }
 
-/// What was read from the device: the chain's address, and the key's value there if it has one.
+/// What a key holds.
+pub(super) struct Held {
+    pub(super) value: Vec<u8>,
+    /// Until when, in milliseconds since 1970.
+    pub(super) expires: u64,
+}
+
+/// What was read from the device: the chain's address, and what the key holds there.
 #[derive(Default)]
-pub(super) struct Known(Option<(u64, Option<Vec<u8>>)>);
+pub(super) struct Known(Option<(u64, Option<Held>)>);
 
 impl Known {
-    /// What is known of the chain at `at`: nothing, no value, a value.
-    pub(super) fn at(&self, at: u64) -> Option<Option<&[u8]>> {
-        self.0.as_ref().filter(|(known, _)| *known == at).map(|(_, value)| value.as_deref())
+    /// What is known of the chain at `at`: nothing, no value, a value. That may have ended since.
+    pub(super) fn at(&self, at: u64) -> Option<Option<&Held>> {
+        self.0.as_ref().filter(|(known, _)| *known == at).map(|(_, held)| held.as_ref())
     }
 
     /// The same, given away.
-    pub(super) fn take(&mut self, at: u64) -> Option<Option<Vec<u8>>> {
-        self.0.take_if(|(known, _)| *known == at).map(|(_, value)| value)
+    pub(super) fn take(&mut self, at: u64) -> Option<Option<Held>> {
+        self.0.take_if(|(known, _)| *known == at).map(|(_, held)| held)
     }
 
-    pub(super) fn set(&mut self, at: u64, value: Option<Vec<u8>>) {
-        self.0 = Some((at, value));
+    pub(super) fn set(&mut self, at: u64, held: Option<Held>) {
+        self.0 = Some((at, held));
     }
 }
 
@@ -68,6 +78,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
                 Step::Read(at) => known.set(at, chain::read(&self.engine, at, key)?),
                 Step::Room(bytes) => self.engine.make_room(bytes)?,
+                Step::Drain => self.engine.epochs.drain(),
             }
         }
     }

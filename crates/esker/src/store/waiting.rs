@@ -5,9 +5,10 @@
 //! thread waits for a device. No runtime is needed.
 
 use super::Store;
-use super::step::{Known, SPINS, Step};
+use super::step::{Held, Known, SPINS, Step};
 use crate::epoch::Counter;
 use crate::error::Result;
+use crate::record::NEVER;
 use crate::types::{Key, Value};
 use std::future::poll_fn;
 use std::task::Poll;
@@ -28,7 +29,7 @@ async fn give_way() {
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Attempts until done, as [`Store::run`] does, but never waits on this thread.
-    async fn run_async<T>(&self, key: &[u8], mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
+    pub(super) async fn run_async<T>(&self, key: &[u8], mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
         let (engine, helpers) = (&self.engine, &self.closer.helpers);
         let mut known = Known::default();
         let mut again = 0u32;
@@ -47,12 +48,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     let reply = helpers.make_room(engine, bytes)?;
                     reply.await?;
                 }
+                // Microseconds, or as long as the slowest closure of an `rmw`.
+                Step::Drain => engine.epochs.drain(),
             }
         }
     }
 
     /// The end of every writing call, as [`Store::written`].
-    async fn written_async<T>(&self, result: T) -> Result<T> {
+    pub(super) async fn written_async<T>(&self, result: T) -> Result<T> {
         if self.engine.is_always_durable {
             self.commit_async().await?;
         }
@@ -69,7 +72,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         reply.await
     }
 
-    async fn value_async(&self, key: &[u8], hash: u64) -> Result<Option<Vec<u8>>> {
+    async fn value_async(&self, key: &[u8], hash: u64) -> Result<Option<Held>> {
         self.run_async(key, |known| self.get_step(key, hash, known)).await
     }
 
@@ -126,7 +129,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if !Self::WORD {
             self.count(Counter::Get)?;
         }
-        Ok(self.value_async(key, hash).await?.map(|value| V::own(&value)))
+        Ok(self.value_async(key, hash).await?.map(|held| V::own(&held.value)))
     }
 
     /// True if `key` has a value; as [`Store::contains`], without ever blocking this thread.
@@ -150,12 +153,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             self.check_put(key, value)?;
             let hash = self.hash(key);
             self.count(Counter::Put)?;
-            self.run_async(key, |known| self.put_bytes_step(key, hash, known, value)).await?;
+            self.run_async(key, |known| self.put_bytes_step(key, hash, known, value, NEVER)).await?;
             return self.written_async(()).await;
         }
         let (hash, value) = (self.hash(key), super::to_word(value));
         if !self.put_word_at_once(key, hash, value) {
-            self.run_async(key, |_| self.put_word_step(key, hash, value)).await?;
+            self.run_async(key, |_| self.put_word_step(key, hash, value, NEVER)).await?;
         }
         self.written_async(()).await
     }
