@@ -18,10 +18,11 @@
 //! **When**: dead bytes are counted where records are superseded or deleted. Above the space target the driver compacts, a
 //! stretch at a time; a store in memory does when its budget is nearly full, and whoever finds it full does it himself.
 
+use crate::cache::Caching;
 use crate::device::{AlignedBuffer, SECTOR_BYTES};
 use crate::engine::{Engine, Layout, lock};
 use crate::epoch::{Counter, Pin};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::index::{Published, Seen};
 use crate::log::{BLOCK_BYTES, NOWHERE};
 use crate::manifest::State;
@@ -123,11 +124,23 @@ impl Engine {
     }
 
     fn compact_stretch(&self) -> Result<bool> {
+        self.move_stretch(None, || true)
+    }
+
+    /// Gives the oldest stretch back, if that still `is_due` when nobody else does it; a cache drops from it what nobody
+    /// asked for. False if there is nothing to give back.
+    pub(crate) fn move_stretch(&self, caching: Option<&Caching>, is_due: impl Fn() -> bool) -> Result<bool> {
         let _one = lock(&self.compaction.running);
+        if !is_due() {
+            return Ok(true);
+        }
         let bounds = &self.log.bounds;
         let from = bounds.begin.load(Acquire);
         let mut stretch = match self.log.reserve.load(Relaxed) {
-            0 => (self.log.budget.load(Relaxed) / STRETCH_PART).clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX),
+            0 => {
+                let part = caching.map_or(self.log.budget.load(Relaxed) / STRETCH_PART, |caching| self.evicted_stretch(caching));
+                part.clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX)
+            }
             // In memory what lives in a stretch must fit the reserve.
             reserve => reserve / 2,
         };
@@ -136,10 +149,14 @@ impl Engine {
             if to <= from {
                 return Ok(false);
             }
-            let mut mover = Mover { engine: self, moved: 0, expired: 0, doubtful: Vec::new(), keys: Vec::new() };
+            let mut mover =
+                Mover { engine: self, moved: 0, expired: 0, doubtful: Vec::new(), keys: Vec::new(), caching, stretch: to - from };
             let reached = self.visit_stretch(from, to, &mut mover)?;
             mover.settle()?;
             if reached > from {
+                if let Some(caching) = caching {
+                    caching.adapt(mover.moved, reached - from);
+                }
                 let freed = (reached - from).saturating_sub(mover.moved + mover.expired);
                 let given = self.give_back(reached)?;
                 self.compaction.given_back.fetch_add(if given { freed } else { 0 }, Relaxed);
@@ -243,6 +260,9 @@ struct Mover<'a> {
     /// Records whose entry leads to another cold record, and their keys.
     doubtful: Vec<Doubt>,
     keys: Vec<u8>,
+    /// A cache, which drops what is not worth another round.
+    caching: Option<&'a Caching>,
+    stretch: u64,
 }
 
 struct Doubt {
@@ -264,6 +284,7 @@ impl Mover<'_> {
     fn consider(&mut self, at: u64, hash: u64, bytes: &[u8], known: Option<u64>) -> Result<()> {
         let engine = self.engine;
         let key = &bytes[record::key_range(engine.layout, bytes)];
+        let mut has_room = true;
         loop {
             let pin = engine.epochs.pin_anyway()?;
             let seen = engine.index.lookup(hash);
@@ -273,6 +294,8 @@ impl Mover<'_> {
                 Newest::Cold(other) if other == at || known == Some(seen.address()) => {}
                 // Chains descend: the record is not in this one.
                 Newest::Cold(other) if other < at => return Ok(()),
+                // A cache drops what is on a device anyway.
+                Newest::Cold(_) if self.caching.is_some() => return Ok(()),
                 Newest::Cold(other) => {
                     let from = self.keys.len();
                     self.keys.extend_from_slice(key);
@@ -283,20 +306,29 @@ impl Mover<'_> {
                 Newest::Nowhere => continue,
             }
             let is_tombstone = record::word_at(bytes, 0) & ABSENT != 0;
-            if is_tombstone || self.has_expired(bytes) {
-                // As below: what lies behind it in the stretch may be another key's, and in doubt.
-                let leads_nowhere = record::word_at(bytes, 0) & ADDRESS_MASK < engine.log.bounds.begin.load(Acquire);
+            let has_expired = !is_tombstone && self.has_expired(bytes);
+            if is_tombstone || has_expired || !has_room || self.is_unwanted(bytes, hash) {
+                // As below: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
+                let leads_nowhere =
+                    self.caching.is_some() || record::word_at(bytes, 0) & ADDRESS_MASK < engine.log.bounds.begin.load(Acquire);
                 if seen.address() == at && leads_nowhere && !engine.index.remove(hash, &seen) {
                     continue;
                 }
-                if !is_tombstone {
+                drop(pin);
+                if has_expired {
                     self.expired += bytes.len() as u64;
                     engine.expiry.drop_record(bytes.len() as u64);
                 }
+                if let Some(caching) = self.caching.filter(|_| !is_tombstone) {
+                    caching.depart(engine.layout, bytes, has_expired);
+                }
                 return Ok(());
             }
-            if self.copy(pin, at, hash, &seen, bytes)? {
-                return Ok(());
+            match self.copy(pin, at, hash, &seen, bytes) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(Error::Full) if self.caching.is_some() => has_room = false,
+                Err(error) => return Err(error),
             }
         }
     }
@@ -311,6 +343,11 @@ impl Mover<'_> {
         self.engine.has_passed(expires)
     }
 
+    /// A cache does without it.
+    fn is_unwanted(&self, bytes: &[u8], hash: u64) -> bool {
+        self.caching.is_some_and(|caching| !caching.keeps(bytes, hash, self.moved, self.stretch))
+    }
+
     /// Appends a copy of a living record; false to look again.
     fn copy(&mut self, pin: Pin<'_>, at: u64, hash: u64, seen: &Seen, bytes: &[u8]) -> Result<bool> {
         let engine = self.engine;
@@ -323,7 +360,7 @@ impl Mover<'_> {
         let copy = unsafe { Record::new(engine.log.pointer(to)) };
         // A key that shares the entry may lie behind the record and still be in doubt: the copy leads there too.
         let previous = if seen.address() == at { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
-        copy.write_copy(bytes, previous, engine.log.line_flag());
+        copy.write_copy(bytes, previous, engine.log.line_flag() | record::kept_reads(record::word_at(bytes, 0)));
         match engine.index.publish(hash, seen, to, &mut false, |previous| copy.set_previous(previous)) {
             Published::Done => {
                 self.moved += bytes.len() as u64;

@@ -50,10 +50,12 @@ pub(crate) enum Counter {
     DeviceRead,
     /// Bytes of records superseded or deleted.
     DeadByte,
+    /// Gets that found nothing.
+    Miss,
 }
 
 impl Counter {
-    pub(crate) const COUNT: usize = 7;
+    pub(crate) const COUNT: usize = 8;
 }
 
 impl Slot {

@@ -1,5 +1,6 @@
 //! How a store is opened: one budget, and where the cold part goes.
 
+use crate::cache::Cache;
 use crate::commit::Durability;
 use crate::device::{Device, SECTOR_BYTES, SEGMENT_PREFIX, Segments, Storage};
 use crate::directory::Directory;
@@ -35,6 +36,7 @@ pub struct Options {
     space_amplification: f64,
     segment_bytes: Option<u64>,
     clock: Arc<dyn Clock>,
+    cache: Option<Cache>,
 }
 
 /// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`.
@@ -99,6 +101,7 @@ impl Options {
             space_amplification: 2.0,
             segment_bytes: None,
             clock: Arc::new(SystemClock),
+            cache: None,
         }
     }
 
@@ -154,6 +157,13 @@ impl Options {
         self
     }
 
+    /// Makes the store a cache: lossy, bounded, never full.
+    #[must_use]
+    pub fn cache(mut self, cache: Cache) -> Self {
+        self.cache = Some(cache);
+        self
+    }
+
     /// What tells the store when keys expire; the system's clock unless said. A [`crate::ManualClock`] spares tests to sleep.
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
@@ -169,7 +179,7 @@ impl Options {
         self
     }
 
-    /// A store without a device. A full budget answers [`Error::Full`]; no file is touched.
+    /// A store without a device. A full budget answers [`Error::Full`], unless it is a cache; no file is touched.
     ///
     /// # Errors
     /// `Invalid` for a budget below 16 MiB, `Io` if the system refuses address space.
@@ -246,6 +256,7 @@ impl Options {
             in_background: self.background,
             space_amplification: self.space_amplification,
             clock: self.clock,
+            cache: self.cache,
             accept_loss: self.accept_loss,
         })?)
     }

@@ -40,6 +40,20 @@ pub(crate) const EXPIRING: u64 = SPECIAL | EXPIRES;
 /// A word record that nobody changes in place any more: its value is on its way to a new record.
 pub(crate) const LEAVING: u64 = SPECIAL | SEALED;
 
+/// How often the record was read while it was old: a cache counts there, in memory only. Elsewhere it means nothing.
+const READ: u64 = 1 << 52;
+pub(crate) const READS_MAX: u64 = 7;
+
+/// How often the record with this header was read while it was old.
+pub(crate) fn reads_of(header: u64) -> u64 {
+    (header / READ) & READS_MAX
+}
+
+/// The flags of a record's copy that keeps half of its fame.
+pub(crate) fn kept_reads(header: u64) -> u64 {
+    reads_of(header) / 2 * READ
+}
+
 /// The instant of what does not expire, in milliseconds since 1970.
 pub(crate) const NEVER: u64 = u64::MAX;
 
@@ -152,6 +166,15 @@ impl Record {
     /// When a bytes record ends, if it has `EXPIRES`.
     pub(crate) fn bytes_expiry(&self) -> &AtomicU64 {
         self.word(self.value_offset() + self.capacity() as u64)
+    }
+
+    /// A cache's record was read while it was old.
+    pub(crate) fn count_read(&self) {
+        let header = self.header().load(Relaxed);
+        if reads_of(header) < READS_MAX {
+            // A count more or less is no matter.
+            let _ = self.header().compare_exchange(header, header + READ, Relaxed, Relaxed);
+        }
     }
 
     /// All bytes of the record.
@@ -375,6 +398,18 @@ pub(crate) fn first_bytes(layout: Layout) -> u64 {
 pub(crate) fn parse_word(bytes: &[u8], key_width: usize) -> ColdRecord<'_> {
     let key = &bytes[8..8 + key_width];
     ColdRecord { header: word_at(bytes, 0), key, value: &bytes[8 + padded(key_width) as usize..], expires: expiry_of(bytes) }
+}
+
+/// Key and value in the bytes of a whole record.
+pub(crate) fn pair_of(layout: Layout, record: &[u8]) -> Option<(&[u8], &[u8])> {
+    let parsed = match layout {
+        Layout::Word { key_bytes, value_bytes } => {
+            let parsed = parse_word(record, key_bytes);
+            ColdRecord { value: &parsed.value[..value_bytes], ..parsed }
+        }
+        Layout::Bytes => parse_bytes(record)?,
+    };
+    Some((parsed.key, parsed.value))
 }
 
 pub(crate) fn parse_bytes(bytes: &[u8]) -> Option<ColdRecord<'_>> {

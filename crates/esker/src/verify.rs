@@ -95,6 +95,7 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
         in_background: false,
         space_amplification: 2.0,
         clock: Arc::new(SystemClock),
+        cache: None,
         accept_loss: false,
     })?;
     if state.image != 0 {

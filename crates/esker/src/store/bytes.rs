@@ -3,7 +3,7 @@
 use super::Store;
 use super::expire::NewEnd;
 use super::find::{Found, Region};
-use super::step::{Known, Step};
+use super::step::{Held, Known, Step};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::Seen;
@@ -259,6 +259,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Ok(step.then(|| was_there))
             }
         }
+    }
+
+    /// Appends what a key holds once more.
+    pub(super) fn add_bytes(&self, pin: &Pin<'_>, key: &[u8], hash: u64, seen: Seen, found: Found, held: &Held) -> Step<()> {
+        let change = Change::Set(Cow::Borrowed(&held.value), held.value.len(), held.expires);
+        self.supersede(pin, &Sight { key, hash, seen, found }, &change).unwrap_or(Step::Again)
     }
 
     /// Appends the changed record to the log and publishes it.

@@ -52,6 +52,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let pin = self.engine.epochs.pin()?;
         let (seen, found) = self.locate(key, hash);
         if let Some(word) = self.word_if_known(&seen, &found) {
+            self.count_miss(&pin, word.is_none());
+            self.promote_in_memory(&pin, key, hash, seen, found);
             return Ok(word);
         }
         drop(pin);
@@ -87,20 +89,29 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// A get of any key, wherever its record is.
     #[inline(never)]
     pub(super) fn get_slowly(&self, key: &[u8], hash: u64) -> Result<Option<Held>> {
-        self.run(key, |known| self.get_step(key, hash, known))
+        let held = self.run(key, |known| self.get_step(key, hash, known))?;
+        if held.is_none() {
+            self.count(Counter::Miss)?;
+        }
+        Ok(held)
     }
 
     /// One attempt at a get.
     pub(super) fn get_step(&self, key: &[u8], hash: u64, known: &mut Known) -> Result<Step<Option<Held>>> {
-        let _pin = self.engine.epochs.pin()?;
+        let pin = self.engine.epochs.pin()?;
         let (seen, found) = self.locate(key, hash);
         Ok(match found {
             Found::Memory { record, .. } => {
                 let expires = self.engine.expiry_of(record);
-                Step::Done(self.is_live(record).then(|| Held { value: self.value_of(record), expires }))
+                let held = self.is_live(record).then(|| Held { value: self.value_of(record), expires });
+                self.promote_in_memory(&pin, key, hash, seen, found);
+                Step::Done(held)
             }
             Found::Cold { at } => match known.take(at) {
-                Some(Some(held)) => Step::Done(Some(held)),
+                Some(Some(held)) => {
+                    self.promote(&pin, key, hash, seen, found, &held);
+                    Step::Done(Some(held))
+                }
                 Some(None) if self.engine.index.is_settled(&seen) => Step::Done(None),
                 Some(None) => Step::Again,
                 None => Step::Read(at),

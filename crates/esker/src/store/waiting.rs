@@ -73,7 +73,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     async fn value_async(&self, key: &[u8], hash: u64) -> Result<Option<Held>> {
-        self.run_async(key, |known| self.get_step(key, hash, known)).await
+        let held = self.run_async(key, |known| self.get_step(key, hash, known)).await?;
+        if held.is_none() {
+            self.count(Counter::Miss)?;
+        }
+        Ok(held)
     }
 
     /// The value of `key`, as [`Store::get`], without ever blocking this thread.
