@@ -118,7 +118,10 @@ pub fn apply(subject: &dyn Subject, layout: Layout, operation: &Operation) -> Re
         Operation::EndAfter(key, ms) => Outcome::Flag(subject.end_after(key, Duration::from_millis(*ms))?),
         Operation::Persist(key) => Outcome::Flag(subject.persist(key)?),
         Operation::Ttl(key) => Outcome::Left(subject.ttl(key)?),
-        Operation::Pass(ms) => done(subject.clock().advance(Duration::from_millis(*ms))),
+        Operation::Pass(ms) => {
+            subject.clock().advance(Duration::from_millis(*ms));
+            Outcome::Done
+        }
         Operation::SetMemory(bytes) => done(subject.set_memory(*bytes)?),
         Operation::Reopen => Outcome::Done,
     })

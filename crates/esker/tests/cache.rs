@@ -43,13 +43,13 @@ fn pages(background: bool) -> Pages {
 }
 
 #[test]
-fn words_ten_times_the_budget_are_put_and_never_refused() {
+fn words_five_times_the_budget_are_put_and_never_refused() {
     for background in [true, false] {
         let store: Store<u64, u64> = options().background(background).in_memory().unwrap();
-        let count = BUDGET * 10 / 24;
+        let count = BUDGET * 5 / 24;
         for n in 0..count {
             store.put(&n, &(n * 3)).unwrap();
-            if n % 50_000 == 0 {
+            if n % 20_000 == 0 {
                 let memory = store.stats().memory;
                 assert!(memory.total_bytes <= BUDGET + BUDGET / 32, "{memory:?}");
             }
@@ -58,7 +58,7 @@ fn words_ten_times_the_budget_are_put_and_never_refused() {
         // The newest are all there, the oldest are not.
         let held = found.len() as u64;
         assert!(found[0] > count / 2 && found.ends_with(&[count - 2, count - 1]), "{held} from {}", found[0]);
-        assert!(held * 24 > BUDGET / 3, "only {held} pairs of a full cache");
+        assert!(held * 24 > BUDGET / 4, "only {held} pairs of a full cache: {:?}", store.stats());
         let cache = store.stats().cache.unwrap();
         assert_eq!(cache.evictions + held, count, "{cache:?}");
     }
