@@ -8,7 +8,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use esker::{IndexStats, LogStats, MemoryStats, OperationStats, SpaceStats, Stats};
+use esker::{CacheStats, ExpiryStats, IndexStats, LogStats, MemoryStats, OperationStats, SpaceStats, Stats};
 
 use crate::args::Opening;
 use crate::bytes::{count, size};
@@ -38,6 +38,8 @@ pub(crate) fn describe(title: &str, stats: &Stats) -> String {
     text += &space(&stats.space);
     text += &index(&stats.index);
     text += &operations(&stats.operations);
+    text += &expiry(&stats.expiry);
+    text += &stats.cache.as_ref().map_or(String::new(), |cache| self::cache(cache, stats));
     if let Some(failure) = &stats.latched {
         row(&mut text, "FAILED", failure);
     }
@@ -128,6 +130,35 @@ fn operations(done: &OperationStats) -> String {
     for (at, (name, number)) in counts.into_iter().enumerate() {
         let label = if at == 0 { "since open" } else { "" };
         row(&mut text, label, &format!("{name:<12} {:>16}", count(number)));
+    }
+    text
+}
+
+/// What ended by itself; nothing where nothing did.
+fn expiry(expiry: &ExpiryStats) -> String {
+    let mut text = String::new();
+    if expiry.expired_bytes + expiry.dropped_records > 0 {
+        let (waiting, dropped) = (size(expiry.expired_bytes), count(expiry.dropped_records));
+        row(&mut text, "expired", &format!("about {waiting} to drop, {dropped} records dropped since open"));
+    }
+    text
+}
+
+/// How a cache does.
+fn cache(cache: &CacheStats, stats: &Stats) -> String {
+    let (done, loads) = (&stats.operations, &stats.loads);
+    let hits = done.gets.saturating_sub(done.misses);
+    let mut text = String::new();
+    row(&mut text, "cache", &format!("[{}] {} of gets hit", filled(hits, done.gets, NARROW), percent(hits, done.gets)));
+    row(&mut text, "", &format!("{} evicted ({}), {} expired", count(cache.evictions), size(cache.evicted_bytes), count(cache.expired)));
+    row(
+        &mut text,
+        "",
+        &format!("{} kept, {} promoted; {:.2} reads to stay", count(cache.kept), count(cache.promoted), cache.reads_to_stay),
+    );
+    if let Some(mean) = loads.nanoseconds.checked_div(loads.loads) {
+        let (number, failed) = (count(loads.loads), count(loads.failures));
+        row(&mut text, "", &format!("{number} loads, {failed} failed, {:.3} ms each", mean as f64 / 1e6));
     }
     text
 }

@@ -78,6 +78,16 @@ pub enum Operation {
     RmwMany(Vec<Bytes>),
     /// Deletes several keys.
     DeleteMany(Vec<Bytes>),
+    /// Stores a value for so many milliseconds.
+    PutTtl(Bytes, Bytes, u64),
+    /// Ends a key so many milliseconds from now.
+    EndAfter(Bytes, u64),
+    /// Takes the end of a key back.
+    Persist(Bytes),
+    /// Asks how long a key stays.
+    Ttl(Bytes),
+    /// So many milliseconds pass.
+    Pass(u64),
     /// Sets the budget, in bytes.
     SetMemory(u64),
     /// Closes the store and opens it again.
@@ -99,6 +109,11 @@ impl std::fmt::Debug for Operation {
             Operation::PutMany(p) => write!(f, "PutMany(of {})", p.len()),
             Operation::RmwMany(k) => write!(f, "RmwMany(of {})", k.len()),
             Operation::DeleteMany(k) => write!(f, "DeleteMany(of {})", k.len()),
+            Operation::PutTtl(k, v, ms) => write!(f, "PutTtl({}, {}, {ms})", brief(k), brief(v)),
+            Operation::EndAfter(k, ms) => write!(f, "EndAfter({}, {ms})", brief(k)),
+            Operation::Persist(k) => write!(f, "Persist({})", brief(k)),
+            Operation::Ttl(k) => write!(f, "Ttl({})", brief(k)),
+            Operation::Pass(ms) => write!(f, "Pass({ms})"),
             Operation::SetMemory(bytes) => write!(f, "SetMemory({bytes})"),
             Operation::Reopen => write!(f, "Reopen"),
         }
@@ -124,6 +139,8 @@ pub enum Outcome {
     Flag(bool),
     /// A length or a number of keys.
     Count(usize),
+    /// How many milliseconds a key stays: no key, no end, so many.
+    Left(Option<Option<u64>>),
 }
 
 impl std::fmt::Debug for Outcome {
@@ -135,6 +152,7 @@ impl std::fmt::Debug for Outcome {
             Outcome::Values(v) => write!(f, "Values(of {})", v.len()),
             Outcome::Flag(b) => write!(f, "{b}"),
             Outcome::Count(n) => write!(f, "{n}"),
+            Outcome::Left(left) => write!(f, "{left:?}"),
         }
     }
 }
@@ -171,13 +189,17 @@ pub fn operand(key: &[u8]) -> u8 {
 pub struct Model {
     /// What is in it.
     pub map: BTreeMap<Bytes, Bytes>,
+    /// When those keys end that do, in milliseconds since the beginning. All in the future.
+    pub ends: BTreeMap<Bytes, u64>,
+    /// Milliseconds since the beginning.
+    pub now: u64,
     width: Option<usize>,
 }
 
 impl Model {
     /// An empty one.
     pub fn new(layout: Layout) -> Model {
-        Model { map: BTreeMap::new(), width: layout.width() }
+        Model { width: layout.width(), ..Model::default() }
     }
 
     /// Does an operation.
@@ -185,20 +207,19 @@ impl Model {
         match operation {
             Operation::Get(key) | Operation::View(key) => Outcome::Value(self.map.get(key).cloned()),
             Operation::Contains(key) => Outcome::Flag(self.map.contains_key(key)),
-            Operation::Put(key, value) => {
-                self.map.insert(key.clone(), value.clone());
-                Outcome::Done
-            }
+            Operation::Put(key, value) => self.put(key, value),
             Operation::Rmw(key, by) => Outcome::Value(Some(self.rmw(key, *by))),
             Operation::Append(key, bytes) => {
                 let value = self.map.entry(key.clone()).or_default();
                 value.extend_from_slice(bytes);
                 Outcome::Count(value.len())
             }
-            Operation::Delete(key) => Outcome::Flag(self.map.remove(key).is_some()),
+            Operation::Delete(key) => Outcome::Flag(self.remove(key)),
             Operation::GetMany(keys) => Outcome::Values(keys.iter().map(|k| self.map.get(k).cloned()).collect()),
             Operation::PutMany(pairs) => {
-                self.map.extend(pairs.iter().cloned());
+                for (key, value) in pairs {
+                    self.put(key, value);
+                }
                 Outcome::Done
             }
             Operation::RmwMany(keys) => {
@@ -207,8 +228,48 @@ impl Model {
                 }
                 Outcome::Done
             }
-            Operation::DeleteMany(keys) => Outcome::Count(keys.iter().filter(|k| self.map.remove(*k).is_some()).count()),
+            Operation::DeleteMany(keys) => Outcome::Count(keys.iter().filter(|k| self.remove(k)).count()),
+            Operation::PutTtl(key, value, ms) => {
+                self.put(key, value);
+                self.end(key, *ms);
+                Outcome::Done
+            }
+            Operation::EndAfter(key, ms) => {
+                let was_there = self.map.contains_key(key);
+                if was_there {
+                    self.end(key, *ms);
+                }
+                Outcome::Flag(was_there)
+            }
+            Operation::Persist(key) => Outcome::Flag(self.ends.remove(key).is_some()),
+            Operation::Ttl(key) => Outcome::Left(self.map.get(key).map(|_| self.ends.get(key).map(|end| end - self.now))),
+            Operation::Pass(ms) => {
+                self.now += ms;
+                let ended: Vec<Bytes> = self.ends.iter().filter(|(_, end)| **end <= self.now).map(|(key, _)| key.clone()).collect();
+                ended.iter().for_each(|key| _ = self.remove(key));
+                Outcome::Done
+            }
             Operation::SetMemory(_) | Operation::Reopen => Outcome::Done,
+        }
+    }
+
+    fn put(&mut self, key: &Bytes, value: &Bytes) -> Outcome {
+        self.map.insert(key.clone(), value.clone());
+        self.ends.remove(key);
+        Outcome::Done
+    }
+
+    fn remove(&mut self, key: &Bytes) -> bool {
+        self.ends.remove(key);
+        self.map.remove(key).is_some()
+    }
+
+    /// A key that is there ends so many milliseconds from now.
+    fn end(&mut self, key: &Bytes, ms: u64) {
+        if ms == 0 {
+            self.remove(key);
+        } else {
+            self.ends.insert(key.clone(), self.now + ms);
         }
     }
 
@@ -340,6 +401,8 @@ pub struct Shape {
     pub filling: u32,
     /// Whether the store may be closed and opened.
     pub reopens: bool,
+    /// Whether keys may end by themselves.
+    pub ends: bool,
 }
 
 /// Draws operations from a seed.
@@ -361,6 +424,9 @@ impl Generator {
         if self.random.random_range(0..100) < self.shape.filling {
             return self.fill();
         }
+        if self.shape.ends && self.random.random_ratio(1, 4) {
+            return self.ending();
+        }
         match self.random.random_range(0..1000) {
             0..200 => Operation::Get(self.key()),
             200..280 => Operation::View(self.key()),
@@ -376,6 +442,18 @@ impl Generator {
             990..996 => Operation::SetMemory(self.random.random_range(16..=24) << 20),
             _ if self.shape.reopens => Operation::Reopen,
             _ => Operation::Get(self.key()),
+        }
+    }
+
+    /// Something about the end of a key. Most ends come within some dozens of operations.
+    fn ending(&mut self) -> Operation {
+        let ms = self.random.random_range(0..400);
+        match self.random.random_range(0..100) {
+            0..35 => Operation::PutTtl(self.key(), self.value(), ms),
+            35..55 => Operation::EndAfter(self.key(), ms),
+            55..65 => Operation::Persist(self.key()),
+            65..80 => Operation::Ttl(self.key()),
+            _ => Operation::Pass(self.random.random_range(0..100)),
         }
     }
 
@@ -451,7 +529,7 @@ mod tests {
     use super::*;
 
     const SHAPE: Shape =
-        Shape { layout: Layout::Blobs, hot: 4, cold: 50, typical: 100, huge_every: 50, batch: 10, filling: 5, reopens: true };
+        Shape { layout: Layout::Blobs, hot: 4, cold: 50, typical: 100, huge_every: 50, batch: 10, filling: 5, reopens: true, ends: true };
 
     #[test]
     fn a_seed_gives_one_sequence() {
@@ -470,6 +548,22 @@ mod tests {
         assert_eq!(model.apply(&Operation::Append(key.clone(), vec![8, 9])), Outcome::Count(3));
         assert_eq!(model.apply(&Operation::Get(key.clone())), Outcome::Value(Some(vec![7, 8, 9])));
         assert_eq!(model.apply(&Operation::DeleteMany(vec![key.clone(), key])), Outcome::Count(1));
+    }
+
+    #[test]
+    fn the_model_ends_keys() {
+        let mut model = Model::new(Layout::Blobs);
+        let key = vec![1];
+        model.apply(&Operation::PutTtl(key.clone(), vec![2], 10));
+        assert_eq!(model.apply(&Operation::Pass(9)), Outcome::Done);
+        assert_eq!(model.apply(&Operation::Ttl(key.clone())), Outcome::Left(Some(Some(1))));
+        assert_eq!(model.apply(&Operation::Append(key.clone(), vec![3])), Outcome::Count(2));
+        model.apply(&Operation::Pass(1));
+        assert_eq!(model.apply(&Operation::Ttl(key.clone())), Outcome::Left(None));
+        assert_eq!(model.apply(&Operation::Append(key.clone(), vec![3])), Outcome::Count(1));
+        assert_eq!(model.apply(&Operation::Ttl(key.clone())), Outcome::Left(Some(None)));
+        assert_eq!(model.apply(&Operation::EndAfter(key.clone(), 0)), Outcome::Flag(true));
+        assert_eq!(model.apply(&Operation::Persist(key)), Outcome::Flag(false));
     }
 
     #[test]

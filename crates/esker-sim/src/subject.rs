@@ -6,9 +6,10 @@
 
 use crate::disk::SimDisk;
 use crate::model::{Bytes, Layout, Operation, Outcome, change, operand};
-use esker::{Error, Options, Result, Stats, Store};
+use esker::{Clock, Error, ManualClock, Options, Result, Stats, Store, Ttl};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Where a store keeps its data.
 #[derive(Clone)]
@@ -50,6 +51,16 @@ pub trait Subject: Send + Sync {
     fn rmw_many(&self, keys: &[Bytes], change: Change<'_>) -> Result<()>;
     /// Deletes keys.
     fn delete_many(&self, keys: &[Bytes]) -> Result<usize>;
+    /// Stores a value for a time.
+    fn put_ttl(&self, key: &[u8], value: &[u8], ttl: Duration) -> Result<()>;
+    /// Ends a key so long from now.
+    fn end_after(&self, key: &[u8], span: Duration) -> Result<bool>;
+    /// Takes the end of a key back.
+    fn persist(&self, key: &[u8]) -> Result<bool>;
+    /// How many milliseconds a key stays.
+    fn ttl(&self, key: &[u8]) -> Result<Option<Option<u64>>>;
+    /// The store's clock.
+    fn clock(&self) -> &ManualClock;
     /// Sets the budget.
     fn set_memory(&self, bytes: u64) -> Result<()>;
     /// The store's account of itself.
@@ -74,11 +85,17 @@ pub fn open(layout: Layout, budget: u64, place: &Place) -> Result<Box<dyn Subjec
 
 /// Opens a store of a layout at a place with these options.
 pub fn open_with(layout: Layout, options: Options, place: &Place) -> Result<Box<dyn Subject>> {
+    open_by(layout, options, place, Arc::default())
+}
+
+/// Opens a store that goes by this clock.
+pub fn open_by(layout: Layout, options: Options, place: &Place, clock: Arc<ManualClock>) -> Result<Box<dyn Subject>> {
+    let options = options.clock(clock.clone());
     Ok(match layout {
-        Layout::Pairs => Box::new(Pairs::open(options, place)?),
-        Layout::Records => Box::new(Records::open(options, place)?),
-        Layout::Blobs => Box::new(Blobs::open(options, place)?),
-        Layout::Named => Box::new(Named::open(options, place)?),
+        Layout::Pairs => Box::new(Pairs::open(options, place, clock)?),
+        Layout::Records => Box::new(Records::open(options, place, clock)?),
+        Layout::Blobs => Box::new(Blobs::open(options, place, clock)?),
+        Layout::Named => Box::new(Named::open(options, place, clock)?),
     })
 }
 
@@ -97,6 +114,14 @@ pub fn apply(subject: &dyn Subject, layout: Layout, operation: &Operation) -> Re
         Operation::PutMany(pairs) => done(subject.put_many(pairs)?),
         Operation::RmwMany(keys) => done(subject.rmw_many(keys, &mut |i, old| change(old, operand(&keys[i]), width))?),
         Operation::DeleteMany(keys) => Outcome::Count(subject.delete_many(keys)?),
+        Operation::PutTtl(key, value, ms) => done(subject.put_ttl(key, value, Duration::from_millis(*ms))?),
+        Operation::EndAfter(key, ms) => Outcome::Flag(subject.end_after(key, Duration::from_millis(*ms))?),
+        Operation::Persist(key) => Outcome::Flag(subject.persist(key)?),
+        Operation::Ttl(key) => Outcome::Left(subject.ttl(key)?),
+        Operation::Pass(ms) => {
+            subject.clock().advance(Duration::from_millis(*ms));
+            Outcome::Done
+        }
         Operation::SetMemory(bytes) => done(subject.set_memory(*bytes)?),
         Operation::Reopen => Outcome::Done,
     })
@@ -171,11 +196,11 @@ fn tell(slots: &mut [Option<Option<Bytes>>], position: usize, value: Option<Byte
 
 macro_rules! subject {
     ($name:ident, $key:ty, $value:ty, $to_key:expr, $to_value:expr, $append:expr) => {
-        struct $name(Store<$key, $value>);
+        struct $name(Store<$key, $value>, Arc<ManualClock>);
 
         impl $name {
-            fn open(options: Options, place: &Place) -> Result<$name> {
-                Ok($name(match place {
+            fn open(options: Options, place: &Place, clock: Arc<ManualClock>) -> Result<$name> {
+                let store = match place {
                     Place::Memory => options.in_memory()?,
                     Place::Disk(disk) => options.open_on(disk.clone())?,
                     Place::Directory(path) => options.open(path)?,
@@ -183,7 +208,8 @@ macro_rules! subject {
                         let options = options.durability(*durability).background(false).segment_bytes(SEGMENT_BYTES);
                         options.open_in(storage.clone())?
                     }
-                }))
+                };
+                Ok($name(store, clock))
             }
         }
 
@@ -244,6 +270,29 @@ macro_rules! subject {
             fn delete_many(&self, keys: &[Bytes]) -> Result<usize> {
                 let keys: Vec<_> = keys.iter().map(|k| $to_key(k)).collect();
                 self.0.delete_many(&keys)
+            }
+
+            fn put_ttl(&self, key: &[u8], value: &[u8], ttl: Duration) -> Result<()> {
+                self.0.put_with_ttl(&$to_key(key), &$to_value(value), ttl)
+            }
+
+            fn end_after(&self, key: &[u8], span: Duration) -> Result<bool> {
+                self.0.expire_at(&$to_key(key), self.1.now() + span)
+            }
+
+            fn persist(&self, key: &[u8]) -> Result<bool> {
+                self.0.persist(&$to_key(key))
+            }
+
+            fn ttl(&self, key: &[u8]) -> Result<Option<Option<u64>>> {
+                Ok(self.0.ttl(&$to_key(key))?.map(|ttl| match ttl {
+                    Ttl::Forever => None,
+                    Ttl::Left(left) => Some(left.as_millis() as u64),
+                }))
+            }
+
+            fn clock(&self) -> &ManualClock {
+                &self.1
             }
 
             fn set_memory(&self, bytes: u64) -> Result<()> {

@@ -6,6 +6,7 @@
 //! again); some hold more than the budget, so that most of the data is on the device. The seed of a
 //! failure is in its message. `ESKER_SEED` replays one seed, `ESKER_SEQUENCES` sets the number of seeds.
 
+use esker::{ManualClock, Options};
 use esker_sim::disk::SimDisk;
 use esker_sim::model::{Generator, Layout, Model, Operation, Outcome, Shape};
 use esker_sim::subject::{self, Place, Subject};
@@ -39,14 +40,17 @@ struct Trial {
     layout: Layout,
     budget: u64,
     place: Place,
+    clock: Arc<ManualClock>,
     store: Box<dyn Subject>,
     model: Model,
 }
 
 impl Trial {
     fn new(name: String, layout: Layout, budget: u64, place: Place) -> Trial {
-        let store = subject::open(layout, budget, &place).unwrap_or_else(|e| panic!("{name}: open: {e}"));
-        Trial { name, layout, budget, place, store, model: Model::new(layout) }
+        let clock = Arc::new(ManualClock::default());
+        let store =
+            subject::open_by(layout, Options::new().memory(budget), &place, clock.clone()).unwrap_or_else(|e| panic!("{name}: open: {e}"));
+        Trial { name, layout, budget, place, clock, store, model: Model::new(layout) }
     }
 
     fn run(&mut self, seed: u64, shape: Shape, steps: usize) {
@@ -73,8 +77,8 @@ impl Trial {
         self.store.close().unwrap_or_else(|e| panic!("{}: step {step}: close: {e}", self.name));
         let after = self.store.get(&self.layout.key(0));
         assert!(matches!(after, Err(esker::Error::Closed)), "{}: step {step}: a get after close", self.name);
-        self.store =
-            subject::open(self.layout, self.budget, &self.place).unwrap_or_else(|e| panic!("{}: step {step}: reopen: {e}", self.name));
+        self.store = subject::open_by(self.layout, Options::new().memory(self.budget), &self.place, self.clock.clone())
+            .unwrap_or_else(|e| panic!("{}: step {step}: reopen: {e}", self.name));
         self.compare_all(step);
     }
 
@@ -91,18 +95,19 @@ impl Trial {
 }
 
 fn small(layout: Layout, reopens: bool) -> Shape {
-    Shape { layout, hot: 6, cold: 1500, typical: 300, huge_every: 150, batch: 24, filling: 2, reopens }
+    Shape { layout, hot: 6, cold: 1500, typical: 300, huge_every: 150, batch: 24, filling: 2, reopens, ends: true }
 }
 
 /// More data than the budget: about 30 MB of pairs or records with their headers, 60 MB of values.
 fn spilling(layout: Layout, reopens: bool) -> (Shape, usize) {
     match layout.width() {
         Some(_) => {
-            let shape = Shape { layout, hot: 6, cold: 700_000, typical: 0, huge_every: 0, batch: 1024, filling: 40, reopens };
+            let shape = Shape { layout, hot: 6, cold: 700_000, typical: 0, huge_every: 0, batch: 1024, filling: 40, reopens, ends: true };
             (shape, 1800)
         }
         None => {
-            let shape = Shape { layout, hot: 6, cold: 13_000, typical: 10_000, huge_every: 200, batch: 64, filling: 12, reopens };
+            let shape =
+                Shape { layout, hot: 6, cold: 13_000, typical: 10_000, huge_every: 200, batch: 64, filling: 12, reopens, ends: true };
             (shape, 1800)
         }
     }

@@ -59,7 +59,7 @@ fn step(name: &str, store: &dyn Subject, layout: Layout, known: &mut Uncertain, 
 
 /// Enough operations that some 30 MB are written under a 16 MiB budget.
 fn shape(layout: Layout) -> (Shape, usize) {
-    let shape = Shape { layout, hot: 6, cold: 4000, typical: 10_000, huge_every: 150, batch: 48, filling: 15, reopens: false };
+    let shape = Shape { layout, hot: 6, cold: 4000, typical: 10_000, huge_every: 150, batch: 48, filling: 15, reopens: false, ends: false };
     match layout.width() {
         Some(_) => (Shape { cold: 500_000, batch: 2048, filling: 60, ..shape }, 500),
         None => (shape, 800),

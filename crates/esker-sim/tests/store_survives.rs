@@ -4,7 +4,7 @@
 
 use esker::Durability;
 use esker_sim::crash::store::Esker;
-use esker_sim::crash::{Limits, Live, Program, Subject, check, faults, program, rot};
+use esker_sim::crash::{Held, Limits, Live, Program, Subject, check, faults, program, rot};
 use esker_sim::disk::Failure;
 use esker_sim::model::{Layout, Operation};
 use esker_sim::storage::{Breadth, Kind, SimStorage, StorageFault};
@@ -19,7 +19,7 @@ fn put(number: u64) -> Operation {
 fn power_cuts_lose_nothing_acknowledged() {
     let shallow = Limits { depth: 1, ..Limits::RANDOM };
     for seed in 0..8 {
-        check(&STORE, &Program::random(seed), shallow).unwrap_or_else(|violation| panic!("{violation}"));
+        check(&STORE, &STORE.program(seed), shallow).unwrap_or_else(|violation| panic!("{violation}"));
     }
 }
 
@@ -27,7 +27,7 @@ fn power_cuts_lose_nothing_acknowledged() {
 fn always_durable_operations_survive_each_cut() {
     let flat = Limits { depth: 0, ..Limits::RANDOM };
     for seed in 0..8 {
-        check(&Esker(Durability::Always), &Program::random(seed), flat).unwrap_or_else(|violation| panic!("{violation}"));
+        check(&Esker(Durability::Always), &STORE.program(seed), flat).unwrap_or_else(|violation| panic!("{violation}"));
     }
 }
 
@@ -44,7 +44,7 @@ fn all_programs_of_two_steps_survive() {
 #[test]
 fn failing_calls_are_no_lies() {
     for seed in 0..3 {
-        faults::check(&STORE, &Program::random(seed), &mut faults::Report::default()).unwrap_or_else(|wrong| panic!("{wrong}"));
+        faults::check(&STORE, &STORE.program(seed), &mut faults::Report::default()).unwrap_or_else(|wrong| panic!("{wrong}"));
     }
 }
 
@@ -77,7 +77,7 @@ fn a_log_made_again_by_an_opening_keeps_its_name() {
     let cut = torn.survive(0);
     drop(store);
     let mut store = STORE.open(Layout::Pairs, &cut).unwrap();
-    assert_eq!(store.state(&[Layout::Pairs.key(1)]).unwrap(), [Some(7u64.to_le_bytes().to_vec())]);
+    assert_eq!(store.state(&[Layout::Pairs.key(1)]).unwrap(), [Some(Held::forever(7u64.to_le_bytes().to_vec()))]);
 }
 
 /// A write of the manifest that fails may be there all the same. An opening that reads it, in the same machine, has read what no sync

@@ -134,7 +134,7 @@ impl Engine {
     }
 
     fn describe(&self, state: &mut State) {
-        (state.begin, state.dead) = (self.log.bounds.compacted.load(Acquire), self.dead_bytes());
+        (state.begin, state.dead) = (self.log.bounds.compacted.load(Acquire), self.superseded_bytes());
         (state.shape, state.entries, state.shared) = (self.index.shape_word(), self.index.entries(), self.index.is_shared());
     }
 

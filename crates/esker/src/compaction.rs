@@ -9,7 +9,8 @@
 //! stretch and its space goes back: on the device as whole segment files, in memory as pages. One mechanism for both modes.
 //!
 //! * **Nothing is resurrected**: a copy is published only over the very entry under which the record was found to be the newest.
-//! * **Deletions end here.** Older versions lie lower and went before, so a tombstone is dropped, and its entry with it.
+//! * **Deletions end here.** Older versions lie lower and went before, so a tombstone is dropped, and its entry with it. A record
+//!   that has expired is a tombstone.
 //! * **Whether a cold record is the newest** is known at once if its entry leads to it. If the entry leads to another cold
 //!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses.
 //! * **A reader** that was on its way to a record below `begin` finds nothing there, looks again, and finds the copy.
@@ -17,14 +18,15 @@
 //! **When**: dead bytes are counted where records are superseded or deleted. Above the space target the driver compacts, a
 //! stretch at a time; a store in memory does when its budget is nearly full, and whoever finds it full does it himself.
 
+use crate::cache::Caching;
 use crate::device::{AlignedBuffer, SECTOR_BYTES};
 use crate::engine::{Engine, Layout, lock};
 use crate::epoch::{Counter, Pin};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::index::{Published, Seen};
 use crate::log::{BLOCK_BYTES, NOWHERE};
 use crate::manifest::State;
-use crate::record::{self, ABSENT, ADDRESS_MASK, Record, VALID};
+use crate::record::{self, ABSENT, ADDRESS_MASK, NEVER, Record, VALID};
 use crate::scars::Scar;
 use crate::stats::SpaceStats;
 use crate::store::chain;
@@ -84,8 +86,13 @@ impl Engine {
         self.log.tail().saturating_sub(self.log.bounds.begin.load(Relaxed))
     }
 
-    /// Bytes of records that are superseded or deleted, as far as was noticed.
+    /// Bytes of records that are superseded, deleted or expired, as far as was noticed.
     pub(crate) fn dead_bytes(&self) -> u64 {
+        (self.superseded_bytes() + self.expiry.expired_bytes()).min(self.log_extent())
+    }
+
+    /// Bytes of records that are superseded or deleted, as far as was noticed.
+    pub(crate) fn superseded_bytes(&self) -> u64 {
         self.counted_dead_bytes().saturating_sub(self.compaction.given_back.load(Relaxed)).min(self.log_extent())
     }
 
@@ -108,7 +115,7 @@ impl Engine {
         done.moved_bytes += mover.moved;
         match lock(pass).take_if(|pass| reached >= pass.until) {
             Some(pass) => given_back.store(pass.counted, Relaxed),
-            None => _ = given_back.fetch_add(mover.visited.saturating_sub(mover.moved), Relaxed),
+            None => _ = given_back.fetch_add(mover.visited.saturating_sub(mover.moved + mover.expired), Relaxed),
         }
     }
 
@@ -163,6 +170,7 @@ impl Engine {
     pub(crate) fn reclaim(&self, bytes: u64) -> Result<bool> {
         let fits = || self.log_bytes() + bytes <= self.log.budget.load(Relaxed);
         let until = self.log.tail();
+        self.sample_expired();
         while !fits() {
             // Once through the log at most; and not at all when next to nothing would come of it.
             let hopeless = self.dead_bytes() < self.log_extent() / 32 || self.log.bounds.begin.load(Relaxed) >= until;
@@ -175,12 +183,24 @@ impl Engine {
     }
 
     fn compact_stretch(&self) -> Result<bool> {
+        self.move_stretch(None, || true)
+    }
+
+    /// Gives the oldest stretch back, if that still `is_due` when nobody else does it; a cache drops from it what nobody
+    /// asked for. False if there is nothing to give back.
+    pub(crate) fn move_stretch(&self, caching: Option<&Caching>, is_due: impl Fn() -> bool) -> Result<bool> {
         let _one = lock(&self.compaction.running);
+        if !is_due() {
+            return Ok(true);
+        }
         let bounds = &self.log.bounds;
         let from = bounds.begin.load(Acquire);
         lock(&self.compaction.pass).get_or_insert_with(|| self.begin_pass());
         let mut stretch = match self.log.reserve.load(Relaxed) {
-            0 => (self.log.budget.load(Relaxed) / STRETCH_PART).clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX),
+            0 => {
+                let part = caching.map_or(self.log.budget.load(Relaxed) / STRETCH_PART, |caching| self.evicted_stretch(caching));
+                part.clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX)
+            }
             // In memory what lives in a stretch must fit the reserve.
             reserve => reserve / 2,
         };
@@ -189,10 +209,22 @@ impl Engine {
             if to <= from {
                 return Ok(false);
             }
-            let mut mover = Mover { engine: self, visited: 0, moved: 0, doubtful: Vec::new(), keys: Vec::new() };
+            let mut mover = Mover {
+                engine: self,
+                visited: 0,
+                moved: 0,
+                expired: 0,
+                doubtful: Vec::new(),
+                keys: Vec::new(),
+                caching,
+                stretch: to - from,
+            };
             let reached = self.visit_stretch(from, to, &mut mover)?;
             mover.settle()?;
             if reached > from {
+                if let Some(caching) = caching {
+                    caching.adapt(mover.moved, reached - from);
+                }
                 let given = self.give_back(reached)?;
                 if given {
                     self.note_stretch(from, reached, &mover);
@@ -293,9 +325,14 @@ struct Mover<'a> {
     /// Bytes of records seen, and of copies made.
     visited: u64,
     moved: u64,
+    /// Bytes of expired records dropped: nobody counted them.
+    expired: u64,
     /// Records whose entry leads to another cold record, and their keys.
     doubtful: Vec<Doubt>,
     keys: Vec<u8>,
+    /// A cache, which drops what is not worth another round.
+    caching: Option<&'a Caching>,
+    stretch: u64,
 }
 
 struct Doubt {
@@ -322,6 +359,7 @@ impl Mover<'_> {
     fn consider(&mut self, at: u64, hash: u64, bytes: &[u8], known: Option<u64>) -> Result<()> {
         let engine = self.engine;
         let key = &bytes[record::key_range(engine.layout, bytes)];
+        let mut has_room = true;
         loop {
             let pin = engine.epochs.pin_anyway()?;
             let seen = engine.index.lookup(hash);
@@ -331,6 +369,8 @@ impl Mover<'_> {
                 Newest::Cold(other) if other == at || known == Some(seen.address()) => {}
                 // Chains descend: the record is not in this one.
                 Newest::Cold(other) if other < at => return Ok(()),
+                // A cache drops what is on a device anyway.
+                Newest::Cold(_) if self.caching.is_some() => return Ok(()),
                 Newest::Cold(other) => {
                     let from = self.keys.len();
                     self.keys.extend_from_slice(key);
@@ -340,18 +380,47 @@ impl Mover<'_> {
                 Newest::Nowhere if engine.index.is_settled(&seen) => return Ok(()),
                 Newest::Nowhere => continue,
             }
-            if record::word_at(bytes, 0) & ABSENT != 0 {
-                // As below: what lies behind it in the stretch may be another key's, and in doubt.
-                let leads_nowhere = record::word_at(bytes, 0) & ADDRESS_MASK < engine.log.bounds.begin.load(Acquire);
+            let is_tombstone = record::word_at(bytes, 0) & ABSENT != 0;
+            let has_expired = !is_tombstone && self.has_expired(bytes);
+            if is_tombstone || has_expired || !has_room || self.is_unwanted(bytes, hash) {
+                // As below: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
+                let leads_nowhere =
+                    self.caching.is_some() || record::word_at(bytes, 0) & ADDRESS_MASK < engine.log.bounds.begin.load(Acquire);
                 if seen.address() == at && leads_nowhere && !engine.index.remove(hash, &seen) {
                     continue;
                 }
+                drop(pin);
+                if has_expired {
+                    self.expired += bytes.len() as u64;
+                    engine.expiry.drop_record(bytes.len() as u64);
+                }
+                if let Some(caching) = self.caching.filter(|_| !is_tombstone) {
+                    caching.depart(engine.layout, bytes, has_expired);
+                }
                 return Ok(());
             }
-            if self.copy(pin, at, hash, &seen, bytes)? {
-                return Ok(());
+            match self.copy(pin, at, hash, &seen, bytes) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(Error::Full) if self.caching.is_some() => has_room = false,
+                Err(error) => return Err(error),
             }
         }
+    }
+
+    /// An expired record is a tombstone: what is older lies lower and went before.
+    fn has_expired(&self, bytes: &[u8]) -> bool {
+        let expires = record::expiry_of(bytes);
+        if expires == NEVER {
+            return false;
+        }
+        self.engine.expiry.watch();
+        self.engine.has_passed(expires)
+    }
+
+    /// A cache does without it.
+    fn is_unwanted(&self, bytes: &[u8], hash: u64) -> bool {
+        self.caching.is_some_and(|caching| !caching.keeps(bytes, hash, self.moved, self.stretch))
     }
 
     /// Appends a copy of a living record; false to look again.
@@ -366,7 +435,7 @@ impl Mover<'_> {
         let copy = unsafe { Record::new(engine.log.pointer(to)) };
         // A key that shares the entry may lie behind the record and still be in doubt: the copy leads there too.
         let previous = if seen.address() == at { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
-        copy.write_copy(bytes, previous, engine.log.line_flag());
+        copy.write_copy(bytes, previous, engine.log.line_flag() | record::kept_reads(record::word_at(bytes, 0)));
         match engine.index.publish(hash, seen, to, &mut false, |previous| copy.set_previous(previous)) {
             Published::Done => {
                 self.moved += bytes.len() as u64;

@@ -3,11 +3,13 @@
 //! Operations (`store/`) run under a pin and never wait while they hold it. What needs waiting (room in the log) is
 //! done by whoever waits: [`Engine::make_room`] does the driver's work itself. The driver thread only does it earlier.
 
+use crate::cache::{Cache, Caching};
 use crate::commit::{Commits, Durability};
 use crate::compaction::Compaction;
 use crate::device::{Device, Storage};
 use crate::epoch::{Counter, Epochs, Pin};
 use crate::error::{Error, Result};
+use crate::expiry::{Clock, Expiry};
 use crate::image::Images;
 use crate::index::{Chain, Index, Records};
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log, PIECE_BYTES};
@@ -15,7 +17,7 @@ use crate::manifest::{Identity, Manifest};
 use crate::promotion::Lately;
 use crate::record::Record;
 use crate::recovery::Manner;
-use crate::stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
+use crate::stats::{ExpiryStats, IndexStats, LoadStats, LogStats, MemoryStats, OperationStats, Stats};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
 pub(crate) use crate::types::Layout;
@@ -28,6 +30,8 @@ pub(crate) const BUDGET_BYTES_MIN: u64 = 16 << 20;
 const HUGE_PAGE_BUDGET_BYTES: u64 = 256 << 20;
 const VALUE_BYTES_MAX: u64 = 16 << 20;
 const DRIVER_PAUSE: Duration = Duration::from_millis(1);
+/// Between two looks at how much has expired.
+const SAMPLE_PAUSE: Duration = Duration::from_millis(250);
 
 pub(crate) struct Engine {
     pub(crate) epochs: Epochs,
@@ -43,6 +47,10 @@ pub(crate) struct Engine {
     pub(crate) is_promoting: bool,
     pub(crate) lately: Lately,
     pub(crate) images: Images,
+    pub(crate) expiry: Expiry,
+    /// In a cache.
+    pub(crate) caching: Option<Caching>,
+    pub(crate) loads: Loads,
     /// The driver compacts when the log is this many times as long as what lives in it.
     pub(crate) space_amplification: f64,
     pub(crate) boundaries: Mutex<()>,
@@ -53,6 +61,14 @@ pub(crate) struct Engine {
     /// The first failure of the device: nothing is written after it.
     latched: Mutex<Option<Error>>,
     is_latched: AtomicBool,
+}
+
+/// Loads of values that were missed (`store/load.rs`).
+#[derive(Default)]
+pub(crate) struct Loads {
+    pub(crate) count: AtomicU64,
+    pub(crate) failures: AtomicU64,
+    pub(crate) nanoseconds: AtomicU64,
 }
 
 /// The files of a store.
@@ -121,6 +137,8 @@ pub(crate) struct Parts {
     pub(crate) verifies_reads: bool,
     pub(crate) recovery: Manner,
     pub(crate) promotion: bool,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) cache: Option<Cache>,
 }
 
 impl Engine {
@@ -142,6 +160,9 @@ impl Engine {
             is_promoting: parts.promotion && has_device,
             lately: Lately::default(),
             images: Images::default(),
+            expiry: Expiry::new(parts.clock),
+            caching: parts.cache.map(|cache| Caching::new(cache, has_device)).transpose()?,
+            loads: Loads::default(),
             space_amplification: parts.space_amplification,
             boundaries: Mutex::new(()),
             is_always_durable: parts.durability == Durability::Always && has_device,
@@ -183,13 +204,19 @@ impl Engine {
 
     pub(crate) fn set_budget(&self, bytes: u64) -> Result<()> {
         check_budget(bytes)?;
-        let held = self.index.bytes() + FIXED_BYTES + if self.is_in_memory() { self.log_bytes() } else { BUDGET_BYTES_MIN / 4 };
+        let held = self.index.bytes()
+            + FIXED_BYTES
+            + if self.is_in_memory() && self.caching.is_none() { self.log_bytes() } else { BUDGET_BYTES_MIN / 4 };
         if bytes < held {
             return Err(Error::invalid(format!("the memory budget is below what cannot be given back budget={bytes} held={held}")));
         }
         self.budget.store(bytes, Relaxed);
         self.share_budget();
-        if self.is_in_memory() { Ok(()) } else { self.shift_boundaries(&lock(&self.boundaries), 0) }
+        match &self.caching {
+            Some(caching) if self.is_in_memory() => self.evict_for(caching, 0),
+            _ if self.is_in_memory() => Ok(()),
+            _ => self.shift_boundaries(&lock(&self.boundaries), 0),
+        }
     }
 
     pub(crate) fn log_bytes(&self) -> u64 {
@@ -205,7 +232,8 @@ impl Engine {
         let reserve = if self.is_in_memory() { (log / 32).max(512 << 10) } else { 0 };
         set(&self.log.reserve, reserve);
         set(&self.log.budget, log.saturating_sub(reserve));
-        let limit = if self.is_in_memory() {
+        // A cache makes room for its index.
+        let limit = if self.is_in_memory() && self.caching.is_none() {
             let room = budget.saturating_sub(FIXED_BYTES + self.log_bytes() + index);
             index + room / 2
         } else {
@@ -224,6 +252,18 @@ impl Engine {
         self.share_budget();
         // A record of up to a quarter piece makes the thread take a whole one.
         let bytes = bytes.next_multiple_of(BLOCK_BYTES).max(PIECE_BYTES);
+        let guard = match &self.caching {
+            Some(caching) => {
+                drop(guard);
+                self.evict_for(caching, bytes)?;
+                if self.is_in_memory() {
+                    // A listener or another thread may have been quicker: the caller tries again.
+                    return Ok(());
+                }
+                lock(&self.boundaries)
+            }
+            None => guard,
+        };
         if self.log_bytes() + bytes <= self.log.budget.load(Relaxed) {
             return Ok(());
         }
@@ -304,6 +344,8 @@ impl Engine {
     pub(crate) fn evict(&self, to: u64) {
         let bounds = &self.log.bounds;
         if to > bounds.head.load(Relaxed) {
+            // Nobody looks below `near` without asking `head`.
+            bounds.near.fetch_max(to, SeqCst);
             bounds.head.store(to, SeqCst);
             self.epochs.drain();
             self.log.release_below(to);
@@ -332,7 +374,7 @@ impl Engine {
 
     /// `take_image` takes one elsewhere: lines must not wait for it.
     fn drive(&self, take_image: impl Fn() -> bool) {
-        let mut last_line = Instant::now();
+        let (mut last_line, mut last_sample) = (Instant::now(), Instant::now());
         while !self.epochs.is_closed() {
             self.share_budget();
             if !self.is_in_memory() {
@@ -346,8 +388,12 @@ impl Engine {
                 last_line = Instant::now();
                 let _ = self.commit();
             }
+            if last_sample.elapsed() >= SAMPLE_PAUSE {
+                last_sample = Instant::now();
+                self.sample_expired();
+            }
             // A failure is latched.
-            let busy = !self.is_image_under_way() && self.compact_if_due().unwrap_or(false);
+            let busy = !self.is_image_under_way() && self.reclaim_if_due().unwrap_or(false);
             if self.is_image_due() && !self.is_temporary() && self.check_writable().is_ok() {
                 self.images.announce(true);
                 if !take_image() {
@@ -360,6 +406,14 @@ impl Engine {
             if !busy {
                 std::thread::park_timeout(DRIVER_PAUSE);
             }
+        }
+    }
+
+    /// The driver's share of making space come back.
+    fn reclaim_if_due(&self) -> Result<bool> {
+        match &self.caching {
+            Some(caching) => self.evict_if_due(caching),
+            None => self.compact_if_due(),
         }
     }
 
@@ -421,6 +475,7 @@ impl Engine {
             },
             operations: OperationStats {
                 gets: count(Counter::Get),
+                misses: count(Counter::Miss),
                 puts: count(Counter::Put),
                 rmws: count(Counter::Rmw),
                 appends: count(Counter::Append),
@@ -428,6 +483,13 @@ impl Engine {
                 device_reads: count(Counter::DeviceRead),
                 promotions: count(Counter::Promotion),
             },
+            expiry: ExpiryStats { expired_bytes: self.expiry.expired_bytes(), dropped_records: self.expiry.dropped.load(Relaxed) },
+            loads: LoadStats {
+                loads: self.loads.count.load(Relaxed),
+                failures: self.loads.failures.load(Relaxed),
+                nanoseconds: self.loads.nanoseconds.load(Relaxed),
+            },
+            cache: self.caching.as_ref().map(Caching::stats),
             latched: lock(&self.latched).as_ref().map(ToString::to_string),
             warnings: Vec::new(),
         };
@@ -508,6 +570,9 @@ impl Engine {
             is_promoting: false,
             lately: Lately::default(),
             images: Images::default(),
+            expiry: Expiry::new(Arc::new(crate::expiry::SystemClock)),
+            caching: None,
+            loads: Loads::default(),
             boundaries: Mutex::new(()),
             is_always_durable: false,
             in_background: false,

@@ -52,10 +52,12 @@ pub(crate) enum Counter {
     DeadByte,
     /// Cold records copied into memory because they were read.
     Promotion,
+    /// Gets that found nothing.
+    Miss,
 }
 
 impl Counter {
-    pub(crate) const COUNT: usize = 8;
+    pub(crate) const COUNT: usize = 9;
 }
 
 impl Slot {

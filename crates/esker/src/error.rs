@@ -16,6 +16,8 @@ pub enum Error {
     Invalid(String),
     /// Another process holds the directory.
     Locked(PathBuf),
+    /// A loader given to `get_or_insert_with` failed; what it failed with.
+    Load(Arc<dyn std::error::Error + Send + Sync>),
     /// The store was closed.
     Closed,
 }
@@ -41,6 +43,7 @@ impl fmt::Display for Error {
             Self::Full => f.write_str("the memory budget is full"),
             Self::Invalid(what) => write!(f, "invalid: {what}"),
             Self::Locked(path) => write!(f, "locked by another process path={}", path.display()),
+            Self::Load(error) => write!(f, "the loader failed: {error}"),
             Self::Closed => f.write_str("the store is closed"),
         }
     }
@@ -50,6 +53,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Io(error) => Some(error.as_ref()),
+            Self::Load(error) => Some(error.as_ref()),
             _ => None,
         }
     }

@@ -18,6 +18,7 @@
 //! Layers, bottom to top; a layer knows only those below it: `memory`, `device`, `epoch` - `record`, `log` - `index` -
 //! `engine` (boundaries, close) with `commit`, `recovery`, `compaction` - `store` (one operation on one key, and batches). `ARCHITECTURE.md` has the picture.
 
+mod cache;
 mod commit;
 mod compaction;
 mod device;
@@ -25,6 +26,7 @@ mod directory;
 mod engine;
 mod epoch;
 mod error;
+mod expiry;
 mod image;
 mod index;
 mod log;
@@ -50,11 +52,13 @@ mod watch;
 /// Checksums hide what they guard from a fuzzer: built for one, the engine takes them as right, and a store's identity is fixed.
 const FUZZED: bool = cfg!(fuzzing);
 
+pub use cache::{Cache, Eviction};
 pub use commit::Durability;
 pub use device::{Device, DeviceRead, MemoryDevice, MemoryStorage, ReadSource, SECTOR_BYTES, Storage};
 pub use error::{Error, Result};
+pub use expiry::{Clock, ManualClock, SystemClock};
 pub use options::{ByteCount, Options};
-pub use stats::{IndexStats, LogStats, MemoryStats, OperationStats, SpaceStats, Stats, Warning};
-pub use store::Store;
+pub use stats::{CacheStats, ExpiryStats, IndexStats, LoadStats, LogStats, MemoryStats, OperationStats, SpaceStats, Stats, Warning};
+pub use store::{Store, Ttl};
 pub use types::{Key, Value};
 pub use verify::{Verification, verify, verify_in};

@@ -4,7 +4,7 @@
 //! 0 ..... begin ........ head ........ read_only ........ tail
 //! |       | on the device | in memory, frozen | in memory, mutable |
 //! ```
-//! Always: begin <= head <= flushed_until <= safe_read_only <= read_only, and each only grows; but `read_only` is [`NOWHERE`]
+//! `near` lies at `head`, in a cache above it. Always: begin <= head <= flushed_until <= safe_read_only <= read_only, and each only grows; but `read_only` is [`NOWHERE`]
 //! while a line is drawn (`commit.rs`): then nothing at all is changed in place.
 //!
 //! * **Memory** is one region; the byte of address `a` is at `a mod region`. Only `[evicted, tail)` is backed, so the
@@ -65,6 +65,8 @@ pub(crate) struct Log {
 pub(crate) struct Bounds {
     pub(crate) begin: AtomicU64,
     pub(crate) head: AtomicU64,
+    /// Fast reads end here: at `head`, but in a cache further up, where reads begin to count (`cache/`).
+    pub(crate) near: AtomicU64,
     pub(crate) read_only: AtomicU64,
     pub(crate) safe_read_only: AtomicU64,
     pub(crate) flushed_until: AtomicU64,
@@ -97,6 +99,7 @@ impl Log {
             bounds: Bounds {
                 begin: AtomicU64::new(FIRST_ADDRESS),
                 head: at(),
+                near: at(),
                 read_only: at(),
                 safe_read_only: at(),
                 flushed_until: at(),
@@ -123,7 +126,15 @@ impl Log {
     /// Goes on at `tail`, with everything below on the device. Before anyone else knows the log.
     pub(crate) fn start_at(&self, tail: u64, line: u64, cut: u64) {
         let bounds = &self.bounds;
-        let all = [&bounds.head, &bounds.read_only, &bounds.safe_read_only, &bounds.flushed_until, &bounds.evicted, &bounds.populated];
+        let all = [
+            &bounds.head,
+            &bounds.near,
+            &bounds.read_only,
+            &bounds.safe_read_only,
+            &bounds.flushed_until,
+            &bounds.evicted,
+            &bounds.populated,
+        ];
         all.into_iter().chain([&bounds.floor, &bounds.tail.0]).for_each(|bound| bound.store(tail, Relaxed));
         bounds.line.store(line, Relaxed);
         bounds.cut.store(cut, Relaxed);
@@ -135,7 +146,8 @@ impl Log {
         self.bounds.compacted.store(begin, Relaxed);
     }
 
-    /// A copy of `[at, at + bytes)`, whole blocks in memory that nobody writes any more.
+    /// A copy of `[at, at + bytes)`, whole blocks in memory that nobody writes any more, but for the reads that a cache counts in
+    /// headers: hence word by word.
     pub(crate) fn copy_frozen(&self, at: u64, bytes: u64) -> Vec<u8> {
         let mut copy = vec![0; bytes as usize];
         for (i, block) in copy.chunks_exact_mut(BLOCK_BYTES as usize).enumerate() {
@@ -143,8 +155,9 @@ impl Log {
             let from = start.max(self.bounds.evicted.load(Relaxed)).min(start + BLOCK_BYTES);
             if (start & self.mask) + BLOCK_BYTES <= self.mask + 1 {
                 let held = &mut block[(from - start) as usize..];
-                // SAFETY: at or above `evicted` and, as the caller says, frozen: in memory, and nobody writes it.
-                held.copy_from_slice(unsafe { std::slice::from_raw_parts(self.pointer(from), held.len()) });
+                // SAFETY: at or above `evicted`: in memory. A block and its records begin at multiples of 8.
+                let words = unsafe { std::slice::from_raw_parts(self.pointer(from).cast::<AtomicU64>(), held.len() / 8) };
+                held.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.load(Relaxed).to_ne_bytes()));
             }
         }
         copy

@@ -1,10 +1,12 @@
 //! How a store is opened: one budget, and where the cold part goes.
 
+use crate::cache::Cache;
 use crate::commit::Durability;
 use crate::device::{Device, SECTOR_BYTES, SEGMENT_PREFIX, Segments, Storage};
 use crate::directory::Directory;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Layout, Parts};
 use crate::error::{Error, Result};
+use crate::expiry::{Clock, SystemClock};
 use crate::image;
 use crate::index::Index;
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS};
@@ -36,6 +38,8 @@ pub struct Options {
     space_amplification: f64,
     segment_bytes: Option<u64>,
     promotion: bool,
+    clock: Arc<dyn Clock>,
+    cache: Option<Cache>,
 }
 
 /// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`.
@@ -101,6 +105,8 @@ impl Options {
             space_amplification: 2.0,
             segment_bytes: None,
             promotion: true,
+            clock: Arc::new(SystemClock),
+            cache: None,
         }
     }
 
@@ -181,6 +187,20 @@ impl Options {
         self
     }
 
+    /// Makes the store a cache: lossy, bounded, never full.
+    #[must_use]
+    pub fn cache(mut self, cache: Cache) -> Self {
+        self.cache = Some(cache);
+        self
+    }
+
+    /// What tells the store when keys expire; the system's clock unless said. A [`crate::ManualClock`] spares tests to sleep.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
     /// False: the store has no thread of its own; calls that need room make it themselves, and `Durability::Every` is as
     /// `Durability::None`. For simulations, which must do the same each time.
     #[must_use]
@@ -189,7 +209,7 @@ impl Options {
         self
     }
 
-    /// A store without a device. A full budget answers [`Error::Full`]; no file is touched.
+    /// A store without a device. A full budget answers [`Error::Full`], unless it is a cache; no file is touched.
     ///
     /// # Errors
     /// `Invalid` for a budget below 16 MiB, `Io` if the system refuses address space.
@@ -268,6 +288,8 @@ impl Options {
             verifies_reads: self.verifies_reads,
             recovery: self.recovery,
             promotion: self.promotion,
+            clock: self.clock,
+            cache: self.cache,
         })?)
     }
 }

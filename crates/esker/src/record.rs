@@ -4,10 +4,12 @@
 //! header:  [ flags 16 | previous address 48 ]            the next record of the same index entry, older
 //! word:    [ header ][ key, padded to 8 ][ value 8 ]     key of fixed width, value of at most 8 bytes: an atomic
 //! bytes:   [ header ][ version 46 | latch 1 | key length 17 ][ capacity 32 | length 32 ][ key, padded ][ value room ]
+//! expiry:  one more word at the end of a record with `EXPIRES`: milliseconds since 1970, `NEVER` if it was taken back
 //! ```
 //! Keys never change once a record is published. A word value is one atomic. A bytes value changes in place only under
 //! the record's latch; readers copy it word by word with atomic loads and accept the copy if the version stood still
-//! (46 bits do not wrap during one read). `SEALED` is set under the latch when the record was superseded.
+//! (46 bits do not wrap during one read). `SEALED` is set under the latch when the record was superseded; a word record that is
+//! sealed is about to be (`store/expire.rs`). An expiry is one atomic; it stands last, so that no other offset depends on it.
 
 use crate::sync::atomic::{AtomicU64, Ordering::*, fence};
 use crate::sync::{Rule, broken, hint, thread};
@@ -31,6 +33,29 @@ pub(crate) const SPECIAL: u64 = 1 << 63;
 pub(crate) const ABSENT: u64 = 1 << 62;
 /// A special record that says so.
 pub(crate) const TOMBSTONE: u64 = SPECIAL | ABSENT;
+/// The record has a last word more: the instant from which on its key is absent.
+pub(crate) const EXPIRES: u64 = 1 << 60;
+/// A special record that has one.
+pub(crate) const EXPIRING: u64 = SPECIAL | EXPIRES;
+/// A word record that nobody changes in place any more: its value is on its way to a new record.
+pub(crate) const LEAVING: u64 = SPECIAL | SEALED;
+
+/// How often the record was read while it was old: a cache counts there, in memory only. Elsewhere it means nothing.
+const READ: u64 = 1 << 52;
+pub(crate) const READS_MAX: u64 = 7;
+
+/// How often the record with this header was read while it was old.
+pub(crate) fn reads_of(header: u64) -> u64 {
+    (header / READ) & READS_MAX
+}
+
+/// The flags of a record's copy that keeps half of its fame.
+pub(crate) fn kept_reads(header: u64) -> u64 {
+    reads_of(header) / 2 * READ
+}
+
+/// The instant of what does not expire, in milliseconds since 1970.
+pub(crate) const NEVER: u64 = u64::MAX;
 
 const HEADER_BYTES: u64 = 8;
 pub(crate) const BYTES_HEADER_BYTES: u64 = 24;
@@ -56,6 +81,17 @@ pub(crate) const fn word_record_bytes(key_bytes: usize) -> u64 {
 
 pub(crate) fn bytes_record_bytes(key_bytes: usize, capacity: usize) -> u64 {
     BYTES_HEADER_BYTES + padded(key_bytes) + padded(capacity)
+}
+
+/// Bytes that a record with this header has for its expiry.
+#[inline(always)]
+pub(crate) const fn expiry_bytes(header: u64) -> u64 {
+    if header & EXPIRES == 0 { 0 } else { 8 }
+}
+
+/// The flags of a record that expires then.
+pub(crate) const fn expiry_flags(expires: u64) -> u64 {
+    if expires == NEVER { 0 } else { EXPIRING }
 }
 
 /// A record in memory.
@@ -106,11 +142,6 @@ impl Record {
         self.header().load(Acquire) as i64 >= 0
     }
 
-    #[inline(always)]
-    pub(crate) fn is_live(&self) -> bool {
-        self.header().load(Acquire) & ABSENT == 0
-    }
-
     pub(crate) fn is_sealed(&self) -> bool {
         self.header().load(Acquire) & SEALED != 0
     }
@@ -127,6 +158,45 @@ impl Record {
         self.word(HEADER_BYTES + padded(key_width))
     }
 
+    /// When a word record ends, if it has `EXPIRES`.
+    pub(crate) fn word_expiry(&self, key_width: usize) -> &AtomicU64 {
+        self.word(word_record_bytes(key_width))
+    }
+
+    /// When a bytes record ends, if it has `EXPIRES`.
+    pub(crate) fn bytes_expiry(&self) -> &AtomicU64 {
+        self.word(self.value_offset() + self.capacity() as u64)
+    }
+
+    /// A cache's record was read while it was old.
+    pub(crate) fn count_read(&self) {
+        let header = self.header().load(Relaxed);
+        if reads_of(header) < READS_MAX {
+            // A count more or less is no matter.
+            let _ = self.header().compare_exchange(header, header + READ, Relaxed, Relaxed);
+        }
+    }
+
+    /// All bytes of the record.
+    pub(crate) fn bytes(&self, layout: Layout) -> u64 {
+        let own = match layout {
+            Layout::Word { key_bytes, .. } => word_record_bytes(key_bytes),
+            Layout::Bytes => bytes_record_bytes(self.key_len(), self.capacity()),
+        };
+        own + expiry_bytes(self.header().load(Relaxed))
+    }
+
+    /// Nobody changes this mutable word record in place from now on, once those who are at it have gone; false if another
+    /// thread had the same idea.
+    pub(crate) fn leave(&self) -> bool {
+        self.header().fetch_or(LEAVING, AcqRel) & SEALED == 0
+    }
+
+    /// Takes [`Record::leave`] back.
+    pub(crate) fn stay(&self) {
+        self.header().fetch_and(!LEAVING, Release);
+    }
+
     /// Fills a fresh word record; it is published later.
     #[inline(always)]
     pub(crate) fn write_word(&self, key: &[u8], value: u64, previous: u64, flags: u64) {
@@ -136,10 +206,13 @@ impl Record {
         self.header().store(previous | flags | VALID, Release);
     }
 
-    /// Fills a fresh bytes record; the value room is zero and is filled by `set_value`.
-    pub(crate) fn write_bytes(&self, key: &[u8], value: &[u8], capacity: usize, previous: u64, flags: u64) {
+    /// Fills a fresh bytes record; the value room is zero and is filled by `set_value`. `expires` counts if the flags say so.
+    pub(crate) fn write_bytes(&self, key: &[u8], value: &[u8], capacity: usize, expires: u64, previous: u64, flags: u64) {
         self.word(8).store(key.len() as u64, Relaxed);
         self.word(16).store(((padded(capacity)) << 32) | value.len() as u64, Relaxed);
+        if flags & EXPIRES != 0 {
+            self.bytes_expiry().store(expires, Relaxed);
+        }
         // SAFETY: the allocation has room for key and capacity >= value, and nobody else knows the record yet.
         unsafe {
             let to = self.at.add(BYTES_HEADER_BYTES as usize);
@@ -151,7 +224,10 @@ impl Record {
 
     /// Fills a fresh record with a copy of another one's bytes, leading to `previous`; it is published later.
     pub(crate) fn write_copy(&self, bytes: &[u8], previous: u64, flags: u64) {
-        let kept = word_at(bytes, 0) & (SPECIAL | ABSENT);
+        let kept = match word_at(bytes, 0) & (ABSENT | EXPIRES) {
+            0 => 0,
+            some => SPECIAL | some,
+        };
         // SAFETY: the allocation has room for all the bytes, and nobody else knows the record yet.
         unsafe { std::ptr::copy_nonoverlapping(bytes[8..].as_ptr(), self.at.add(8), bytes.len() - 8) };
         self.header().store(previous | kept | flags | VALID, Release);
@@ -265,15 +341,25 @@ pub(crate) struct ColdRecord<'a> {
     pub(crate) header: u64,
     pub(crate) key: &'a [u8],
     pub(crate) value: &'a [u8],
+    pub(crate) expires: u64,
+}
+
+/// When the record in these bytes, which are all of it, ends.
+pub(crate) fn expiry_of(record: &[u8]) -> u64 {
+    if word_at(record, 0) & EXPIRES == 0 { NEVER } else { word_at(record, record.len() - 8) }
 }
 
 pub(crate) fn word_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).map_or(0, |word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
 }
 
-/// How many bytes a bytes record has, from its first 24.
-pub(crate) fn cold_bytes_record_bytes(header: &[u8]) -> u64 {
-    BYTES_HEADER_BYTES + padded((word_at(header, 8) & KEY_BITS) as usize) + padded((word_at(header, 16) as u32) as usize)
+/// How many bytes of a bytes record must be read for its value and its expiry, from its first 24.
+pub(crate) fn cold_bytes_record_bytes(record: &[u8]) -> Option<u64> {
+    if word_at(record, 0) & EXPIRES != 0 {
+        return scanned_bytes_record_bytes(record);
+    }
+    let bytes = BYTES_HEADER_BYTES + padded((word_at(record, 8) & KEY_BITS) as usize) + padded((word_at(record, 16) as u32) as usize);
+    (bytes <= RECORD_BYTES_MAX).then_some(bytes)
 }
 
 /// Where a record's key lies. Of a bytes record the header must be there.
@@ -287,16 +373,43 @@ pub(crate) fn key_range(layout: Layout, record: &[u8]) -> Range<usize> {
     }
 }
 
-/// How much of the log a bytes record takes, from its first 24 bytes; `None` if that cannot be.
-pub(crate) fn scanned_bytes_record_bytes(record: &[u8]) -> Option<u64> {
+fn scanned_bytes_record_bytes(record: &[u8]) -> Option<u64> {
     let (key, capacity) = (word_at(record, 8) & KEY_BITS, word_at(record, 16) >> 32);
     let fits = key as usize <= KEY_BYTES_MAX && capacity < RECORD_BYTES_MAX && word_at(record, 16) as u32 as u64 <= capacity;
-    fits.then(|| BYTES_HEADER_BYTES + padded(key as usize) + padded(capacity as usize))
+    fits.then(|| BYTES_HEADER_BYTES + padded(key as usize) + padded(capacity as usize) + expiry_bytes(word_at(record, 0)))
+}
+
+/// How much of the log a record takes, from its first [`first_bytes`]; `None` if that cannot be.
+pub(crate) fn scanned_record_bytes(layout: Layout, record: &[u8]) -> Option<u64> {
+    match layout {
+        Layout::Word { key_bytes, .. } => Some(word_record_bytes(key_bytes) + expiry_bytes(word_at(record, 0))),
+        Layout::Bytes => scanned_bytes_record_bytes(record),
+    }
+}
+
+/// How many bytes of a record tell how many it has.
+pub(crate) fn first_bytes(layout: Layout) -> u64 {
+    match layout {
+        Layout::Word { key_bytes, .. } => word_record_bytes(key_bytes),
+        Layout::Bytes => BYTES_HEADER_BYTES,
+    }
 }
 
 pub(crate) fn parse_word(bytes: &[u8], key_width: usize) -> ColdRecord<'_> {
     let key = &bytes[8..8 + key_width];
-    ColdRecord { header: word_at(bytes, 0), key, value: &bytes[8 + padded(key_width) as usize..] }
+    ColdRecord { header: word_at(bytes, 0), key, value: &bytes[8 + padded(key_width) as usize..], expires: expiry_of(bytes) }
+}
+
+/// Key and value in the bytes of a whole record.
+pub(crate) fn pair_of(layout: Layout, record: &[u8]) -> Option<(&[u8], &[u8])> {
+    let parsed = match layout {
+        Layout::Word { key_bytes, value_bytes } => {
+            let parsed = parse_word(record, key_bytes);
+            ColdRecord { value: &parsed.value[..value_bytes], ..parsed }
+        }
+        Layout::Bytes => parse_bytes(record)?,
+    };
+    Some((parsed.key, parsed.value))
 }
 
 pub(crate) fn parse_bytes(bytes: &[u8]) -> Option<ColdRecord<'_>> {
@@ -304,5 +417,10 @@ pub(crate) fn parse_bytes(bytes: &[u8]) -> Option<ColdRecord<'_>> {
     let value_len = (word_at(bytes, 16) as u32) as usize;
     let from = BYTES_HEADER_BYTES as usize;
     let value = from + padded(key_len) as usize;
-    Some(ColdRecord { header: word_at(bytes, 0), key: bytes.get(from..from + key_len)?, value: bytes.get(value..value + value_len)? })
+    Some(ColdRecord {
+        header: word_at(bytes, 0),
+        key: bytes.get(from..from + key_len)?,
+        value: bytes.get(value..value + value_len)?,
+        expires: expiry_of(bytes),
+    })
 }

@@ -16,6 +16,12 @@ pub struct Stats {
     pub index: IndexStats,
     /// Operations since opening.
     pub operations: OperationStats,
+    /// What ended by itself.
+    pub expiry: ExpiryStats,
+    /// What was loaded on a miss.
+    pub loads: LoadStats,
+    /// What a cache dropped and kept; none for a store that loses nothing.
+    pub cache: Option<CacheStats>,
     /// The first device failure, after which nothing is written any more.
     pub latched: Option<String>,
     /// What is worth a change of a setting, or of the program.
@@ -169,12 +175,64 @@ pub struct IndexStats {
     pub chain_lengths: Vec<u64>,
 }
 
+/// Records with an end.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct ExpiryStats {
+    /// Bytes of records that have expired and were not dropped yet, as estimated from a sample.
+    pub expired_bytes: u64,
+    /// Expired records that compaction has dropped since the store was opened.
+    pub dropped_records: u64,
+}
+
+/// Loads by `get_or_insert_with` since the store was opened.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct LoadStats {
+    /// Loads that ended, failed ones included.
+    pub loads: u64,
+    /// Loads that failed.
+    pub failures: u64,
+    /// All the time they took together.
+    pub nanoseconds: u64,
+}
+
+/// A cache's account since it was opened.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct CacheStats {
+    /// Bytes of a disk that the log may take; 0 in memory.
+    pub disk_bytes_max: u64,
+    /// Living pairs that were dropped for want of room.
+    pub evictions: u64,
+    /// Bytes of records that were dropped, living or expired.
+    pub evicted_bytes: u64,
+    /// Pairs that had expired when they were dropped.
+    pub expired: u64,
+    /// Second chances: records kept when their stretch went.
+    pub kept: u64,
+    /// Records on disk, or nearly, that were read and so went to the tail.
+    pub promoted: u64,
+    /// How often a record in memory must have been read of late to be kept; between two numbers, some are.
+    pub reads_to_stay: f64,
+}
+
+impl OperationStats {
+    /// The share of gets that found something, from 0 to 1; 0 where nothing was asked.
+    #[must_use]
+    pub fn hit_rate(&self) -> f64 {
+        if self.gets == 0 { 0.0 } else { self.gets.saturating_sub(self.misses) as f64 / self.gets as f64 }
+    }
+}
+
 /// Calls since the store was opened; each key of a batch counts.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[allow(missing_docs, reason = "the operations' names")]
 pub struct OperationStats {
     pub gets: u64,
+    /// Gets that found nothing.
+    pub misses: u64,
     pub puts: u64,
     pub rmws: u64,
     pub appends: u64,

@@ -8,7 +8,7 @@
 //! Less than a piece is read at once, without a thread.
 
 use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
-use crate::engine::{Engine, Layout};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::log::{BLOCK_BYTES, Log, line_flag};
 use crate::manifest::{LOG, State};
@@ -357,15 +357,14 @@ impl<'a> Scan<'a> {
         if header & VALID == 0 {
             return Err(Error::corruption(format!("no record where one should be file={LOG} address={}", self.at)));
         }
-        let whole = match self.engine.layout {
-            Layout::Word { key_bytes, .. } => record::word_record_bytes(key_bytes) as usize,
-            Layout::Bytes if bytes.len() < record::BYTES_HEADER_BYTES as usize => {
-                return Ok(Next::More(record::BYTES_HEADER_BYTES as usize));
-            }
-            Layout::Bytes => record::scanned_bytes_record_bytes(bytes)
-                .ok_or_else(|| Error::corruption(format!("a record of impossible length file={LOG} address={}", self.at)))?
-                as usize,
-        };
+        let layout = self.engine.layout;
+        let first = record::first_bytes(layout) as usize;
+        if bytes.len() < first {
+            return Ok(Next::More(first));
+        }
+        let whole = record::scanned_record_bytes(layout, bytes)
+            .ok_or_else(|| Error::corruption(format!("a record of impossible length file={LOG} address={}", self.at)))?
+            as usize;
         Ok(if bytes.len() < whole { Next::More(whole) } else { Next::Record(whole) })
     }
 

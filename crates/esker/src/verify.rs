@@ -5,6 +5,7 @@ use crate::device::{AlignedBuffer, SECTOR_BYTES, Segments, Storage};
 use crate::directory::Directory;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Parts};
 use crate::error::{Error, Result};
+use crate::expiry::SystemClock;
 use crate::image;
 use crate::log::BLOCK_BYTES;
 use crate::manifest::{LOG, Manifest};
@@ -97,6 +98,8 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
         verifies_reads: true,
         recovery: Manner::default(),
         promotion: false,
+        clock: Arc::new(SystemClock),
+        cache: None,
     })?;
     if state.image != 0 {
         or_note(image::check(&*storage, state.image, state.identity.store_id), &mut found)?;

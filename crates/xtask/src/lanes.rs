@@ -7,7 +7,7 @@ use crate::arguments::Arguments;
 use crate::crew::{Brought, processor_seconds, work};
 use esker::Durability;
 use esker_sim::crash::store::Esker;
-use esker_sim::crash::{Figures, Limits, Program, check, faults, program, rot, shrink};
+use esker_sim::crash::{Figures, Limits, Program, Subject, check, faults, program, rot, shrink};
 use esker_sim::model::Layout;
 use std::ops::AddAssign;
 use std::time::{Duration, Instant};
@@ -51,7 +51,7 @@ pub(crate) fn crash(arguments: &Arguments) -> bool {
         }
         None => {
             let enough = |f: &Figures, number| arguments.programs.map_or(f.cuts >= arguments.cuts, |programs| number >= programs);
-            let task = |n| judge(&subject, &Program::random(arguments.seed + n), Limits::RANDOM);
+            let task = |n| judge(&subject, &subject.program(arguments.seed + n), Limits::RANDOM);
             work(arguments.jobs, arguments.violations, enough, task, tell)
         }
     };
@@ -85,7 +85,7 @@ pub(crate) fn faults(arguments: &Arguments) -> bool {
     };
     let task = |number| {
         let mut report = faults::Report::default();
-        faults::check(&subject, &Program::random(arguments.seed + number), &mut report).map(|()| Faults(report))
+        faults::check(&subject, &subject.program(arguments.seed + number), &mut report).map(|()| Faults(report))
     };
     let tally = work(arguments.jobs, arguments.violations, |_: &Faults, number| number >= programs, task, tell);
     if let Some(example) = &tally.figures.0.example {
@@ -104,7 +104,7 @@ pub(crate) fn rot(arguments: &Arguments) -> bool {
         let rot::Report { refused, right, shorter, wrong, .. } = r;
         format!("rot: tried={tried} refused={refused} right={right} shorter={shorter} wrong={wrong} seconds={seconds:.0}")
     };
-    let task = |number| rot::check(&subject, &Program::random(arguments.seed + number), arguments.stride);
+    let task = |number| rot::check(&subject, &subject.program(arguments.seed + number), arguments.stride);
     let tally = work(arguments.jobs, arguments.violations, |_: &rot::Report, number| number >= programs, task, tell);
     tally.figures.examples.iter().for_each(|example| println!("{example}\n"));
     println!("{} violations={}", tell(&tally.figures), tally.wrongs.len());

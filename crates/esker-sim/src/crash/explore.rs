@@ -130,8 +130,8 @@ struct Explorer<'s, S> {
     limits: Limits,
     keys: Vec<Bytes>,
     root: &'s Program,
-    /// What each disk image opened to.
-    seen: HashMap<u64, Result<State, String>>,
+    /// What each disk image opened to, at a time.
+    seen: HashMap<(u64, u64), Result<State, String>>,
     figures: Figures,
     path: Vec<String>,
 }
@@ -161,8 +161,8 @@ impl<S: Subject> Explorer<'_, S> {
     fn cut(&mut self, life: &Life, moment: &Moment<'_>, past: &Past, number: usize, survival: &Survival) -> Result<(), Box<Violation>> {
         self.figures.cuts += 1;
         self.figures.nested += u64::from(!self.path.is_empty());
-        let storage = moment.storage(survival);
-        let print = storage.print();
+        let storage = moment.storage(survival).at(past.now);
+        let print = (storage.print(), past.now);
         let new = !self.seen.contains_key(&print);
         if new {
             self.figures.images += 1;
@@ -183,7 +183,7 @@ impl<S: Subject> Explorer<'_, S> {
             moment.describe(),
         ));
         verdict.map_err(|what| self.violation(what))?;
-        self.live_on(moment.storage(survival), past.clone(), chance)?;
+        self.live_on(moment.storage(survival).at(past.now), past.clone(), chance)?;
         self.path.pop();
         Ok(())
     }
@@ -191,7 +191,7 @@ impl<S: Subject> Explorer<'_, S> {
     /// The store opens, goes on for a few steps, and all that is cut in its turn.
     fn live_on(&mut self, storage: SimStorage, past: Past, chance: u64) -> Result<(), Box<Violation>> {
         self.figures.lives += 1;
-        let sequel = Program::sequel(chance, self.root.layout);
+        let sequel = Program::sequel(chance, self.root);
         let life =
             live(self.subject, &storage, &sequel, past).map_err(|what| self.violation(format!("{what}\n  in the sequel {sequel}")))?;
         self.explore(&life)

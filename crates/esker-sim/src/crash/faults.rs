@@ -7,7 +7,7 @@
 
 use super::life::{Past, model_of, state_of};
 use super::program::{Program, Step, keys};
-use super::{Live, State, Subject, guarded, recovered, show};
+use super::{Live, State, Subject, guarded, left_of, recovered, show};
 use crate::disk::Failure;
 use crate::model::{Bytes, Layout, Operation};
 use crate::storage::{KINDS, Kind, SimStorage, StorageFault};
@@ -135,6 +135,7 @@ impl<'s, S: Subject> Run<'s, S> {
 
     fn operation(&mut self, store: &mut S::Live, operation: &Operation) -> Result<(), String> {
         let before = self.storage.calls().len();
+        let now = self.storage.now();
         let outcome = store.apply(operation);
         let refused = outcome.is_err() && self.storage.calls().len() == before;
         self.failed |= outcome.is_err();
@@ -143,13 +144,14 @@ impl<'s, S: Subject> Run<'s, S> {
         }
         let mut after = Vec::new();
         for path in &self.paths {
-            let mut model = model_of(self.layout, &self.keys, path.states.last().expect("a first state"));
+            let mut model = model_of(self.layout, &self.keys, path.states.last().expect("a first state"), now);
             let expected = model.apply(operation);
             if outcome.as_ref().is_ok_and(|outcome| *outcome != expected) {
                 continue;
             }
             let mut done = path.clone();
             done.states.push(state_of(&model, &self.keys));
+            done.now = model.now;
             after.push(done);
             if outcome.is_err() {
                 after.push(path.clone());
@@ -185,7 +187,7 @@ impl<'s, S: Subject> Run<'s, S> {
         for mut path in paths.iter().cloned() {
             let at = match opened {
                 true => path.find(&found).ok(),
-                false => path.states.last().filter(|last| **last == found).map(|_| path.states.len() - 1),
+                false => path.states.last().filter(|last| left_of(last, path.now) == found).map(|_| path.states.len() - 1),
             };
             if let Some(at) = at {
                 path.states.truncate(at + 1);

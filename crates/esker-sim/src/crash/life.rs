@@ -6,7 +6,7 @@
 //! state it chose, and later ones of the old history may never be seen again.
 
 use super::program::{Program, Step, keys};
-use super::{Live, State, Subject, guarded, show};
+use super::{Held, Live, NEVER, State, Subject, guarded, left_of, show};
 use crate::model::{Bytes, Layout, Model};
 use crate::storage::{Film, SimStorage};
 
@@ -17,12 +17,14 @@ pub struct Past {
     pub states: Vec<State>,
     /// The position of the first allowed.
     pub floor: usize,
+    /// The time, in milliseconds since the beginning: what has ended is in no state any more.
+    pub now: u64,
 }
 
 impl Past {
     /// Of a store that never was.
     pub fn none(layout: Layout) -> Past {
-        Past { states: vec![vec![None; keys(layout).len()]], floor: 0 }
+        Past { states: vec![vec![None; keys(layout).len()]], floor: 0, now: 0 }
     }
 
     /// The position of a state, the latest where several are the same.
@@ -31,12 +33,12 @@ impl Past {
     /// Says what is allowed if the state is not.
     pub fn find(&self, state: &State) -> Result<usize, String> {
         let allowed = &self.states[self.floor..];
-        allowed.iter().rposition(|s| s == state).map(|at| at + self.floor).ok_or_else(|| {
-            let what = match self.states[..self.floor].iter().rposition(|s| s == state) {
+        allowed.iter().rposition(|s| left_of(s, self.now) == *state).map(|at| at + self.floor).ok_or_else(|| {
+            let what = match self.states[..self.floor].iter().rposition(|s| left_of(s, self.now) == *state) {
                 Some(at) => format!("LOST: found state {at}, but state {} was acknowledged", self.floor),
                 None => "found a state that never was".into(),
             };
-            let allowed: Vec<String> = allowed.iter().map(show).collect();
+            let allowed: Vec<String> = allowed.iter().map(|s| show(&left_of(s, self.now))).collect();
             format!("{what}\n  found   {}\n  allowed {}", show(state), allowed.join("\n          "))
         })
     }
@@ -47,6 +49,7 @@ struct Mark {
     calls: usize,
     floor: usize,
     ceiling: usize,
+    now: u64,
 }
 
 /// A run.
@@ -69,7 +72,7 @@ impl Life {
             return self.past.clone();
         }
         let mark = self.marks.iter().rev().find(|m| m.calls <= calls).expect("the first mark is where the opening returned");
-        Past { states: self.states[..=mark.ceiling].to_vec(), floor: mark.floor }
+        Past { states: self.states[..=mark.ceiling].to_vec(), floor: mark.floor, now: mark.now }
     }
 
     /// Every state it was in, the last one last.
@@ -80,13 +83,21 @@ impl Life {
 
 /// The contents of a model.
 pub fn state_of(model: &Model, keys: &[Bytes]) -> State {
-    keys.iter().map(|key| model.map.get(key).cloned()).collect()
+    let end = |key| model.ends.get(key).copied().unwrap_or(NEVER);
+    keys.iter().map(|key| Some(Held { value: model.map.get(key)?.clone(), end: end(key) })).collect()
 }
 
-/// A model that holds these contents.
-pub fn model_of(layout: Layout, keys: &[Bytes], state: &State) -> Model {
+/// A model that holds what is left of these contents by now.
+pub fn model_of(layout: Layout, keys: &[Bytes], state: &State, now: u64) -> Model {
     let mut model = Model::new(layout);
-    model.map = keys.iter().zip(state).filter_map(|(key, value)| Some((key.clone(), value.clone()?))).collect();
+    model.now = now;
+    for (key, held) in keys.iter().zip(left_of(state, now)) {
+        let Some(Held { value, end }) = held else { continue };
+        model.map.insert(key.clone(), value);
+        if end != NEVER {
+            model.ends.insert(key.clone(), end);
+        }
+    }
     model
 }
 
@@ -103,10 +114,10 @@ pub fn live<S: Subject>(subject: &S, storage: &SimStorage, program: &Program, pa
         let opened = storage.position();
         let mut run = Run {
             storage,
-            model: model_of(program.layout, &keys, &found),
+            model: model_of(program.layout, &keys, &found, past.now),
             states: past.states[..=at].to_vec(),
             floor: past.floor,
-            marks: vec![Mark { calls: opened, floor: past.floor, ceiling: at }],
+            marks: vec![Mark { calls: opened, floor: past.floor, ceiling: at, now: past.now }],
             keys,
         };
         for step in &program.steps {
@@ -128,7 +139,7 @@ struct Run<'s> {
 
 impl Run<'_> {
     fn mark(&mut self) {
-        self.marks.push(Mark { calls: self.storage.position(), floor: self.floor, ceiling: self.states.len() - 1 });
+        self.marks.push(Mark { calls: self.storage.position(), floor: self.floor, ceiling: self.states.len() - 1, now: self.model.now });
     }
 
     fn promised(&mut self) {

@@ -38,6 +38,11 @@ pub trait Subject: Sync {
         false
     }
 
+    /// The program of a seed, made of what such a store can do.
+    fn program(&self, seed: u64) -> Program {
+        Program::random(seed)
+    }
+
     /// Opens what is there, or begins.
     ///
     /// # Errors
@@ -87,15 +92,48 @@ pub trait Live {
     /// The store's, in words.
     fn state(&mut self, keys: &[Bytes]) -> Result<State, String> {
         let read = |key: &Bytes| match self.apply(&Operation::Get(key.clone()))? {
-            Outcome::Value(value) => Ok(value),
+            Outcome::Value(Some(value)) => Ok(Some(Held { value, end: self.end(key)? })),
+            Outcome::Value(None) => Ok(None),
             other => Err(format!("a read gave {other:?}")),
         };
         keys.iter().map(read).collect()
     }
+
+    /// When a key that is there ends, in milliseconds since the beginning; [`NEVER`] in a store whose keys do not.
+    ///
+    /// # Errors
+    /// The store's, in words.
+    fn end(&mut self, _key: &Bytes) -> Result<u64, String> {
+        Ok(NEVER)
+    }
+}
+
+/// The end of what does not end.
+pub const NEVER: u64 = u64::MAX;
+
+/// What a key holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The value.
+    pub value: Bytes,
+    /// Until when, in milliseconds since the beginning.
+    pub end: u64,
+}
+
+impl Held {
+    /// A value without an end.
+    pub fn forever(value: Bytes) -> Held {
+        Held { value, end: NEVER }
+    }
 }
 
 /// What each key of a program holds.
-pub type State = Vec<Option<Bytes>>;
+pub type State = Vec<Option<Held>>;
+
+/// What is left of a state by then.
+pub fn left_of(state: &State, now: u64) -> State {
+    state.iter().map(|held| held.clone().filter(|held| held.end > now)).collect()
+}
 
 /// What a call gives, a panic being an error.
 fn guarded<R>(call: impl FnOnce() -> Result<R, String>) -> Result<R, String> {
@@ -114,6 +152,13 @@ fn recovered<S: Subject>(subject: &S, layout: Layout, storage: &SimStorage, keys
 
 /// A state, for people.
 fn show(state: &State) -> String {
-    let keys: Vec<String> = state.iter().map(|value| value.as_ref().map_or("-".into(), |v| crate::model::brief(v))).collect();
+    let keys: Vec<String> = state
+        .iter()
+        .map(|held| match held {
+            None => "-".into(),
+            Some(Held { value, end: NEVER }) => crate::model::brief(value),
+            Some(Held { value, end }) => format!("{} until {end}", crate::model::brief(value)),
+        })
+        .collect();
     format!("[{}]", keys.join(" "))
 }

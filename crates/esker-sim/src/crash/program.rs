@@ -33,6 +33,8 @@ pub struct Program {
     pub layout: Layout,
     /// What is done.
     pub steps: Vec<Step>,
+    /// Whether keys end by themselves in it.
+    pub ends: bool,
 }
 
 /// The number of keys.
@@ -47,19 +49,28 @@ impl Program {
     /// The program of a seed: even seeds are `u64` to `u64`, odd ones bytes to bytes.
     pub fn random(seed: u64) -> Program {
         let layout = if seed.is_multiple_of(2) { Layout::Pairs } else { Layout::Blobs };
-        Program::of_length(seed, layout, 3, 12)
+        Program::of_length(seed, layout, false, 3, 12)
     }
 
-    /// A shorter one of a given layout, for a store that has lived before.
-    pub fn sequel(seed: u64, layout: Layout) -> Program {
-        Program::of_length(seed, layout, 1, 5)
+    /// The same with keys that end.
+    pub fn ending(seed: u64) -> Program {
+        Program::of_length(seed, Program::random(seed).layout, true, 3, 16)
     }
 
-    fn of_length(seed: u64, layout: Layout, least: usize, most: usize) -> Program {
+    /// A shorter one of the kind of another, for a store that has lived before.
+    pub fn sequel(seed: u64, first: &Program) -> Program {
+        Program::of_length(seed, first.layout, first.ends, 1, 5)
+    }
+
+    fn of_length(seed: u64, layout: Layout, ends: bool, least: usize, most: usize) -> Program {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let length = random.random_range(least..=most);
-        let steps = (0..length).map(|number| step(&mut random, layout, number as u64)).collect();
-        Program { seed, layout, steps }
+        let mut draw = |number: u64| {
+            let ending = ends && random.random_ratio(2, 5);
+            if ending { end_step(&mut random, layout, number) } else { step(&mut random, layout, number) }
+        };
+        let steps = (0..length as u64).map(&mut draw).collect();
+        Program { seed, layout, steps, ends }
     }
 
     /// The same without one step.
@@ -97,6 +108,18 @@ fn step(random: &mut ChaCha8Rng, layout: Layout, number: u64) -> Step {
         15..18 => Operation::Rmw(key, random.random_range(1..=255)),
         _ if layout.width().is_none() => Operation::Append(key, value(random, layout, number)),
         _ => Operation::Rmw(key, 7),
+    })
+}
+
+/// A step about the end of a key; the spans are such that they meet.
+fn end_step(random: &mut ChaCha8Rng, layout: Layout, number: u64) -> Step {
+    let key = layout.key(random.random_range(0..KEYS));
+    let ms = 10 * random.random_range(0..4);
+    Step::Do(match random.random_range(0..10) {
+        0..4 => Operation::PutTtl(key, value(random, layout, number), ms),
+        4..6 => Operation::EndAfter(key, ms),
+        6 => Operation::Persist(key),
+        _ => Operation::Pass(ms),
     })
 }
 
@@ -154,7 +177,7 @@ pub fn all(layout: Layout, length: usize) -> Vec<Program> {
         }
         programs = longer;
     }
-    (0..).zip(programs).map(|(seed, (_, steps))| Program { seed, layout, steps }).collect()
+    (0..).zip(programs).map(|(seed, (_, steps))| Program { seed, layout, steps, ends: false }).collect()
 }
 
 #[cfg(test)]

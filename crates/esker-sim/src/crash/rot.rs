@@ -6,7 +6,7 @@
 
 use super::life::{Past, live};
 use super::program::{Program, keys};
-use super::{State, Subject, recovered, show};
+use super::{State, Subject, left_of, recovered, show};
 use crate::model::Bytes;
 use crate::storage::{SECTOR, SimStorage};
 use std::ops::AddAssign;
@@ -54,8 +54,9 @@ pub fn check<S: Subject>(subject: &S, program: &Program, stride: u64) -> Result<
     // What is not committed may be missing even without damage.
     let before = recovered(subject, program.layout, &storage.restarted(), &keys(program.layout))?;
     let state = if before == *state { state } else { &before };
+    let older = rest.iter().map(|state| left_of(state, storage.now())).collect();
     let mut lane =
-        Lane { subject, program, keys: keys(program.layout), storage: storage.restarted(), state, older: rest, report: Report::default() };
+        Lane { subject, program, keys: keys(program.layout), storage: storage.restarted(), state, older, report: Report::default() };
     for (name, bytes) in lane.storage.files() {
         lane.file(&name, bytes, stride, &earlier);
     }
@@ -68,7 +69,7 @@ struct Lane<'s, S> {
     keys: Vec<Bytes>,
     storage: SimStorage,
     state: &'s State,
-    older: &'s [State],
+    older: Vec<State>,
     report: Report,
 }
 

@@ -1,10 +1,10 @@
 //! Esker itself as the subject: the smallest budget, no driver thread, so that every call is made by the program.
 
-use super::{Live, Subject};
-use crate::model::{Layout, Operation, Outcome};
+use super::{Live, NEVER, Program, Subject};
+use crate::model::{Bytes, Layout, Operation, Outcome};
 use crate::storage::SimStorage;
 use crate::subject::{self, Place};
-use esker::{Durability, Error};
+use esker::{Durability, Error, Options};
 use std::sync::Arc;
 
 const BUDGET_BYTES: u64 = 16 << 20;
@@ -16,6 +16,7 @@ pub struct Esker(pub Durability);
 pub struct LiveEsker {
     store: Box<dyn subject::Subject>,
     layout: Layout,
+    storage: SimStorage,
 }
 
 fn words(error: Error) -> String {
@@ -33,9 +34,14 @@ impl Subject for Esker {
         true
     }
 
+    fn program(&self, seed: u64) -> Program {
+        if seed % 4 < 2 { Program::random(seed) } else { Program::ending(seed) }
+    }
+
     fn open(&self, layout: Layout, storage: &SimStorage) -> Result<LiveEsker, String> {
         let place = Place::Storage(Arc::new(storage.clone()), self.0);
-        Ok(LiveEsker { store: subject::open(layout, BUDGET_BYTES, &place).map_err(words)?, layout })
+        let store = subject::open_by(layout, Options::new().memory(BUDGET_BYTES), &place, storage.clock()).map_err(words)?;
+        Ok(LiveEsker { store, layout, storage: storage.clone() })
     }
 }
 
@@ -54,6 +60,11 @@ impl Live for LiveEsker {
 
     fn image(&mut self) -> Result<(), String> {
         self.store.save_index().map_err(words)
+    }
+
+    fn end(&mut self, key: &Bytes) -> Result<u64, String> {
+        let left = self.store.ttl(key).map_err(words)?.ok_or("a key that was just there has no end")?;
+        Ok(left.map_or(NEVER, |left| self.storage.now() + left))
     }
 
     fn close(self) -> Result<(), String> {

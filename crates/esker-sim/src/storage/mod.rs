@@ -17,10 +17,11 @@ pub use film::{Breadth, Film, Moment};
 pub use platter::{PIECE, SECTOR};
 
 use crate::disk::Failure;
-use esker::{Device, Storage};
+use esker::{Clock, Device, ManualClock, Storage};
 use platter::{Block, Disk, Event, Write};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// What a call asks of the storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -149,9 +150,9 @@ fn aligned(offset: u64, length: usize) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, format!("unaligned call: {length} bytes at {offset}")))
 }
 
-/// A directory in memory. Cloning gives another handle on the same one.
+/// A directory in memory, of a machine with a clock. Cloning gives another handle on the same one.
 #[derive(Clone, Default)]
-pub struct SimStorage(Arc<Mutex<Machine>>);
+pub struct SimStorage(Arc<Mutex<Machine>>, Arc<ManualClock>);
 
 impl SimStorage {
     /// An empty one.
@@ -160,7 +161,23 @@ impl SimStorage {
     }
 
     fn over(disk: Disk) -> SimStorage {
-        SimStorage(Arc::new(Mutex::new(Machine { start: disk.clone(), disk, ..Machine::default() })))
+        SimStorage(Arc::new(Mutex::new(Machine { start: disk.clone(), disk, ..Machine::default() })), Arc::default())
+    }
+
+    /// The machine's clock.
+    pub fn clock(&self) -> Arc<ManualClock> {
+        self.1.clone()
+    }
+
+    /// Milliseconds since the beginning.
+    pub fn now(&self) -> u64 {
+        self.1.now().duration_since(ManualClock::default().now()).map_or(0, |since| since.as_millis() as u64)
+    }
+
+    /// A fresh storage, so many milliseconds after the beginning.
+    pub fn at(self, now: u64) -> SimStorage {
+        self.1.advance(Duration::from_millis(now.saturating_sub(self.now())));
+        self
     }
 
     fn machine(&self) -> MutexGuard<'_, Machine> {
@@ -201,7 +218,7 @@ impl SimStorage {
     /// The disk as it may look after a power cut now; the number chooses among the ways (see [`KINDS`]).
     pub fn survive(&self, number: u64) -> SimStorage {
         let machine = self.machine();
-        SimStorage::over(machine.disk.survive(&Survival::draw(number, &machine.disk)))
+        SimStorage::over(machine.disk.survive(&Survival::draw(number, &machine.disk))).at(self.now())
     }
 
     /// Every way the disk may look after a power cut now, sector by sector, if there are at most `limit`.
@@ -214,7 +231,7 @@ impl SimStorage {
     pub fn restarted(&self) -> SimStorage {
         let mut disk = self.machine().disk.clone();
         disk.settle();
-        SimStorage::over(disk)
+        SimStorage::over(disk).at(self.now())
     }
 
     /// A number that two storages share only if they look the same.

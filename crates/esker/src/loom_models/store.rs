@@ -2,7 +2,7 @@
 
 use super::{Model, Shared, sound, spawn, without};
 use crate::engine::Engine;
-use crate::record::Record;
+use crate::record::{NEVER, Record};
 use crate::store::Store;
 use crate::sync::Rule;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ fn copies_of_a_changing_value(model: Model) {
         let at = engine.log.allocate(engine.epochs.slot().expect("few threads"), 40).expect("room");
         // SAFETY: just allocated, and nothing evicts here.
         let record = unsafe { Record::new(engine.log.pointer(at)) };
-        record.write_bytes(&[], &[], 16, 0, 0);
+        record.write_bytes(&[], &[], 16, NEVER, 0, 0);
         record.latch().set_value(0, &[1; 16]);
         let writer = spawn(1, {
             let engine = engine.clone();

@@ -5,6 +5,7 @@ use super::Store;
 use super::chain::{Places, Walk, Walked};
 use super::find::Found;
 use super::read::with_scratch;
+use super::step::Held;
 use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::Counter;
 use crate::error::Result;
@@ -229,7 +230,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                         words[i] = word;
                         live |= 1 << i;
                     }
-                    Ok(None) => {}
+                    Ok(None) => self.count_miss(&pin, true),
                     Err(get) => {
                         waiting |= 1 << i;
                         cold.push(get);
@@ -269,7 +270,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let (seen, found) = self.locate(bytes, group.hashes[i]);
             match found {
                 Found::Memory { record, .. } => {
-                    let live = record.is_live();
+                    let live = self.is_live(record);
+                    self.count_miss(&pin, !live);
                     with_scratch(|buffer| {
                         record.read_value(buffer);
                         drop(pin);
@@ -277,6 +279,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     });
                 }
                 Found::Absent if self.engine.index.is_settled(&seen) => {
+                    self.count_miss(&pin, true);
                     drop(pin);
                     visit(first + i, None);
                 }
@@ -322,20 +325,32 @@ where
         std::mem::replace(&mut self.result, Ok(()))?;
         for get in std::mem::take(&mut self.unsettled) {
             let value = self.store.get_slowly(self.keys[get.key].borrow().bytes(), get.hash)?;
-            (self.visit)(get.key, value.as_deref().map(V::view));
+            (self.visit)(get.key, value.as_ref().map(|held| V::view(&held.value)));
         }
         Ok(())
     }
 
     /// No record of the key is left to look at.
     fn absent(&mut self, get: ColdGet) {
-        if self.store.engine.index.is_settled(&get.seen) { (self.visit)(get.key, None) } else { self.unsettled.push(get) }
+        if !self.store.engine.index.is_settled(&get.seen) {
+            self.unsettled.push(get);
+            return;
+        }
+        let _ = self.store.count(Counter::Miss);
+        (self.visit)(get.key, None);
     }
 
     fn advance(&mut self, mut get: ColdGet, mut read: DeviceRead, result: io::Result<()>) -> Result<()> {
         result?;
-        match get.walk.advance(&self.store.engine, &mut read, self.keys[get.key].borrow().bytes())? {
-            Walked::Value(value) => (self.visit)(get.key, Some(V::view(value))),
+        let key = self.keys[get.key].borrow().bytes();
+        match get.walk.advance(&self.store.engine, &mut read, key)? {
+            Walked::Value(value, expires) => {
+                if self.store.engine.caching.is_some() {
+                    let held = Held { value: value.to_vec(), expires };
+                    self.store.promote_read(key, get.hash, get.seen.address(), &held);
+                }
+                (self.visit)(get.key, Some(V::view(value)));
+            }
             Walked::Absent => self.absent(get),
             Walked::On => self.waiting.push(get),
         }

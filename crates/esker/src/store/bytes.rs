@@ -1,27 +1,32 @@
 //! Changing records of the bytes layout: under the record's latch, or by a new record.
 
 use super::Store;
+use super::expire::NewEnd;
 use super::find::{Found, Region};
-use super::step::{Known, Step};
+use super::step::{Held, Known, Step};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::Seen;
-use crate::record::{self, Record, SEALED, TOMBSTONE};
+use crate::record::{self, ABSENT, EXPIRES, NEVER, Record, SEALED, TOMBSTONE};
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::borrow::{Borrow, Cow};
 
 /// What an update makes of the value it saw.
 enum Change<'v> {
-    /// This value, in a record with room for so many bytes.
-    Set(Cow<'v, [u8]>, usize),
+    /// This value, in a record with room for so many bytes, which ends then.
+    Set(Cow<'v, [u8]>, usize, u64),
     Remove,
+    /// Nothing; there is a value.
+    Keep,
 }
 
-impl Change<'_> {
-    fn set(value: &[u8]) -> Change<'_> {
-        Change::Set(Cow::Borrowed(value), value.len())
-    }
+/// The value that an update sees, and when it ends.
+type Old<'o> = Option<(&'o [u8], u64)>;
+
+/// When the value ends that an update makes of this one.
+fn kept_end(old: Old<'_>) -> u64 {
+    old.map_or(NEVER, |(_, expires)| expires)
 }
 
 /// The key, and what was seen of it in this attempt.
@@ -47,12 +52,27 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn put_bytes_hashed(&self, key: &[u8], hash: u64, value: &[u8]) -> Result<()> {
         self.check_value(value.len())?;
         self.count(Counter::Put)?;
-        self.run(key, |known| self.put_bytes_step(key, hash, known, value)).map(|_| ())
+        self.run(key, |known| self.put_bytes_step(key, hash, known, value, NEVER)).map(|_| ())
     }
 
-    /// One attempt at a put.
-    pub(super) fn put_bytes_step(&self, key: &[u8], hash: u64, known: &Known, value: &[u8]) -> Result<Step<bool>> {
-        self.change(key, hash, known, true, &mut |_| Change::set(value))
+    /// One attempt at a put that ends then.
+    pub(super) fn put_bytes_step(&self, key: &[u8], hash: u64, known: &Known, value: &[u8], expires: u64) -> Result<Step<bool>> {
+        self.change(key, hash, known, true, &mut |_| Change::Set(Cow::Borrowed(value), value.len(), expires))
+    }
+
+    /// One attempt at another end. Done: whether there was a value that it changed.
+    pub(super) fn end_bytes_step(&self, key: &[u8], hash: u64, known: &Known, end: NewEnd) -> Result<Step<bool>> {
+        let mut changes = true;
+        let mut decide = |old: Old<'_>| match old {
+            Some((_, expires)) if !end.changes(expires) => {
+                changes = false;
+                Change::Keep
+            }
+            Some((value, _)) => Change::Set(Cow::Owned(value.to_vec()), value.len(), end.expires()),
+            None => Change::Remove,
+        };
+        let step = self.change(key, hash, known, false, &mut decide)?;
+        Ok(if let Step::Done(was_there) = step { Step::Done(was_there && changes) } else { step })
     }
 
     pub(super) fn rmw_bytes(&self, key: &[u8], update: impl FnMut(Option<V::View<'_>>) -> V::Owned) -> Result<V::Owned> {
@@ -81,10 +101,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         last: &mut Option<V::Owned>,
         update: &mut impl FnMut(Option<V::View<'_>>) -> V::Owned,
     ) -> Result<Step<bool>> {
-        let mut decide = |old: Option<&[u8]>| {
-            let new: &V = (*last.insert(update(old.map(V::view)))).borrow();
+        let mut decide = |old: Old<'_>| {
+            let new: &V = (*last.insert(update(old.map(|(value, _)| V::view(value))))).borrow();
             let bytes = new.bytes();
-            Change::Set(Cow::Owned(bytes.to_vec()), bytes.len())
+            Change::Set(Cow::Owned(bytes.to_vec()), bytes.len(), kept_end(old))
         };
         self.change(key, hash, known, false, &mut decide)
     }
@@ -127,12 +147,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// One attempt at an append; `length` becomes the new one.
     pub(super) fn append_step(&self, key: &[u8], hash: u64, known: &Known, bytes: &[u8], length: &mut usize) -> Result<Step<bool>> {
         let most = self.engine.value_bytes_max() as usize;
-        let mut decide = |old: Option<&[u8]>| {
-            let old = old.unwrap_or_default();
+        let mut decide = |old: Old<'_>| {
+            let expires = kept_end(old);
+            let (old, _) = old.unwrap_or_default();
             *length = old.len() + bytes.len();
             // A first value gets no room to spare: most never grow.
             let room = if old.is_empty() { *length } else { (*length + *length / 2).min(most.max(*length)) };
-            Change::Set(Cow::Owned([old, bytes].concat()), room)
+            Change::Set(Cow::Owned([old, bytes].concat()), room, expires)
         };
         self.change(key, hash, known, false, &mut decide)
     }
@@ -146,7 +167,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let latched = record.latch();
         let length = latched.value().len();
-        if record.is_sealed() || !record.is_live() || length + bytes.len() > record.capacity() {
+        if record.is_sealed() || !self.is_live(record) || length + bytes.len() > record.capacity() {
             return None;
         }
         latched.set_value(length, bytes);
@@ -161,12 +182,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         hash: u64,
         known: &Known,
         blind: bool,
-        decide: &mut impl FnMut(Option<&[u8]>) -> Change<'v>,
+        decide: &mut impl FnMut(Old<'_>) -> Change<'v>,
     ) -> Result<Step<bool>> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         let (seen, found) = self.locate(key, hash);
-        let mut decide = |old: Option<&[u8]>| self.engine.epochs.within(&pin, || decide(old));
+        let mut decide = |old: Old<'_>| self.engine.epochs.within(&pin, || decide(old));
         let copied;
         let old = match &found {
             Found::Memory { at, record } => match self.region(*at) {
@@ -175,27 +196,29 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     return self.change_mutable(&pin, &Sight { key, hash, seen, found }, record, &mut decide);
                 }
                 Region::Fuzzy if !blind => return Ok(Step::Again),
-                _ if blind || !record.is_live() => None,
+                _ if blind || !self.is_live(*record) => None,
                 _ => {
                     copied = self.value_of(*record);
-                    Some(&*copied)
+                    Some((&*copied, self.engine.expiry_of(*record)))
                 }
             },
             Found::Cold { .. } if blind => None,
             Found::Cold { at } => match known.at(*at) {
-                Some(value) => value,
+                Some(held) => self.still(held).map(|held| (&*held.value, held.expires)),
                 None => return Ok(Step::Read(*at)),
             },
             Found::Absent => None,
         };
         let was_there = old.is_some();
         let change = decide(old);
-        if let Change::Remove = change
-            && !was_there
-        {
-            // Removing what is not there changes nothing, once it is sure that it is not there.
-            let sure = !matches!(found, Found::Absent) || self.engine.index.is_settled(&seen);
-            return Ok(if sure { Step::Done(false) } else { Step::Again });
+        match change {
+            Change::Keep => return Ok(Step::Done(true)),
+            Change::Remove if !was_there => {
+                // Removing what is not there changes nothing, once it is sure that it is not there.
+                let sure = !matches!(found, Found::Absent) || self.engine.index.is_settled(&seen);
+                return Ok(if sure { Step::Done(false) } else { Step::Again });
+            }
+            _ => {}
         }
         self.supersede(&pin, &Sight { key, hash, seen, found }, &change).map(|step| step.then(|| was_there))
     }
@@ -205,22 +228,27 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         pin: &Pin<'_>,
         sight: &Sight<'_>,
         record: Record,
-        decide: &mut impl FnMut(Option<&[u8]>) -> Change<'v>,
+        decide: &mut impl FnMut(Old<'_>) -> Change<'v>,
     ) -> Result<Step<bool>> {
         let latched = record.latch();
         if record.is_sealed() {
             return Ok(Step::Again);
         }
-        let was_there = record.is_live();
-        let change = decide(was_there.then(|| latched.value()));
+        let was_there = self.is_live(record);
+        let change = decide(was_there.then(|| (latched.value(), self.engine.expiry_of(record))));
+        let can_end = record.header().load(Relaxed) & EXPIRES != 0;
         match &change {
+            Change::Keep => Ok(Step::Done(was_there)),
             Change::Remove => {
-                record.header().fetch_or(TOMBSTONE, Release);
-                pin.slot.count(Counter::DeadByte, record::bytes_record_bytes(sight.key.len(), record.capacity()));
+                let was_dead = record.header().fetch_or(TOMBSTONE, AcqRel) & ABSENT != 0;
+                pin.slot.count(Counter::DeadByte, if was_dead { 0 } else { record.bytes(self.engine.layout) });
                 Ok(Step::Done(was_there))
             }
-            Change::Set(value, _) if was_there && value.len() <= record.capacity() => {
+            Change::Set(value, _, expires) if was_there && value.len() <= record.capacity() && (can_end || *expires == NEVER) => {
                 latched.set_value(0, value);
+                if can_end {
+                    record.bytes_expiry().store(*expires, Release);
+                }
                 Ok(Step::Done(true))
             }
             Change::Set(..) => {
@@ -233,19 +261,29 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
+    /// Appends what a key holds once more.
+    pub(super) fn add_bytes(&self, pin: &Pin<'_>, key: &[u8], hash: u64, seen: Seen, found: Found, held: &Held) -> Step<()> {
+        let change = Change::Set(Cow::Borrowed(&held.value), held.value.len(), held.expires);
+        self.supersede(pin, &Sight { key, hash, seen, found }, &change).unwrap_or(Step::Again)
+    }
+
     /// Appends the changed record to the log and publishes it.
     fn supersede(&self, pin: &Pin<'_>, sight: &Sight<'_>, change: &Change<'_>) -> Result<Step<()>> {
-        let (value, capacity, flags) = match change {
-            Change::Set(value, capacity) => (&**value, *capacity, 0),
-            Change::Remove => (&[][..], 0, TOMBSTONE),
+        let (value, capacity, expires, flags) = match change {
+            Change::Set(value, capacity, expires) => (&**value, *capacity, *expires, record::expiry_flags(*expires)),
+            Change::Remove | Change::Keep => (&[][..], 0, NEVER, TOMBSTONE),
         };
         self.check_value(value.len())?;
         let log = &self.engine.log;
-        let bytes = record::bytes_record_bytes(sight.key.len(), capacity);
+        let bytes = record::bytes_record_bytes(sight.key.len(), capacity) + record::expiry_bytes(flags);
         let Some(at) = log.allocate(pin.slot, bytes) else { return Ok(Step::Room(bytes)) };
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
-        record.write_bytes(sight.key, value, capacity, Self::previous_for(&sight.seen, &sight.found), flags | log.line_flag());
+        if expires != NEVER {
+            self.engine.expiry.watch();
+        }
+        let previous = Self::previous_for(&sight.seen, &sight.found);
+        record.write_bytes(sight.key, value, capacity, expires, previous, flags | log.line_flag());
         let published = self.publish(pin, sight.hash, &sight.seen, at, record, bytes);
         Ok(if published { Step::Done(()) } else { Step::Again })
     }

@@ -4,13 +4,14 @@
 //! reader thread) is the caller's matter. It knows the layout at run time only: beside a device read that costs nothing,
 //! and the reader thread need not know the store's types.
 
+use super::step::Held;
 use crate::device::DeviceRead;
 use crate::engine::{Engine, Layout};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::log::{ColdBytes, Log};
 use crate::promotion::ColdFind;
-use crate::record::{self, ABSENT, ADDRESS_MASK, BYTES_HEADER_BYTES, ColdRecord};
+use crate::record::{self, ABSENT, ADDRESS_MASK, ColdRecord};
 use crate::sync::atomic::Ordering::*;
 
 /// Where a walk is: the record at `at`, of which the first `bytes` are to be read. At 0 it is over.
@@ -24,8 +25,8 @@ pub(super) struct Walk {
 
 /// What one read told a walk.
 pub(super) enum Walked<'r> {
-    /// The key's value.
-    Value(&'r [u8]),
+    /// The key's value, and when it ends.
+    Value(&'r [u8], u64),
     /// The key has no value on the device.
     Absent,
     /// There is more to read.
@@ -38,7 +39,7 @@ impl Walk {
         // Below the log's beginning is nothing. A walk that ends there because compaction was quicker is not believed: the
         // entry has another head by then.
         let at = if at < engine.log.bounds.begin.load(Acquire) { 0 } else { at };
-        Self { at, bytes: first_read_bytes(engine.layout), get: None }
+        Self { at, bytes: record::first_bytes(engine.layout), get: None }
     }
 
     /// For a get of a key with this hash.
@@ -77,13 +78,14 @@ impl Walk {
         };
         if record.key == key {
             self.at = 0;
+            let is_live = record.header & ABSENT == 0 && !engine.has_passed(record.expires);
             if let Some((hash, start)) = self.get
-                && record.header & ABSENT == 0
+                && is_live
                 && let Some(bytes) = whole_record(engine.layout, at, &cold)
             {
                 engine.promote(hash, &ColdFind { start, at, bytes });
             }
-            return Ok(if record.header & ABSENT == 0 { Walked::Value(record.value) } else { Walked::Absent });
+            return Ok(if is_live { Walked::Value(record.value, record.expires) } else { Walked::Absent });
         }
         *self = Self { get: self.get, ..Self::new(engine, record.header & ADDRESS_MASK) };
         Ok(if self.is_over() { Walked::Absent } else { Walked::On })
@@ -97,47 +99,34 @@ enum Parsed<'r> {
     Short(u64),
 }
 
-fn first_read_bytes(layout: Layout) -> u64 {
-    match layout {
-        Layout::Word { key_bytes, .. } => record::word_record_bytes(key_bytes),
-        Layout::Bytes => BYTES_HEADER_BYTES,
-    }
-}
-
 fn parse<'r>(layout: Layout, at: u64, cold: &ColdBytes<'r>) -> Result<Parsed<'r>> {
-    let damaged = || Error::corruption(format!("no record where the index says address={at}"));
-    let first = cold.get(at, first_read_bytes(layout));
+    let damaged = || no_record(at);
+    let first = cold.get(at, record::first_bytes(layout)).ok_or_else(damaged)?;
+    let bytes = match layout {
+        Layout::Word { .. } => record::scanned_record_bytes(layout, first),
+        Layout::Bytes => record::cold_bytes_record_bytes(first),
+    };
+    let bytes = bytes.ok_or_else(damaged)?;
+    let Some(whole) = cold.get(at, bytes) else { return Ok(Parsed::Short(bytes)) };
     let record = match layout {
         Layout::Word { key_bytes, value_bytes } => {
-            let record = record::parse_word(first.ok_or_else(damaged)?, key_bytes);
+            let record = record::parse_word(whole, key_bytes);
             ColdRecord { value: &record.value[..value_bytes], ..record }
         }
-        Layout::Bytes => {
-            let bytes = record::cold_bytes_record_bytes(first.ok_or_else(damaged)?);
-            if bytes > record::RECORD_BYTES_MAX {
-                return Err(damaged());
-            }
-            match cold.get(at, bytes).and_then(record::parse_bytes) {
-                Some(record) => record,
-                None => return Ok(Parsed::Short(bytes)),
-            }
-        }
+        Layout::Bytes => record::parse_bytes(whole).ok_or_else(damaged)?,
     };
     if record.header & record::VALID == 0 { Err(damaged()) } else { Ok(Parsed::Record(record)) }
 }
 
 /// All bytes of the record at `at`, spare room included, if they were read.
 fn whole_record<'r>(layout: Layout, at: u64, cold: &ColdBytes<'r>) -> Option<&'r [u8]> {
-    let first = cold.get(at, first_read_bytes(layout))?;
-    match layout {
-        Layout::Word { .. } => Some(first),
-        Layout::Bytes => cold.get(at, record::scanned_bytes_record_bytes(first)?),
-    }
+    let first = cold.get(at, record::first_bytes(layout))?;
+    cold.get(at, record::scanned_record_bytes(layout, first)?)
 }
 
-/// The value at the end of the chain that begins at `at`, `None` if the key has none there. Not under a pin. `get`: the hash of
-/// the key that a get asks for.
-pub(super) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Result<Option<Vec<u8>>> {
+/// What the key holds at the end of the chain that begins at `at`, `None` if nothing. Not under a pin. `get`: the hash of the key
+/// that a get asks for.
+pub(super) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Result<Option<Held>> {
     let device = engine.log.cold_device()?;
     let mut walk = Walk::new(engine, at).of_get(get);
     if walk.is_over() {
@@ -148,7 +137,7 @@ pub(super) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Re
         let mut read = walk.read(0);
         device.read(read.offset(), read.bytes_mut())?;
         match walk.advance(engine, &mut read, key)? {
-            Walked::Value(value) => return Ok(Some(value.to_vec())),
+            Walked::Value(value, expires) => return Ok(Some(Held { value: value.to_vec(), expires })),
             Walked::Absent => return Ok(None),
             Walked::On => {}
         }
@@ -169,23 +158,31 @@ pub(crate) fn find(engine: &Engine, mut at: u64, key: &[u8]) -> Result<Option<u6
 
 /// All bytes of the record at `at`, spare room included. Not under a pin.
 pub(crate) fn record_bytes(engine: &Engine, at: u64) -> Result<Vec<u8>> {
-    let device = engine.log.cold_device()?;
-    let mut bytes = first_read_bytes(engine.layout);
-    loop {
-        let mut read = Log::cold_read(at, bytes, 0);
-        device.read(read.offset(), read.bytes_mut())?;
-        let cold = engine.log.open_blocks(&mut read)?;
-        let damaged = || Error::corruption(format!("no record where the index says address={at}"));
-        let first = cold.get(at, bytes).ok_or_else(damaged)?;
-        let whole = match engine.layout {
-            Layout::Word { .. } => bytes,
-            Layout::Bytes => record::scanned_bytes_record_bytes(first).ok_or_else(damaged)?,
-        };
-        if whole <= bytes {
-            return Ok(first.to_vec());
-        }
-        bytes = whole;
+    let first = part(engine, at, record::first_bytes(engine.layout))?;
+    let whole = record::scanned_record_bytes(engine.layout, &first).ok_or_else(|| no_record(at))?;
+    if whole == first.len() as u64 { Ok(first) } else { part(engine, at, whole) }
+}
+
+/// When the record at `at` ends, and how many bytes it has. Not under a pin.
+pub(crate) fn expiry(engine: &Engine, at: u64) -> Result<(u64, u64)> {
+    let first = part(engine, at, record::first_bytes(engine.layout))?;
+    let bytes = record::scanned_record_bytes(engine.layout, &first).ok_or_else(|| no_record(at))?;
+    if record::word_at(&first, 0) & record::EXPIRES == 0 {
+        return Ok((record::NEVER, bytes));
     }
+    Ok((record::word_at(&part(engine, at + bytes - 8, 8)?, 0), bytes))
+}
+
+/// Some bytes of the log. Not under a pin.
+fn part(engine: &Engine, at: u64, bytes: u64) -> Result<Vec<u8>> {
+    let mut read = Log::cold_read(at, bytes, 0);
+    engine.log.cold_device()?.read(read.offset(), read.bytes_mut())?;
+    let cold = engine.log.open_blocks(&mut read)?;
+    cold.get(at, bytes).map(<[u8]>::to_vec).ok_or_else(|| no_record(at))
+}
+
+fn no_record(at: u64) -> Error {
+    Error::corruption(format!("no record where the index says address={at}"))
 }
 
 /// Things that wait for their reads; a read's token is its thing's place.

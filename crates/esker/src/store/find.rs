@@ -1,6 +1,7 @@
 //! Finding a key's newest record, in memory or knowing that it is not there (`chain.rs` goes on).
 
 use super::Store;
+use crate::cache::Caching;
 use crate::index::Seen;
 use crate::record::Record;
 use crate::sync::atomic::Ordering::*;
@@ -22,20 +23,22 @@ pub(super) enum Region {
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
-    /// The record at `at`, if it is in memory and this key's. Under a pin; `at` came from the index or a chain.
+    /// The record at `at`, if it is near and this key's. Under a pin; `at` came from the index or a chain.
     #[inline(always)]
     pub(super) fn record_of(&self, at: u64, key: &[u8]) -> Option<Record> {
-        if at < self.engine.log.bounds.head.load(Acquire) { None } else { self.held_record_of(at, key) }
+        let log = &self.engine.log;
+        if at < log.bounds.near.load(Acquire) {
+            return None;
+        }
+        // SAFETY: `at >= near >= head` under the caller's pin; entries and chains hold published addresses only.
+        let record = unsafe { Record::new(log.pointer(at)) };
+        self.is_of(record, key).then_some(record)
     }
 
-    /// The same for an address that was found at or above `head` under this very pin: `head` may have passed it since, but the
-    /// record stays where it is.
     #[inline(always)]
-    fn held_record_of(&self, at: u64, key: &[u8]) -> Option<Record> {
-        // SAFETY: `at >= head` under the caller's pin; entries and chains hold published addresses only.
-        let record = unsafe { Record::new(self.engine.log.pointer(at)) };
+    fn is_of(&self, record: Record, key: &[u8]) -> bool {
         let found = if Self::WORD { record.word_key(Self::KEY_WIDTH) } else { record.bytes_key() };
-        (found == key).then_some(record)
+        found == key
     }
 
     /// The first record of the key's entry, if it is the key's, in memory and plain: most keys.
@@ -48,7 +51,22 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub(super) fn locate(&self, key: &[u8], hash: u64) -> (Seen, Found) {
         let seen = self.engine.index.lookup(hash);
-        (seen, self.walk(seen.address(), key))
+        let found = self.walk(seen.address(), key);
+        if let Some(caching) = &self.engine.caching {
+            self.notice(caching, &found);
+        }
+        (seen, found)
+    }
+
+    /// In a cache: what is used while it is old may stay.
+    #[inline(never)]
+    fn notice(&self, caching: &Caching, found: &Found) {
+        if let Found::Memory { at, record } = found
+            && caching.is_in_memory()
+            && *at < self.engine.log.bounds.near.load(Relaxed)
+        {
+            record.count_read();
+        }
     }
 
     /// Follows a chain through memory. Under a pin.
@@ -62,12 +80,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 // Below the log's beginning is nothing, and nothing is missing.
                 return if at < log.bounds.begin.load(Acquire) { Found::Absent } else { Found::Cold { at } };
             }
-            // Not asking for `head` again: passed over, a record would be missed.
-            if let Some(record) = self.held_record_of(at, key) {
+            // SAFETY: `at >= head` under the caller's pin; chains hold published addresses only.
+            let record = unsafe { Record::new(log.pointer(at)) };
+            if self.is_of(record, key) {
                 return Found::Memory { at, record };
             }
-            // SAFETY: `at >= head` under the caller's pin; chains hold published addresses only.
-            at = unsafe { Record::new(log.pointer(at)) }.previous();
+            at = record.previous();
         }
         Found::Absent
     }

@@ -12,6 +12,7 @@
 //! Wakers are foreign code: they run without a lock held, and may panic or close the store.
 
 use super::chain::{Places, Walk, Walked};
+use super::step::Held;
 use crate::device::{DeviceRead, ReadSource};
 use crate::engine::Engine;
 use crate::epoch::Counter;
@@ -33,8 +34,8 @@ pub(super) struct Helpers {
 }
 
 impl Helpers {
-    /// The value at the end of the chain that begins at `at`, `None` if the key has none there. `get`: as in `chain::read`.
-    pub(super) fn read(&self, engine: &Arc<Engine>, at: u64, key: &[u8], get: Option<u64>) -> Result<Reply<Option<Vec<u8>>>> {
+    /// What the key holds at the end of the chain that begins at `at`, `None` if nothing. `get`: as in `chain::read`.
+    pub(super) fn read(&self, engine: &Arc<Engine>, at: u64, key: &[u8], get: Option<u64>) -> Result<Reply<Option<Held>>> {
         let (answer, reply) = ticket();
         let job = ReadJob { walk: Walk::new(engine, at).of_get(get), key: key.into(), answer };
         if job.walk.is_over() {
@@ -233,7 +234,7 @@ fn run_writes(engine: &Engine, queue: &Queue<WriteJob>) {
 struct ReadJob {
     walk: Walk,
     key: Box<[u8]>,
-    answer: Answer<Option<Vec<u8>>>,
+    answer: Answer<Option<Held>>,
 }
 
 /// The reader's jobs as a source of device reads.
@@ -273,7 +274,7 @@ impl Reads<'_> {
     fn advance(&mut self, mut job: ReadJob, mut read: DeviceRead, result: io::Result<()>) {
         let walked = result.map_err(Error::from).and_then(|()| job.walk.advance(self.engine, &mut read, &job.key));
         match walked {
-            Ok(Walked::Value(value)) => job.answer.send(Ok(Some(value.to_vec()))),
+            Ok(Walked::Value(value, expires)) => job.answer.send(Ok(Some(Held { value: value.to_vec(), expires }))),
             Ok(Walked::Absent) => job.answer.send(Ok(None)),
             Ok(Walked::On) => self.waiting.push(job),
             Err(error) => job.answer.send(Err(error)),

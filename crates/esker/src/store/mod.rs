@@ -14,18 +14,23 @@
 //!
 //! Blocking calls wait themselves, asynchronous ones (`waiting.rs`) have it done by helper threads (`helpers.rs`).
 //!
-//! `find.rs` finds records, `chain.rs` those on the device, `read.rs` reads, `word.rs` and `bytes.rs` change the two layouts, `batch.rs` does many keys.
+//! `find.rs` finds records, `chain.rs` those on the device, `read.rs` reads, `word.rs` and `bytes.rs` change the two layouts, `batch.rs` does many keys,
+//! `expire.rs` ends keys, `load.rs` loads what is missed, `promote.rs` keeps what a cache reads.
 
 mod batch;
 mod bytes;
 pub(crate) mod chain;
+mod expire;
 mod find;
 mod helpers;
+mod load;
+mod promote;
 mod read;
 mod step;
 mod waiting;
 mod word;
 
+use crate::cache::Flights;
 use crate::engine::{Engine, Layout};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
@@ -38,6 +43,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+pub use expire::Ttl;
 use helpers::Helpers;
 
 /// A key-value store. Cloning it is cheap and gives the same store; it closes with its last clone.
@@ -52,6 +58,7 @@ struct Closer {
     engine: Arc<Engine>,
     driver: Mutex<Option<JoinHandle<()>>>,
     helpers: Helpers,
+    flights: Flights,
 }
 
 impl Drop for Closer {
@@ -110,7 +117,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let driven = engine.clone();
         let driver = std::thread::Builder::new().name("esker-driver".into());
         let driver = if engine.in_background { Some(driver.spawn(move || driven.run_driver())?) } else { None };
-        let closer = Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(driver), helpers: Helpers::default() });
+        let closer =
+            Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(driver), helpers: Helpers::default(), flights: Flights::new() });
         Ok(Self { engine, closer, types: PhantomData })
     }
 
@@ -122,7 +130,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// A store without a driver.
     #[cfg(all(loom, test))]
     pub(crate) fn for_model(engine: Arc<Engine>) -> Self {
-        let closer = Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(None), helpers: Helpers::default() });
+        let closer =
+            Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(None), helpers: Helpers::default(), flights: Flights::new() });
         Self { engine, closer, types: PhantomData }
     }
 

@@ -2,7 +2,7 @@
 
 use super::Store;
 use super::find::Found;
-use super::step::{Known, Step};
+use super::step::{Held, Known, Step};
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::index::Seen;
@@ -52,16 +52,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let pin = self.engine.epochs.pin()?;
         let (seen, found) = self.locate(key, hash);
         if let Some(word) = self.word_if_known(&seen, &found) {
+            self.count_miss(&pin, word.is_none());
+            self.promote_in_memory(&pin, key, hash, seen, found);
             return Ok(word);
         }
         drop(pin);
-        Ok(self.get_slowly(key, hash)?.map(|value| super::to_word(&value)))
+        Ok(self.get_slowly(key, hash)?.map(|held| super::to_word(&held.value)))
     }
 
     /// The key's value or that it has none, if memory alone can tell. Under a pin.
     pub(super) fn word_if_known(&self, seen: &Seen, found: &Found) -> Option<Option<u64>> {
         match found {
-            Found::Memory { record, .. } => Some(record.is_live().then(|| record.word_value(Self::KEY_WIDTH).load(Acquire))),
+            Found::Memory { record, .. } => Some(self.is_live(*record).then(|| record.word_value(Self::KEY_WIDTH).load(Acquire))),
             Found::Absent if self.engine.index.is_settled(seen) => Some(None),
             _ => None,
         }
@@ -81,23 +83,35 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             });
         }
         drop(pin);
-        Ok(self.get_slowly(key, hash)?.map(|value| read(&value)))
+        Ok(self.get_slowly(key, hash)?.map(|held| read(&held.value)))
     }
 
     /// A get of any key, wherever its record is.
     #[inline(never)]
-    pub(super) fn get_slowly(&self, key: &[u8], hash: u64) -> Result<Option<Vec<u8>>> {
-        self.run_from(Known::of_get(hash), key, |known| self.get_step(key, hash, known))
+    pub(super) fn get_slowly(&self, key: &[u8], hash: u64) -> Result<Option<Held>> {
+        let held = self.run_from(Known::of_get(hash), key, |known| self.get_step(key, hash, known))?;
+        if held.is_none() {
+            self.count(Counter::Miss)?;
+        }
+        Ok(held)
     }
 
     /// One attempt at a get.
-    pub(super) fn get_step(&self, key: &[u8], hash: u64, known: &mut Known) -> Result<Step<Option<Vec<u8>>>> {
-        let _pin = self.engine.epochs.pin()?;
+    pub(super) fn get_step(&self, key: &[u8], hash: u64, known: &mut Known) -> Result<Step<Option<Held>>> {
+        let pin = self.engine.epochs.pin()?;
         let (seen, found) = self.locate(key, hash);
         Ok(match found {
-            Found::Memory { record, .. } => Step::Done(record.is_live().then(|| self.value_of(record))),
+            Found::Memory { record, .. } => {
+                let expires = self.engine.expiry_of(record);
+                let held = self.is_live(record).then(|| Held { value: self.value_of(record), expires });
+                self.promote_in_memory(&pin, key, hash, seen, found);
+                Step::Done(held)
+            }
             Found::Cold { at } => match known.take(at) {
-                Some(Some(value)) => Step::Done(Some(value)),
+                Some(Some(held)) => {
+                    self.promote(&pin, key, hash, seen, found, &held);
+                    Step::Done(Some(held))
+                }
                 Some(None) if self.engine.index.is_settled(&seen) => Step::Done(None),
                 Some(None) => Step::Again,
                 None => Step::Read(at),

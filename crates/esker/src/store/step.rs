@@ -20,6 +20,8 @@ pub(super) enum Step<T> {
     Read(u64),
     /// The log needs room for this many bytes first.
     Room(u64),
+    /// Those who are inside the store must have left it first.
+    Drain,
 }
 
 impl<T> Step<T> {
@@ -30,15 +32,23 @@ impl<T> Step<T> {
             Self::Again => Step::Again,
             Self::Read(at) => Step::Read(at),
             Self::Room(bytes) => Step::Room(bytes),
+            Self::Drain => Step::Drain,
         }
     }
+}
+
+/// What a key holds.
+pub(super) struct Held {
+    pub(super) value: Vec<u8>,
+    /// Until when, in milliseconds since 1970.
+    pub(super) expires: u64,
 }
 
 /// What was read from the device.
 #[derive(Default)]
 pub(super) struct Known {
-    /// A chain's address, and the key's value there if it has one.
-    chain: Option<(u64, Option<Vec<u8>>)>,
+    /// A chain's address, and what the key holds there.
+    chain: Option<(u64, Option<Held>)>,
     get: Option<u64>,
 }
 
@@ -53,18 +63,18 @@ impl Known {
         self.get
     }
 
-    /// What is known of the chain at `at`: nothing, no value, a value.
-    pub(super) fn at(&self, at: u64) -> Option<Option<&[u8]>> {
-        self.chain.as_ref().filter(|(known, _)| *known == at).map(|(_, value)| value.as_deref())
+    /// What is known of the chain at `at`: nothing, no value, a value. That may have ended since.
+    pub(super) fn at(&self, at: u64) -> Option<Option<&Held>> {
+        self.chain.as_ref().filter(|(known, _)| *known == at).map(|(_, held)| held.as_ref())
     }
 
     /// The same, given away.
-    pub(super) fn take(&mut self, at: u64) -> Option<Option<Vec<u8>>> {
-        self.chain.take_if(|(known, _)| *known == at).map(|(_, value)| value)
+    pub(super) fn take(&mut self, at: u64) -> Option<Option<Held>> {
+        self.chain.take_if(|(known, _)| *known == at).map(|(_, held)| held)
     }
 
-    pub(super) fn set(&mut self, at: u64, value: Option<Vec<u8>>) {
-        self.chain = Some((at, value));
+    pub(super) fn set(&mut self, at: u64, held: Option<Held>) {
+        self.chain = Some((at, held));
     }
 }
 
@@ -86,6 +96,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
                 Step::Read(at) => known.set(at, chain::read(&self.engine, at, key, known.get())?),
                 Step::Room(bytes) => self.engine.make_room(bytes)?,
+                Step::Drain => self.engine.epochs.drain(),
             }
         }
     }

@@ -5,9 +5,10 @@
 //! thread waits for a device. No runtime is needed.
 
 use super::Store;
-use super::step::{Known, SPINS, Step};
+use super::step::{Held, Known, SPINS, Step};
 use crate::epoch::Counter;
 use crate::error::Result;
+use crate::record::NEVER;
 use crate::types::{Key, Value};
 use std::future::poll_fn;
 use std::task::Poll;
@@ -28,7 +29,7 @@ async fn give_way() {
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Attempts until done, as [`Store::run`] does, but never waits on this thread.
-    async fn run_async<T>(&self, key: &[u8], attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
+    pub(super) async fn run_async<T>(&self, key: &[u8], attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
         self.run_async_from(Known::default(), key, attempt).await
     }
 
@@ -51,12 +52,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     let reply = helpers.make_room(engine, bytes)?;
                     reply.await?;
                 }
+                // Microseconds, or as long as the slowest closure of an `rmw`.
+                Step::Drain => engine.epochs.drain(),
             }
         }
     }
 
     /// The end of every writing call, as [`Store::written`].
-    async fn written_async<T>(&self, result: T) -> Result<T> {
+    pub(super) async fn written_async<T>(&self, result: T) -> Result<T> {
         if self.engine.is_always_durable {
             self.commit_async().await?;
         }
@@ -73,8 +76,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         reply.await
     }
 
-    async fn value_async(&self, key: &[u8], hash: u64) -> Result<Option<Vec<u8>>> {
-        self.run_async_from(Known::of_get(hash), key, |known| self.get_step(key, hash, known)).await
+    async fn value_async(&self, key: &[u8], hash: u64) -> Result<Option<Held>> {
+        let held = self.run_async_from(Known::of_get(hash), key, |known| self.get_step(key, hash, known)).await?;
+        if held.is_none() {
+            self.count(Counter::Miss)?;
+        }
+        Ok(held)
     }
 
     /// The value of `key`, as [`Store::get`], without ever blocking this thread.
@@ -130,7 +137,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if !Self::WORD {
             self.count(Counter::Get)?;
         }
-        Ok(self.value_async(key, hash).await?.map(|value| V::own(&value)))
+        Ok(self.value_async(key, hash).await?.map(|held| V::own(&held.value)))
     }
 
     /// True if `key` has a value; as [`Store::contains`], without ever blocking this thread.
@@ -154,12 +161,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             self.check_put(key, value)?;
             let hash = self.hash(key);
             self.count(Counter::Put)?;
-            self.run_async(key, |known| self.put_bytes_step(key, hash, known, value)).await?;
+            self.run_async(key, |known| self.put_bytes_step(key, hash, known, value, NEVER)).await?;
             return self.written_async(()).await;
         }
         let (hash, value) = (self.hash(key), super::to_word(value));
         if !self.put_word_at_once(key, hash, value) {
-            self.run_async(key, |_| self.put_word_step(key, hash, value)).await?;
+            self.run_async(key, |_| self.put_word_step(key, hash, value, NEVER)).await?;
         }
         self.written_async(()).await
     }

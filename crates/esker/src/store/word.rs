@@ -6,7 +6,7 @@ use super::step::{Known, Step};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::{Probe, Published, Seen};
-use crate::record::{self, ABSENT, Record, TOMBSTONE};
+use crate::record::{self, ABSENT, NEVER, Record, TOMBSTONE};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
 
@@ -97,30 +97,47 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     #[inline(never)]
     pub(super) fn put_word_slowly(&self, key: &[u8], hash: u64, value: u64) -> Result<()> {
-        self.run(key, |_| self.put_word_step(key, hash, value))
+        self.run(key, |_| self.put_word_step(key, hash, value, NEVER))
     }
 
-    /// One attempt at a put.
-    pub(super) fn put_word_step(&self, key: &[u8], hash: u64, value: u64) -> Result<Step<()>> {
+    /// One attempt at a put that ends then.
+    pub(super) fn put_word_step(&self, key: &[u8], hash: u64, value: u64, expires: u64) -> Result<Step<()>> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         let (seen, found) = self.locate(key, hash);
-        if let Some(record) = self.mutable_word(&found) {
+        // Value and end are two words: they change together by a new record only.
+        if let Some(record) = self.mutable_word(&found).filter(|record| expires == NEVER && record.is_plain()) {
             record.word_value(Self::KEY_WIDTH).store(value, Release);
             return Ok(Step::Done(()));
         }
-        Ok(self.add_word(&pin, key, hash, &seen, &found, value, 0))
+        Ok(self.add_word(&pin, key, hash, &seen, &found, value, expires, 0))
     }
 
     /// Writes and publishes a word record.
     #[expect(clippy::too_many_arguments, reason = "the facts of one publication")]
-    fn add_word(&self, pin: &Pin<'_>, key: &[u8], hash: u64, seen: &Seen, found: &Found, value: u64, flags: u64) -> Step<()> {
+    pub(super) fn add_word(
+        &self,
+        pin: &Pin<'_>,
+        key: &[u8],
+        hash: u64,
+        seen: &Seen,
+        found: &Found,
+        value: u64,
+        expires: u64,
+        flags: u64,
+    ) -> Step<()> {
         let log = &self.engine.log;
-        let Some(at) = log.allocate(pin.slot, Self::RECORD_BYTES) else { return Step::Room(Self::RECORD_BYTES) };
+        let flags = flags | record::expiry_flags(expires);
+        let bytes = Self::RECORD_BYTES + record::expiry_bytes(flags);
+        let Some(at) = log.allocate(pin.slot, bytes) else { return Step::Room(bytes) };
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
+        if flags & record::EXPIRES != 0 {
+            record.word_expiry(Self::KEY_WIDTH).store(expires, Relaxed);
+            self.engine.expiry.watch();
+        }
         record.write_word(&key[..Self::KEY_WIDTH], value, Self::previous_for(seen, found), flags | log.line_flag());
-        if self.publish(pin, hash, seen, at, record, Self::RECORD_BYTES) { Step::Done(()) } else { Step::Again }
+        if self.publish(pin, hash, seen, at, record, bytes) { Step::Done(()) } else { Step::Again }
     }
 
     /// Makes the index lead to a new record; false when somebody was quicker.
@@ -201,30 +218,33 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Step::Done(old) => old,
             missing => return Ok(missing.then(|| 0)),
         };
-        let new = self.engine.epochs.within(&pin, || update(old));
-        Ok(self.add_word(&pin, key, hash, &seen, &found, new, 0).then(|| new))
+        let new = self.engine.epochs.within(&pin, || update(old.map(|(value, _)| value)));
+        let expires = old.map_or(NEVER, |(_, expires)| expires);
+        Ok(self.add_word(&pin, key, hash, &seen, &found, new, expires, 0).then(|| new))
     }
 
     /// The record, if its value may change in place. Under a pin.
     fn mutable_word(&self, found: &Found) -> Option<Record> {
         match found {
-            Found::Memory { at, record } if record.is_live() && matches!(self.region(*at), Region::Mutable) => Some(*record),
+            Found::Memory { at, record } if matches!(self.region(*at), Region::Mutable) => {
+                (self.is_live(*record) && !record.is_sealed()).then_some(*record)
+            }
             _ => None,
         }
     }
 
-    /// The value that a record outside the mutable region (or a dead one in it) holds for an update.
-    fn old_word(&self, found: &Found, known: &Known) -> Step<Option<u64>> {
+    /// The value that a record outside the mutable region (or a dead one in it) holds for an update, and when it ends.
+    pub(super) fn old_word(&self, found: &Found, known: &Known) -> Step<Option<(u64, u64)>> {
         match found {
             Found::Absent => Step::Done(None),
             Found::Cold { at } => match known.at(*at) {
-                Some(value) => Step::Done(value.map(super::to_word)),
+                Some(held) => Step::Done(self.still(held).map(|held| (super::to_word(&held.value), held.expires))),
                 None => Step::Read(*at),
             },
             Found::Memory { at, record } => match self.region(*at) {
-                Region::Frozen => Step::Done(record.is_live().then(|| record.word_value(Self::KEY_WIDTH).load(Acquire))),
-                Region::Mutable if !record.is_live() => Step::Done(None),
-                // Fuzzy: a pinned thread may still write it in place.
+                Region::Frozen => Step::Done(self.held_word(*record)),
+                Region::Mutable if !self.is_live(*record) => Step::Done(None),
+                // Fuzzy: a pinned thread may still write it in place. Or it leaves.
                 _ => Step::Again,
             },
         }
@@ -248,12 +268,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if let Found::Memory { at, record } = found
             && matches!(self.region(at), Region::Mutable)
         {
+            let was_live = self.is_live(record);
+            if was_live && record.is_sealed() {
+                return Ok(Step::Again);
+            }
             let was_there = record.header().fetch_or(TOMBSTONE, AcqRel) & ABSENT == 0;
-            pin.slot.count(Counter::DeadByte, if was_there { Self::RECORD_BYTES } else { 0 });
-            return Ok(Step::Done(was_there));
+            pin.slot.count(Counter::DeadByte, if was_there { record.bytes(self.engine.layout) } else { 0 });
+            return Ok(Step::Done(was_there && was_live));
         }
         match self.old_word(&found, known) {
-            Step::Done(Some(_)) => Ok(self.add_word(&pin, key, hash, &seen, &found, 0, TOMBSTONE).then(|| true)),
+            Step::Done(Some(_)) => Ok(self.add_word(&pin, key, hash, &seen, &found, 0, NEVER, TOMBSTONE).then(|| true)),
             Step::Done(None) if self.engine.index.is_settled(&seen) => Ok(Step::Done(false)),
             Step::Done(None) => Ok(Step::Again),
             missing => Ok(missing.then(|| false)),

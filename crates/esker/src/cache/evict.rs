@@ -1,0 +1,70 @@
+//! Dropping the oldest stretch: by the driver ahead of need, by whoever needs room when the driver is late.
+
+use super::Caching;
+use crate::device::SECTOR_BYTES;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::log::BLOCK_BYTES;
+use crate::sync::atomic::Ordering::*;
+
+const STRETCH_PART_OF_DISK: u64 = 16;
+/// The driver keeps this part free, within bounds.
+const SPARE_PART: u64 = 32;
+const SPARE_BYTES_MAX: u64 = 16 << 20;
+/// Reads of this newest part of the memory are free: a quarter (the less, the fewer of the reads that would earn a second chance go
+/// unnoticed; the more, the fewer take the longer way), or all but the oldest quarter where a read is promoted at once.
+const NEAR_EIGHTHS: u64 = 2;
+const NEAR_EIGHTHS_ON_DISK: u64 = 6;
+
+impl Engine {
+    /// Drops what is oldest until `bytes` more fit. Not under a pin nor with a lock held.
+    pub(crate) fn evict_for(&self, caching: &Caching, bytes: u64) -> Result<()> {
+        self.move_near(caching);
+        let has_room = || self.has_room(caching, bytes);
+        let mut result = Ok(());
+        while !has_room() && result.is_ok() {
+            result = match self.move_stretch(Some(caching), || !has_room()) {
+                Ok(true) => Ok(()),
+                Ok(false) if self.epochs.is_closed() => Err(Error::Closed),
+                Ok(false) => Err(Error::Full),
+                Err(error) => Err(error),
+            };
+        }
+        caching.tell();
+        result
+    }
+
+    /// The driver's share: one stretch if there is little room. True if one was dropped.
+    pub(crate) fn evict_if_due(&self, caching: &Caching) -> Result<bool> {
+        self.move_near(caching);
+        let spare = (self.room_bytes(caching) / SPARE_PART).min(SPARE_BYTES_MAX);
+        if self.has_room(caching, spare) || self.check_writable().is_err() {
+            return Ok(false);
+        }
+        let dropped = self.move_stretch(Some(caching), || !self.has_room(caching, spare));
+        caching.tell();
+        dropped
+    }
+
+    /// How much is dropped at once: on a device it costs two syncs.
+    pub(crate) fn evicted_stretch(&self, caching: &Caching) -> u64 {
+        caching.disk_bytes / STRETCH_PART_OF_DISK
+    }
+
+    fn room_bytes(&self, caching: &Caching) -> u64 {
+        if caching.is_in_memory() { self.log.budget.load(Relaxed) } else { caching.disk_bytes }
+    }
+
+    fn has_room(&self, caching: &Caching, bytes: u64) -> bool {
+        let taken = if caching.is_in_memory() { self.log_bytes() } else { self.log_extent() / BLOCK_BYTES * SECTOR_BYTES as u64 };
+        taken + bytes <= self.room_bytes(caching)
+    }
+
+    /// Where reads begin to be noticed follows the tail.
+    pub(crate) fn move_near(&self, caching: &Caching) {
+        let eighths = if caching.is_in_memory() { NEAR_EIGHTHS } else { NEAR_EIGHTHS_ON_DISK };
+        let free = self.log.budget.load(Relaxed) / 8 * eighths;
+        // A store that is not full drops nothing yet.
+        self.log.bounds.near.fetch_max(self.log.tail().saturating_sub(free), Relaxed);
+    }
+}

@@ -1,0 +1,236 @@
+//! Cache mode: when the store is full, the oldest stretch of the log goes instead of a put being refused.
+//!
+//! ```text
+//! in memory:  begin .... stretch .... | older half: reads are counted | newer half: reads are free | tail
+//!             what was read goes to the tail, the rest is dropped
+//! on disk:    begin .... stretch .... | on the device: a read appends a copy | memory, the oldest part: likewise | tail
+//!             all of it is dropped: what was read is no longer here
+//! ```
+//! A log is a queue, and this is the second chance of FIFO-like caches (CLOCK; S3-FIFO, SOSP 2023) on it. Dropping a stretch is
+//! compaction with another verdict (`compaction.rs`, `Mover`), so an entry of the index that leads to a dropped record goes with it, and
+//! who is on the way to one finds nothing, as behind any beginning of the log.
+//!
+//! * **Hot reads write nothing.** Fast reads end at `Bounds::near` instead of `head`: below it they take the longer way, which
+//!   counts, up to seven, in the record's header. Stores that are no caches keep `near` at `head` and pay nothing.
+//! * **How often is often enough** is found, not set: so that about [`KEPT_PART`] of a stretch is kept ([`Caching::adapt`]). A count is
+//!   halved when its record is kept: old fame fades.
+//! * **Lossy, and says so**: `Stats::cache` counts what was dropped, and a listener may be told.
+
+mod evict;
+mod flights;
+
+pub(crate) use flights::{Flights, Joined, Landed};
+
+use crate::engine::lock;
+use crate::error::{Error, Result};
+use crate::options::ByteCount;
+use crate::record::{self, ABSENT};
+use crate::stats::CacheStats;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::types::Layout;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// The least a cache may have of a disk, in bytes.
+pub(crate) const DISK_BYTES_MIN: u64 = 64 << 20;
+/// Of a stretch about so much is kept when there is reason to: more keeps more of what is asked for, and copies more for each
+/// new value.
+const KEPT_PART: f64 = 0.75;
+/// And never more than this, or a stretch would make no room.
+const KEPT_PART_MAX: f64 = 0.875;
+/// How fast the threshold follows.
+const GAIN: f64 = 0.5;
+
+/// Why a pair left the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Eviction {
+    /// There was no room for it any more.
+    Full,
+    /// Its end had come.
+    Expired,
+}
+
+type Listener = Arc<dyn Fn(&[u8], &[u8], Eviction) + Send + Sync>;
+
+/// What makes a store a cache: it holds as much as there is room for, and drops what is old and unread for what is new.
+///
+/// Nothing is ever refused for want of room; any pair may be gone at any time. Without a disk the memory budget is the bound; with
+/// one the store needs a directory, and is as warm after a restart as its last commit or close left it.
+///
+/// # Examples
+/// ```
+/// use esker::{Cache, Options, Store};
+///
+/// let pages: Store<str, [u8]> = Options::new().memory("16MiB").cache(Cache::new()).in_memory()?;
+/// let page = pages.get_or_insert_with("/index", || Ok::<_, std::io::Error>(b"<html>".to_vec()))?;
+/// assert_eq!(page, b"<html>");
+/// # Ok::<(), esker::Error>(())
+/// ```
+#[derive(Clone, Default)]
+pub struct Cache {
+    disk: Option<Result<u64>>,
+    listener: Option<Listener>,
+}
+
+impl Cache {
+    /// A cache in memory only.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The log may take this much of a disk, at least 64 MiB; a stretch more while one is dropped.
+    #[must_use]
+    pub fn disk(mut self, bytes: impl ByteCount) -> Self {
+        self.disk = Some(bytes.byte_count());
+        self
+    }
+
+    /// `listener` is told of pairs that leave: their key, value, and why. Each pair at most once; not of those that were replaced or
+    /// deleted, nor of all that leave a disk (a key whose index entry another key shares goes unheard).
+    ///
+    /// It runs on whatever thread needed the room, or on the store's own, outside the store: it may use it. The thread waits for it,
+    /// so keep it short. A panic in it is swallowed.
+    #[must_use]
+    pub fn on_eviction(mut self, listener: impl Fn(&[u8], &[u8], Eviction) + Send + Sync + 'static) -> Self {
+        self.listener = Some(Arc::new(listener));
+        self
+    }
+}
+
+impl fmt::Debug for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache").field("disk", &self.disk).field("listens", &self.listener.is_some()).finish()
+    }
+}
+
+/// A pair that left, until it is told.
+struct Departed {
+    key: Box<[u8]>,
+    value: Box<[u8]>,
+    why: Eviction,
+}
+
+/// What an engine in cache mode knows besides.
+pub(crate) struct Caching {
+    /// Bytes of the device that the log may take; 0 in memory.
+    disk_bytes: u64,
+    /// How often a record must have been read to be kept, as the bits of an `f64`. Only who drops a stretch changes it.
+    threshold: AtomicU64,
+    listener: Option<Listener>,
+    departed: Mutex<VecDeque<Departed>>,
+    telling: Mutex<()>,
+    evictions: AtomicU64,
+    evicted_bytes: AtomicU64,
+    expired: AtomicU64,
+    kept: AtomicU64,
+    promoted: AtomicU64,
+}
+
+thread_local! {
+    static IS_TELLING: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Caching {
+    pub(crate) fn new(cache: Cache, has_device: bool) -> Result<Self> {
+        let disk_bytes = match (cache.disk, has_device) {
+            (None, false) => 0,
+            (Some(bytes), true) => bytes?,
+            (None, true) => return Err(Error::invalid("a cache on a device says how much of it it may take: `Cache::disk`")),
+            (Some(_), false) => return Err(Error::invalid("a cache in memory has no disk to take of")),
+        };
+        if has_device && disk_bytes < DISK_BYTES_MIN {
+            return Err(Error::invalid(format!("a cache takes at least 64 MiB of a disk disk={disk_bytes}")));
+        }
+        let zero = || AtomicU64::new(0);
+        Ok(Self {
+            disk_bytes,
+            threshold: AtomicU64::new(1f64.to_bits()),
+            listener: cache.listener,
+            departed: Mutex::new(VecDeque::new()),
+            telling: Mutex::new(()),
+            evictions: zero(),
+            evicted_bytes: zero(),
+            expired: zero(),
+            kept: zero(),
+            promoted: zero(),
+        })
+    }
+
+    /// True if the record in these bytes is worth another round. `moved` of `stretch` bytes were kept already.
+    pub(crate) fn keeps(&self, record: &[u8], hash: u64, moved: u64, stretch: u64) -> bool {
+        if self.disk_bytes > 0 || (moved as f64) > stretch as f64 * KEPT_PART_MAX {
+            return false;
+        }
+        // Between two counts the hash decides: another part of the equally popular each time the log comes round would do
+        // no better.
+        let reads = record::reads_of(record::word_at(record, 0)) as f64 + (hash >> 11) as f64 / (1u64 << 53) as f64;
+        let keeps = reads >= f64::from_bits(self.threshold.load(Relaxed));
+        self.kept.fetch_add(u64::from(keeps), Relaxed);
+        keeps
+    }
+
+    /// A stretch is done: towards a threshold that keeps the part wanted, but never what was not read.
+    pub(crate) fn adapt(&self, moved: u64, stretch: u64) {
+        let threshold = f64::from_bits(self.threshold.load(Relaxed));
+        let error = moved as f64 / stretch.max(1) as f64 - KEPT_PART;
+        let next = (threshold + GAIN * error).clamp(1.0, record::READS_MAX as f64 + 1.0);
+        self.threshold.store(next.to_bits(), Relaxed);
+    }
+
+    /// Takes note of a record that is dropped, in these bytes.
+    pub(crate) fn depart(&self, layout: Layout, record: &[u8], is_expired: bool) {
+        let (counter, why) = if is_expired { (&self.expired, Eviction::Expired) } else { (&self.evictions, Eviction::Full) };
+        counter.fetch_add(1, Relaxed);
+        self.evicted_bytes.fetch_add(record.len() as u64, Relaxed);
+        if self.listener.is_none() || record::word_at(record, 0) & ABSENT != 0 {
+            return;
+        }
+        if let Some((key, value)) = record::pair_of(layout, record) {
+            lock(&self.departed).push_back(Departed { key: key.into(), value: value.into(), why });
+        }
+    }
+
+    /// Tells the listener. Not under a pin nor with a lock held; from inside a listener it leaves it to that one.
+    pub(crate) fn tell(&self) {
+        let Some(listener) = &self.listener else { return };
+        if IS_TELLING.replace(true) {
+            return;
+        }
+        let telling = lock(&self.telling);
+        while let Some(Departed { key, value, why }) = self.next_departed() {
+            // Foreign code: the thread may be the store's own.
+            let _ = catch_unwind(AssertUnwindSafe(|| listener(&key, &value, why)));
+        }
+        drop(telling);
+        IS_TELLING.set(false);
+    }
+
+    fn next_departed(&self) -> Option<Departed> {
+        lock(&self.departed).pop_front()
+    }
+
+    pub(crate) fn count_promotion(&self) {
+        self.promoted.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn is_in_memory(&self) -> bool {
+        self.disk_bytes == 0
+    }
+
+    pub(crate) fn stats(&self) -> CacheStats {
+        CacheStats {
+            disk_bytes_max: self.disk_bytes,
+            evictions: self.evictions.load(Relaxed),
+            evicted_bytes: self.evicted_bytes.load(Relaxed),
+            expired: self.expired.load(Relaxed),
+            kept: self.kept.load(Relaxed),
+            promoted: self.promoted.load(Relaxed),
+            reads_to_stay: f64::from_bits(self.threshold.load(Relaxed)),
+        }
+    }
+}

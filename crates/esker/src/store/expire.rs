@@ -1,0 +1,267 @@
+//! Keys with an end: how it is set, changed, taken back and asked for.
+//!
+//! | record is                     | its end changes                                                        |
+//! |-------------------------------|------------------------------------------------------------------------|
+//! | mutable, with room for an end | in place: one atomic                                                   |
+//! | mutable, without, bytes       | under its latch, by a new record                                       |
+//! | mutable, without, a word      | it *leaves*, those who were at it are waited for, then by a new record |
+//! | frozen, or on the device      | by a new record                                                        |
+//!
+//! A word's value changes in place without a latch, so a copy of it would lose what another thread is about to write. A record
+//! that leaves (`LEAVING`: special and sealed) is changed by nobody who looks from then on; after a drain nobody is left who looked
+//! before. Reads go on, puts supersede it, everybody else looks again.
+
+use super::Store;
+use super::find::{Found, Region};
+use super::step::{Held, Known, Step};
+use crate::epoch::Counter;
+use crate::error::Result;
+use crate::expiry::{instant, millis, whole_millis};
+use crate::record::{ABSENT, EXPIRES, NEVER, Record};
+use crate::sync::atomic::Ordering::*;
+use crate::types::{Key, Value};
+use std::time::{Duration, SystemTime};
+
+/// How long a key's value stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ttl {
+    /// Until it is changed.
+    Forever,
+    /// So long from now on.
+    Left(Duration),
+}
+
+/// A change of a key's end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum NewEnd {
+    /// Then, in milliseconds since 1970.
+    At(u64),
+    /// Never any more.
+    Never,
+}
+
+impl NewEnd {
+    pub(super) fn expires(self) -> u64 {
+        match self {
+            Self::At(expires) => expires,
+            Self::Never => NEVER,
+        }
+    }
+
+    /// Whether something that ends then is changed by it.
+    pub(super) fn changes(self, expires: u64) -> bool {
+        self != Self::Never || expires != NEVER
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    /// True if the record is a value, now.
+    #[inline(always)]
+    pub(super) fn is_live(&self, record: Record) -> bool {
+        record.is_plain() || self.is_special_live(record)
+    }
+
+    #[cold]
+    fn is_special_live(&self, record: Record) -> bool {
+        record.header().load(Acquire) & ABSENT == 0 && !self.engine.has_passed(self.engine.expiry_of(record))
+    }
+
+    /// What a chain on the device was found to hold, if it still does.
+    pub(super) fn still<'h>(&self, held: Option<&'h Held>) -> Option<&'h Held> {
+        held.filter(|held| !self.engine.has_passed(held.expires))
+    }
+
+    fn end_after(&self, ttl: Duration) -> u64 {
+        self.engine.expiry.now().saturating_add(whole_millis(ttl))
+    }
+
+    /// Sets the value of `key`, whatever it was, for this long: from then on the key is absent, as if deleted, and its space comes
+    /// back by itself. To the millisecond, never early; a `ttl` of zero has passed already.
+    ///
+    /// A later [`Store::put`] makes the value stay again; [`Store::rmw`] and [`Store::append`] leave its end as it is.
+    ///
+    /// # Errors
+    /// As [`Store::put`].
+    ///
+    /// # Cost
+    /// As [`Store::put`], with eight bytes more; a value of at most eight bytes is always a new record.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::{sync::Arc, time::Duration};
+    /// use esker::{ManualClock, Options, Store, Ttl};
+    ///
+    /// let clock = Arc::new(ManualClock::default());
+    /// let sessions: Store<str, u64> = Options::new().memory("16MiB").clock(clock.clone()).in_memory()?;
+    /// sessions.put_with_ttl("ada", &7, Duration::from_secs(60))?;
+    /// assert_eq!(sessions.ttl("ada")?, Some(Ttl::Left(Duration::from_secs(60))));
+    /// clock.advance(Duration::from_secs(60));
+    /// assert_eq!(sessions.get("ada")?, None);
+    /// # Ok::<(), esker::Error>(())
+    /// ```
+    pub fn put_with_ttl(&self, key: &K, value: &V, ttl: Duration) -> Result<()> {
+        let expires = self.end_after(ttl);
+        if Self::WORD {
+            let (key, value) = (key.bytes(), super::to_word(value.bytes()));
+            let hash = self.hash(key);
+            self.count(Counter::Put)?;
+            self.run(key, |_| self.put_word_step(key, hash, value, expires))?;
+        } else {
+            let (key, value) = (key.bytes(), value.bytes());
+            self.check_put(key, value)?;
+            let hash = self.hash(key);
+            self.count(Counter::Put)?;
+            self.run(key, |known| self.put_bytes_step(key, hash, known, value, expires))?;
+        }
+        self.written(())
+    }
+
+    /// [`Store::put_with_ttl`] without ever blocking this thread, as [`Store::put_async`].
+    ///
+    /// # Errors
+    /// As [`Store::put_async`].
+    pub async fn put_with_ttl_async(&self, key: &K, value: &V, ttl: Duration) -> Result<()> {
+        let (key, value, expires) = (key.bytes(), value.bytes(), self.end_after(ttl));
+        if Self::WORD {
+            let (hash, value) = (self.hash(key), super::to_word(value));
+            self.count(Counter::Put)?;
+            self.run_async(key, |_| self.put_word_step(key, hash, value, expires)).await?;
+        } else {
+            self.check_put(key, value)?;
+            let hash = self.hash(key);
+            self.count(Counter::Put)?;
+            self.run_async(key, |known| self.put_bytes_step(key, hash, known, value, expires)).await?;
+        }
+        self.written_async(()).await
+    }
+
+    /// From `end` on `key` is absent, to the millisecond; true if it has a value now. An `end` that has passed deletes it.
+    ///
+    /// A call that is under way while an older end passes may take effect as of its beginning.
+    ///
+    /// # Errors
+    /// As [`Store::rmw`].
+    ///
+    /// # Cost
+    /// In place if the value had an end before, else a new record with a copy of the value.
+    pub fn expire_at(&self, key: &K, end: SystemTime) -> Result<bool> {
+        let expires = millis(end);
+        if self.engine.has_passed(expires) {
+            return self.delete(key);
+        }
+        self.change_end(key.bytes(), NewEnd::At(expires))
+    }
+
+    /// Takes the end of `key` back; true if it has a value and had an end.
+    ///
+    /// # Errors
+    /// As [`Store::rmw`].
+    ///
+    /// # Cost
+    /// As [`Store::expire_at`].
+    pub fn persist(&self, key: &K) -> Result<bool> {
+        self.change_end(key.bytes(), NewEnd::Never)
+    }
+
+    fn change_end(&self, key: &[u8], end: NewEnd) -> Result<bool> {
+        if !Self::WORD {
+            Self::check_key(key)?;
+        }
+        let hash = self.hash(key);
+        let mut left = None;
+        let changed = if Self::WORD {
+            let changed = self.run(key, |known| self.end_word_step(key, hash, known, end, &mut left));
+            if let (Err(_), Some(at)) = (&changed, left) {
+                self.take_back(at)?;
+            }
+            changed
+        } else {
+            self.run(key, |known| self.end_bytes_step(key, hash, known, end))
+        };
+        self.written(changed?)
+    }
+
+    /// How long the value of `key` stays; `None` if it has none.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    pub fn ttl(&self, key: &K) -> Result<Option<Ttl>> {
+        let key = key.bytes();
+        if !Self::WORD {
+            Self::check_key(key)?;
+        }
+        let hash = self.hash(key);
+        let expires = self.run(key, |known| self.ttl_step(key, hash, known))?;
+        let now = self.engine.expiry.now();
+        Ok(expires.filter(|expires| *expires > now).map(|expires| match expires {
+            NEVER => Ttl::Forever,
+            _ => Ttl::Left(instant(expires).duration_since(instant(now)).unwrap_or_default()),
+        }))
+    }
+
+    fn ttl_step(&self, key: &[u8], hash: u64, known: &mut Known) -> Result<Step<Option<u64>>> {
+        let pin = self.engine.epochs.pin()?;
+        if let (_, Found::Memory { record, .. }) = self.locate(key, hash) {
+            return Ok(Step::Done(self.is_live(record).then(|| self.engine.expiry_of(record))));
+        }
+        drop(pin);
+        Ok(match self.get_step(key, hash, known)? {
+            Step::Done(held) => Step::Done(held.map(|held| held.expires)),
+            missing => missing.then(|| None),
+        })
+    }
+
+    /// One attempt at another end for a word. `left`: the record that left for it. Done: whether there was a value that it changed.
+    fn end_word_step(&self, key: &[u8], hash: u64, known: &Known, end: NewEnd, left: &mut Option<u64>) -> Result<Step<bool>> {
+        self.engine.check_writable()?;
+        let pin = self.engine.epochs.pin()?;
+        let (seen, found) = self.locate(key, hash);
+        let old = match found {
+            // Nobody has written it since the drain.
+            Found::Memory { at, record } if *left == Some(at) => Step::Done(self.held_word(record)),
+            Found::Memory { at, record } if matches!(self.region(at), Region::Mutable) && self.is_live(record) => {
+                if record.header().load(Acquire) & EXPIRES != 0 {
+                    let changes = end.changes(record.word_expiry(Self::KEY_WIDTH).swap(end.expires(), AcqRel));
+                    return Ok(Step::Done(changes));
+                }
+                if end == NewEnd::Never {
+                    return Ok(Step::Done(false));
+                }
+                if !record.leave() {
+                    return Ok(Step::Again);
+                }
+                *left = Some(at);
+                return Ok(Step::Drain);
+            }
+            _ => self.old_word(&found, known),
+        };
+        match old {
+            Step::Done(Some((_, expires))) if !end.changes(expires) => Ok(Step::Done(false)),
+            Step::Done(Some((value, _))) => Ok(self.add_word(&pin, key, hash, &seen, &found, value, end.expires(), 0).then(|| true)),
+            Step::Done(None) if !matches!(found, Found::Absent) || self.engine.index.is_settled(&seen) => Ok(Step::Done(false)),
+            Step::Done(None) => Ok(Step::Again),
+            missing => Ok(missing.then(|| false)),
+        }
+    }
+
+    /// What a word record holds now. Under a pin.
+    pub(super) fn held_word(&self, record: Record) -> Option<(u64, u64)> {
+        let value = record.word_value(Self::KEY_WIDTH).load(Acquire);
+        self.is_live(record).then(|| (value, self.engine.expiry_of(record)))
+    }
+
+    /// The record that left has not been replaced: it may be changed in place again. Where it is frozen that is nothing to
+    /// anybody.
+    #[cold]
+    fn take_back(&self, at: u64) -> Result<()> {
+        let _pin = self.engine.epochs.pin_anyway()?;
+        if matches!(self.region(at), Region::Mutable) {
+            // SAFETY: mutable, so in memory, under the pin; the address was found in a chain.
+            let record = unsafe { Record::new(self.engine.log.pointer(at)) };
+            if record.header().load(Acquire) & ABSENT == 0 {
+                record.stay();
+            }
+        }
+        Ok(())
+    }
+}

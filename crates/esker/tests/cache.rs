@@ -1,0 +1,390 @@
+//! A cache is bounded, never full, keeps what is asked for, loads once, and tells what it drops.
+
+use esker::{Cache, Error, Eviction, ManualClock, Options, Store};
+use std::collections::HashMap;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::sync::{Arc, Barrier, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+const BUDGET: u64 = 16 << 20;
+const DISK: u64 = 64 << 20;
+
+/// Small numbers that look random.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+fn options() -> Options {
+    Options::new().memory(BUDGET).cache(Cache::new())
+}
+
+fn value_of(n: u64) -> Vec<u8> {
+    vec![n as u8; 64 + (n * 37 % 400) as usize]
+}
+
+type Pages = Store<u64, [u8]>;
+/// What a listener was told of each key.
+type Heard = Mutex<HashMap<Vec<u8>, Vec<(Vec<u8>, Eviction)>>>;
+
+fn pages(background: bool) -> Pages {
+    options().background(background).in_memory().unwrap()
+}
+
+#[test]
+fn words_five_times_the_budget_are_put_and_never_refused() {
+    for background in [true, false] {
+        let store: Store<u64, u64> = options().background(background).in_memory().unwrap();
+        let count = BUDGET * 5 / 24;
+        for n in 0..count {
+            store.put(&n, &(n * 3)).unwrap();
+            if n % 20_000 == 0 {
+                let memory = store.stats().memory;
+                assert!(memory.total_bytes <= BUDGET + BUDGET / 32, "{memory:?}");
+            }
+        }
+        let found: Vec<u64> = (0..count).filter(|n| store.get(n).unwrap().is_some_and(|value| value == n * 3)).collect();
+        // The newest are all there, the oldest are not.
+        let held = found.len() as u64;
+        assert!(found[0] > count / 2 && found.ends_with(&[count - 2, count - 1]), "{held} from {}", found[0]);
+        assert!(held * 24 > BUDGET / 4, "only {held} pairs of a full cache: {:?}", store.stats());
+        let cache = store.stats().cache.unwrap();
+        assert_eq!(cache.evictions + held, count, "{cache:?}");
+    }
+}
+
+#[test]
+fn bytes_of_any_length_never_fill_it_from_any_number_of_threads() {
+    let store = pages(true);
+    thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let store = &store;
+            scope.spawn(move || {
+                let mut random = Random(thread + 1);
+                for n in 0..40_000u64 {
+                    let key = random.below(100_000);
+                    match n % 1000 {
+                        0 => store.put(&key, &vec![key as u8; 1 << 20]).unwrap(),
+                        1 => _ = store.append(&key, &value_of(key)).unwrap(),
+                        2 => _ = store.delete(&key).unwrap(),
+                        _ => store.put(&key, &value_of(key)).unwrap(),
+                    }
+                    if let Some(value) = store.get(&key).unwrap() {
+                        assert!(value.iter().all(|byte| *byte == key as u8), "another key's value");
+                    }
+                }
+            });
+        }
+    });
+    let stats = store.stats();
+    assert!(stats.memory.total_bytes <= BUDGET + BUDGET / 32, "{stats:?}");
+    // What does not fit at all is an error of the caller's, not of the moment's.
+    assert!(matches!(store.put(&1, &vec![0; 5 << 20]), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn a_smaller_budget_drops_what_no_longer_fits() {
+    let store: Store<u64, [u8]> = options().memory("48MiB").in_memory().unwrap();
+    (0..200_000).for_each(|n| store.put(&n, &value_of(n)).unwrap());
+    store.set_memory(BUDGET).unwrap();
+    assert!(store.stats().memory.total_bytes <= BUDGET + BUDGET / 32, "{:?}", store.stats().memory);
+    assert_eq!(store.get(&199_999).unwrap(), Some(value_of(199_999)));
+}
+
+/// Twenty thousand keys are asked for again and again while a scan of a million passes by once.
+#[test]
+fn a_second_chance_keeps_a_hot_set_through_a_scan() {
+    let store = pages(false);
+    let (hot, mut random) = (20_000, Random(7));
+    let mut misses = 0;
+    for n in 0..1_000_000 {
+        store.put(&(hot + n), &[1; 100]).unwrap();
+        let key = random.below(hot);
+        if store.get(&key).unwrap().is_none() {
+            misses += u64::from(n > 200_000);
+            store.put(&key, &[2; 100]).unwrap();
+        }
+    }
+    // A queue alone would hold a hot key for the 120,000 records that fit, and miss it every sixth time at best.
+    let rate = misses as f64 / 800_000.0;
+    assert!(rate < 0.01, "missed {rate:.4}: {:?}", store.stats().cache);
+    assert!(store.stats().operations.hit_rate() > 0.9);
+}
+
+/// The same with nothing that deserves it: no record is copied, so no put pays for a second chance.
+#[test]
+fn what_nobody_reads_gets_no_second_chance() {
+    let store = pages(false);
+    (0..400_000).for_each(|n| store.put(&n, &[1; 100]).unwrap());
+    let cache = store.stats().cache.unwrap();
+    assert!(cache.kept == 0 && cache.evictions > 200_000, "{cache:?}");
+}
+
+#[test]
+fn the_listener_hears_of_each_pair_once() {
+    let heard: Arc<Heard> = Arc::default();
+    let clock = Arc::new(ManualClock::default());
+    let cache = {
+        let heard = heard.clone();
+        Cache::new().on_eviction(move |key, value, why| {
+            let mut heard = heard.lock().unwrap();
+            heard.entry(key.to_vec()).or_default().push((value.to_vec(), why));
+            let count = heard.len();
+            drop(heard);
+            // What a listener does to itself is not the store's end.
+            assert!(!count.is_multiple_of(50_000), "a listener's own panic");
+        })
+    };
+    // Without a driver, which would drop something while we count.
+    let options = Options::new().memory(BUDGET).cache(cache).clock(clock.clone()).background(false);
+    let store: Store<str, [u8]> = options.in_memory().unwrap();
+    let key = |n: u64| format!("key {n}");
+    let count = 300_000u64;
+    for n in 0..count {
+        if n == 1000 {
+            clock.advance(Duration::from_secs(1));
+        }
+        if n < 500 {
+            store.put_with_ttl(&key(n), &value_of(n), Duration::from_secs(1)).unwrap();
+        } else {
+            store.put(&key(n), &value_of(n)).unwrap();
+        }
+        // Replaced and deleted values are nobody's loss.
+        if n % 10 == 0 {
+            store.put(&key(n), &value_of(n + 1)).unwrap();
+        }
+        if n % 10 == 1 {
+            store.delete(&key(n)).unwrap();
+        }
+    }
+    let heard = heard.lock().unwrap();
+    for n in 0..count {
+        let told = heard.get(key(n).as_bytes()).map_or(&[][..], Vec::as_slice);
+        let held = store.get(&key(n)).unwrap();
+        match (n % 10, told, held) {
+            (1, [], None) => {}
+            (0, [], Some(value)) => assert_eq!(value, value_of(n + 1)),
+            (0, [(value, why)], None) => assert!(*value == value_of(n + 1) && *why == Eviction::Full),
+            (_, [], Some(value)) => assert_eq!(value, value_of(n)),
+            (_, [(value, why)], None) => assert!(*value == value_of(n) && (*why == Eviction::Expired) == (n < 500), "{n} {why:?}"),
+            (_, told, held) => panic!("key {n}: told {} times, held {}", told.len(), held.is_some()),
+        }
+    }
+    assert!(heard.len() > 100_000);
+}
+
+/// A listener that puts makes the cache evict, which calls the listener.
+#[test]
+fn a_listener_may_use_the_cache() {
+    let held: Arc<Mutex<Option<Pages>>> = Arc::default();
+    let cache = {
+        let held = held.clone();
+        Cache::new().on_eviction(move |key, _, _| {
+            let key = u64::from_le_bytes(key.try_into().unwrap());
+            if let (Some(store), true) = (&*held.lock().unwrap(), key < 1 << 40) {
+                store.put(&(key | 1 << 40), &[9; 200]).unwrap();
+            }
+        })
+    };
+    let store: Store<u64, [u8]> = Options::new().memory(BUDGET).cache(cache).background(false).in_memory().unwrap();
+    *held.lock().unwrap() = Some(store.clone());
+    (0..200_000).for_each(|n| store.put(&n, &[1; 200]).unwrap());
+    assert!((0..200_000).any(|n| store.get(&(n | 1 << 40)).unwrap().is_some()));
+    held.lock().unwrap().take();
+}
+
+#[test]
+fn eight_threads_load_once() {
+    let store = pages(true);
+    for round in 0..50u64 {
+        let (loads, all) = (AtomicUsize::new(0), Barrier::new(8));
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    all.wait();
+                    let value = store.get_or_insert_with(&round, || {
+                        loads.fetch_add(1, SeqCst);
+                        thread::sleep(Duration::from_millis(2));
+                        Ok::<_, std::io::Error>(value_of(round))
+                    });
+                    assert_eq!(value.unwrap(), value_of(round));
+                });
+            }
+        });
+        assert_eq!(loads.load(SeqCst), 1);
+    }
+    let loads = store.stats().loads;
+    assert!(loads.loads == 50 && loads.failures == 0 && loads.nanoseconds >= 50 * 2_000_000, "{loads:?}");
+}
+
+#[test]
+fn a_failure_reaches_all_and_the_next_call_loads_again() {
+    let store = pages(true);
+    let (loads, all, failures) = (AtomicUsize::new(0), Barrier::new(8), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                all.wait();
+                let result = store.get_or_insert_with(&1, || {
+                    loads.fetch_add(1, SeqCst);
+                    // Until all others wait.
+                    thread::sleep(Duration::from_millis(300));
+                    Err::<Vec<u8>, _>("the origin is down")
+                });
+                match result {
+                    Err(Error::Load(error)) if error.to_string() == "the origin is down" => failures.fetch_add(1, SeqCst),
+                    other => panic!("{other:?}"),
+                };
+            });
+        }
+    });
+    assert_eq!((failures.load(SeqCst), loads.load(SeqCst)), (8, 1));
+    assert_eq!(store.get_or_insert_with(&1, || Ok::<_, Error>(vec![5])).unwrap(), [5]);
+}
+
+#[test]
+fn a_loader_that_panics_leaves_it_to_another() {
+    let store = pages(true);
+    let (loads, all) = (AtomicUsize::new(0), Barrier::new(8));
+    let outcomes: Vec<_> = thread::scope(|scope| {
+        let load = || {
+            all.wait();
+            catch_unwind(AssertUnwindSafe(|| {
+                store.get_or_insert_with(&1, || {
+                    thread::sleep(Duration::from_millis(50));
+                    assert!(loads.fetch_add(1, SeqCst) > 0, "the first loader panics");
+                    Ok::<_, Error>(vec![7])
+                })
+            }))
+        };
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(load)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.is_err()).count(), 1);
+    assert!(outcomes.into_iter().flatten().all(|value| value.unwrap() == [7]));
+    assert_eq!(loads.load(SeqCst), 2);
+}
+
+#[test]
+fn a_loader_that_asks_for_its_own_key_is_refused() {
+    let store = pages(false);
+    let result = store.get_or_insert_with(&1, || store.get_or_insert_with(&1, || Ok::<_, Error>(vec![1])));
+    assert!(matches!(result, Err(Error::Load(error)) if error.to_string().contains("invalid")));
+    // For another key it may.
+    assert_eq!(store.get_or_insert_with(&1, || store.get_or_insert_with(&2, || Ok::<_, Error>(vec![3]))).unwrap(), [3]);
+}
+
+struct Unpark(thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let (mut future, waker) = (pin!(future), Waker::from(Arc::new(Unpark(thread::current()))));
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// Ready at the second poll.
+#[derive(Default)]
+struct Later(bool);
+
+impl Future for Later {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        context.waker().wake_by_ref();
+        if std::mem::replace(&mut self.0, true) { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+#[test]
+fn futures_load_once_and_a_dropped_one_leaves_it_to_another() {
+    let store = pages(true);
+    let loads = AtomicUsize::new(0);
+    let load = || async {
+        loads.fetch_add(1, SeqCst);
+        Later::default().await;
+        Ok::<_, Error>(vec![7])
+    };
+    let mut first = Box::pin(store.get_or_insert_with_async(&1, load));
+    let mut second = Box::pin(store.get_or_insert_with_async(&1, load));
+    let mut nobody = Context::from_waker(Waker::noop());
+    assert!(first.as_mut().poll(&mut nobody).is_pending() && second.as_mut().poll(&mut nobody).is_pending());
+    assert_eq!(loads.load(SeqCst), 1);
+    // A thread waits along with the futures.
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| store.get_or_insert_with(&1, || Ok::<_, Error>(vec![7])).unwrap());
+        thread::sleep(Duration::from_millis(20));
+        drop(first);
+        assert_eq!((block_on(second).unwrap(), blocked.join().unwrap()), (vec![7], vec![7]));
+    });
+    assert!(loads.load(SeqCst) <= 2);
+    assert_eq!(block_on(store.get_or_insert_with_async(&1, load)).unwrap(), [7]);
+}
+
+fn disk_bytes(directory: &std::path::Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().metadata().unwrap().blocks() * 512).sum()
+}
+
+#[test]
+fn a_cache_on_disk_keeps_to_its_bounds_and_is_warm_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || Options::new().memory(BUDGET).cache(Cache::new().disk(DISK)).open::<u64, [u8]>(folder.path()).unwrap();
+    let store = open();
+    let count = DISK * 5 / 300;
+    let hot = 2000;
+    let mut missed = 0;
+    for n in 0..count {
+        store.put(&(hot + n), &value_of(hot + n)).unwrap();
+        if n % 8 == 0 && store.get(&(n / 8 % hot)).unwrap().is_none() {
+            missed += u64::from(n > count / 10);
+            store.put(&(n / 8 % hot), &value_of(n / 8 % hot)).unwrap();
+        }
+        if n % 20_000 == 0 {
+            let (disk, memory) = (disk_bytes(folder.path()), store.stats().memory);
+            assert!(disk < DISK + DISK / 8 && memory.total_bytes <= BUDGET + BUDGET / 32, "{disk} {memory:?}");
+        }
+    }
+    // Read every 16,000 puts, of which 200,000 fit the disk and 40,000 the memory.
+    assert_eq!(missed, 0, "{:?}", store.stats().cache);
+    let (entries, cache) = (store.stats().index.entries, store.stats().cache.unwrap());
+    assert!(entries < DISK / 200 && cache.promoted > 0 && cache.evictions > count / 2, "{entries} entries, {cache:?}");
+    let held: Vec<u64> = (0..hot + count).filter(|n| store.get(n).unwrap().is_some()).collect();
+    assert!(held.len() > 100_000);
+    store.close().unwrap();
+    let store = open();
+    let keys: Vec<u64> = held.iter().rev().take(60_000).copied().collect();
+    let mut warm = 0;
+    store.get_many(&keys, |i, value| warm += usize::from(value.is_some_and(|value| value == value_of(keys[i])))).unwrap();
+    assert!(warm > 59_000, "{warm} of 60000 after a restart");
+}
+
+#[test]
+fn bounds_that_cannot_be_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |cache: Cache| Options::new().memory(BUDGET).cache(cache).open::<u64, u64>(folder.path()).unwrap_err().to_string();
+    assert!(open(Cache::new()).contains("Cache::disk"));
+    assert!(open(Cache::new().disk("1MiB")).contains("64 MiB"));
+    let in_memory = Options::new().memory(BUDGET).cache(Cache::new().disk("64MiB")).in_memory::<u64, u64>();
+    assert!(in_memory.unwrap_err().to_string().contains("no disk"));
+}

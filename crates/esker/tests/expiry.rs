@@ -1,0 +1,417 @@
+//! Keys that end by themselves: in every layout, wherever their records lie, and without one sleep.
+
+use esker::{Error, Key, ManualClock, Options, Store, Ttl, Value};
+use std::borrow::Borrow;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant, SystemTime};
+
+const SECOND: Duration = Duration::from_secs(1);
+const PAIRS: usize = 200;
+
+/// Pairs of a layout.
+trait Kind {
+    type K: Key + ?Sized;
+    type V: Value + ?Sized;
+    fn key(n: usize) -> <Self::K as Value>::Owned;
+    fn value(n: usize) -> <Self::V as Value>::Owned;
+}
+
+/// Words.
+struct Words;
+impl Kind for Words {
+    type K = u64;
+    type V = u64;
+    fn key(n: usize) -> u64 {
+        n as u64
+    }
+    fn value(n: usize) -> u64 {
+        !(n as u64)
+    }
+}
+
+/// Words with odd widths.
+struct Narrow;
+impl Kind for Narrow {
+    type K = [u8; 13];
+    type V = u32;
+    fn key(n: usize) -> [u8; 13] {
+        std::array::from_fn(|i| (n >> (i % 3 * 8)) as u8)
+    }
+    fn value(n: usize) -> u32 {
+        n as u32 + 7
+    }
+}
+
+/// Records of fixed width above a word.
+struct Wide;
+impl Kind for Wide {
+    type K = u64;
+    type V = [u8; 24];
+    fn key(n: usize) -> u64 {
+        n as u64
+    }
+    fn value(n: usize) -> [u8; 24] {
+        [n as u8; 24]
+    }
+}
+
+/// Bytes.
+struct Bytes;
+impl Kind for Bytes {
+    type K = [u8];
+    type V = [u8];
+    fn key(n: usize) -> Vec<u8> {
+        format!("key {n}{}", "-".repeat(n % 9)).into_bytes()
+    }
+    fn value(n: usize) -> Vec<u8> {
+        vec![n as u8; n * 7 % 500]
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return output;
+        }
+        std::thread::yield_now();
+    }
+}
+
+type StoreOf<T> = Store<<T as Kind>::K, <T as Kind>::V>;
+
+/// Every place where a record may be when its key ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Place {
+    Memory,
+    Mutable,
+    Frozen,
+    Cold,
+}
+
+const PLACES: [Place; 4] = [Place::Memory, Place::Mutable, Place::Frozen, Place::Cold];
+
+struct Trial<T: Kind> {
+    clock: Arc<ManualClock>,
+    store: StoreOf<T>,
+    place: Place,
+    folder: tempfile::TempDir,
+}
+
+impl<T: Kind> Trial<T> {
+    fn new(place: Place) -> Self {
+        let (clock, folder) = (Arc::new(ManualClock::default()), tempfile::tempdir().unwrap());
+        let store = Self::open(place, &clock, &folder);
+        Self { clock, store, place, folder }
+    }
+
+    fn open(place: Place, clock: &Arc<ManualClock>, folder: &tempfile::TempDir) -> StoreOf<T> {
+        let options = Options::new().memory("16MiB").clock(clock.clone()).background(false);
+        if place == Place::Memory { options.in_memory() } else { options.open(folder.path()) }.unwrap()
+    }
+
+    fn put(&self, n: usize, ttl: Duration) {
+        self.store.put_with_ttl(T::key(n).borrow(), T::value(n).borrow(), ttl).unwrap();
+    }
+
+    fn get(&self, n: usize) -> Option<Vec<u8>> {
+        self.store.get(T::key(n).borrow()).unwrap().map(|value| value.borrow().bytes().to_vec())
+    }
+
+    fn ttl(&self, n: usize) -> Option<Ttl> {
+        self.store.ttl(T::key(n).borrow()).unwrap()
+    }
+
+    /// What was put so far goes where this trial wants it.
+    fn settle(&self) {
+        match self.place {
+            Place::Memory | Place::Mutable => {}
+            Place::Frozen => self.store.commit().unwrap(),
+            Place::Cold => {
+                let head = self.store.stats().log.tail;
+                let mut n = 1 << 20;
+                while self.store.stats().log.head < head {
+                    (n..n + 1000).for_each(|n| self.store.put(T::key(n).borrow(), T::value(n).borrow()).unwrap());
+                    n += 1000;
+                }
+            }
+        }
+    }
+
+    fn reopen(&mut self) {
+        self.store.close().unwrap();
+        self.store = Self::open(self.place, &self.clock, &self.folder);
+    }
+}
+
+/// Every call takes the keys for absent from one instant on, and not before.
+fn every_call_sees_the_end<T: Kind>() {
+    for place in PLACES {
+        let trial = Trial::<T>::new(place);
+        (0..PAIRS).for_each(|n| trial.put(n, SECOND));
+        trial.settle();
+        trial.clock.advance(SECOND - Duration::from_millis(1));
+        for n in 0..PAIRS {
+            assert_eq!(trial.get(n).as_deref(), Some(T::value(n).borrow().bytes()), "{place:?}");
+            assert_eq!(trial.ttl(n), Some(Ttl::Left(Duration::from_millis(1))), "{place:?}");
+        }
+        trial.clock.advance(Duration::from_millis(1));
+        let (store, keys): (_, Vec<_>) = (&trial.store, (0..PAIRS).map(T::key).collect());
+        let mut visited = 0;
+        let visit = |_, value: Option<<T::V as Value>::View<'_>>| {
+            visited += 1;
+            assert!(value.is_none(), "{place:?}");
+        };
+        store.get_many(&keys, visit).unwrap();
+        assert_eq!(visited, PAIRS);
+        for (n, key) in keys.iter().enumerate() {
+            let key = key.borrow();
+            assert!(trial.get(n).is_none() && trial.ttl(n).is_none(), "{place:?} {n}");
+            assert!(block_on(store.get_async(key)).unwrap().is_none() && !block_on(store.contains_async(key)).unwrap());
+            match n % 4 {
+                0 => assert!(!store.delete(key).unwrap()),
+                1 => assert!(!store.persist(key).unwrap()),
+                2 => assert!(!store.expire_at(key, SystemTime::now() + SECOND * 1_000_000_000).unwrap()),
+                _ => {
+                    let saw = store.rmw(key, |old| {
+                        assert!(old.is_none(), "{place:?}");
+                        T::value(n)
+                    });
+                    assert_eq!(saw.unwrap().borrow().bytes(), T::value(n).borrow().bytes());
+                    // Made anew, it stays.
+                    assert_eq!(trial.ttl(n), Some(Ttl::Forever));
+                }
+            }
+        }
+        assert_eq!(store.delete_many(&keys).unwrap(), PAIRS / 4, "{place:?}");
+    }
+}
+
+/// What each call does to an end that has not come.
+fn every_call_keeps_or_takes_the_end<T: Kind>() {
+    for place in PLACES {
+        let trial = Trial::<T>::new(place);
+        (0..PAIRS).for_each(|n| trial.put(n, SECOND * 10));
+        trial.settle();
+        let later = esker::Clock::now(&*trial.clock) + SECOND * 20;
+        for n in 0..PAIRS {
+            let (key, value) = (T::key(n), T::value(n));
+            let (key, store) = (key.borrow(), &trial.store);
+            let want = match n % 6 {
+                0 => {
+                    store.put(key, value.borrow()).unwrap();
+                    Ttl::Forever
+                }
+                1 => {
+                    store.rmw(key, |old| old.map(|_| T::value(n)).unwrap()).unwrap();
+                    Ttl::Left(SECOND * 10)
+                }
+                2 => {
+                    assert!(store.persist(key).unwrap() && !store.persist(key).unwrap());
+                    Ttl::Forever
+                }
+                3 => {
+                    assert!(store.expire_at(key, later).unwrap());
+                    Ttl::Left(SECOND * 20)
+                }
+                4 => {
+                    trial.put(n, SECOND * 30);
+                    Ttl::Left(SECOND * 30)
+                }
+                // From none to one again: what had none needs another record.
+                _ => {
+                    store.put(key, value.borrow()).unwrap();
+                    assert!(store.expire_at(key, later).unwrap());
+                    Ttl::Left(SECOND * 20)
+                }
+            };
+            assert_eq!(trial.ttl(n), Some(want), "{place:?} {n}");
+            assert_eq!(trial.get(n).as_deref(), Some(T::value(n).borrow().bytes()), "{place:?} {n}");
+        }
+        // An end that has passed is a deletion.
+        assert!(trial.store.expire_at(T::key(0).borrow(), SystemTime::UNIX_EPOCH).unwrap());
+        assert!(trial.get(0).is_none() && !trial.store.expire_at(T::key(0).borrow(), later).unwrap());
+        trial.put(6, Duration::MAX);
+        trial.put(12, Duration::ZERO);
+        assert_eq!((trial.ttl(6), trial.ttl(12)), (Some(Ttl::Forever), None));
+        trial.clock.advance(SECOND * 20);
+        let alive: Vec<usize> = (0..PAIRS).filter(|n| trial.get(*n).is_some()).collect();
+        let want: Vec<usize> = (0..PAIRS).filter(|n| matches!(n % 6, 0 | 2 | 4) && ![0, 12].contains(n)).collect();
+        assert_eq!(alive, want, "{place:?}");
+    }
+}
+
+/// What expired is gone for good, and with it its space; what lies behind it does not come back.
+fn compaction_drops_what_expired<T: Kind>() {
+    for place in PLACES {
+        let mut trial = Trial::<T>::new(place);
+        // Older versions, without an end.
+        (0..PAIRS).for_each(|n| trial.store.put(T::key(n).borrow(), T::value(n + 1).borrow()).unwrap());
+        trial.settle();
+        (0..PAIRS).for_each(|n| trial.put(n, SECOND * (1 + n as u32 % 2)));
+        trial.settle();
+        trial.clock.advance(SECOND);
+        let lives = |trial: &Trial<T>, n: usize| trial.get(n).as_deref() == Some(T::value(n).borrow().bytes());
+        for round in 0..3 {
+            trial.store.compact().unwrap();
+            assert!((0..PAIRS).all(|n| if n % 2 == 1 { lives(&trial, n) } else { trial.get(n).is_none() }), "{place:?} {round}");
+            if place != Place::Memory {
+                trial.reopen();
+            }
+        }
+        let left = trial.ttl(1);
+        assert_eq!(left, Some(Ttl::Left(SECOND)), "a copy keeps its end");
+        trial.clock.advance(SECOND);
+        let before = trial.store.stats().log;
+        trial.store.compact().unwrap();
+        let (after, expiry) = (trial.store.stats().log, trial.store.stats().expiry);
+        assert!(after.begin > before.begin && expiry.dropped_records >= PAIRS as u64 / 2, "{place:?} {expiry:?}");
+        assert!((0..PAIRS).all(|n| trial.get(n).is_none()), "{place:?}");
+    }
+}
+
+fn a_reopened_store_knows_every_end<T: Kind>() {
+    let mut trial = Trial::<T>::new(Place::Cold);
+    (0..PAIRS).for_each(|n| trial.put(n, SECOND * (1 + n as u32)));
+    for round in 0..4u32 {
+        if round == 2 {
+            trial.settle();
+        }
+        for n in (0..PAIRS).step_by(7) {
+            let left = (SECOND * (1 + n as u32)).checked_sub(SECOND * 50 * round).filter(|left| !left.is_zero());
+            assert_eq!(trial.ttl(n), left.map(Ttl::Left), "round {round}, key {n}");
+        }
+        trial.clock.advance(SECOND * 50);
+        trial.reopen();
+    }
+}
+
+macro_rules! in_every_layout {
+    ($($story:ident),*) => { $(mod $story {
+        use super::*;
+        #[test]
+        fn words() { super::$story::<Words>(); }
+        #[test]
+        fn narrow() { super::$story::<Narrow>(); }
+        #[test]
+        fn wide() { super::$story::<Wide>(); }
+        #[test]
+        fn bytes() { super::$story::<Bytes>(); }
+    })* };
+}
+
+in_every_layout!(
+    every_call_sees_the_end,
+    every_call_keeps_or_takes_the_end,
+    compaction_drops_what_expired,
+    a_reopened_store_knows_every_end
+);
+
+#[test]
+fn an_append_keeps_the_end_and_starts_anew_after_it() {
+    for place in PLACES {
+        let trial = Trial::<Bytes>::new(place);
+        let store = &trial.store;
+        store.put_with_ttl(b"log", b"one", SECOND).unwrap();
+        trial.settle();
+        assert_eq!(store.append(b"log", b",two").unwrap(), 7);
+        // In place now: the append before made room.
+        assert_eq!(store.append(b"log", b",3").unwrap(), 9);
+        assert_eq!(store.ttl(b"log").unwrap(), Some(Ttl::Left(SECOND)), "{place:?}");
+        trial.clock.advance(SECOND);
+        assert_eq!(store.append(b"log", b"anew").unwrap(), 4, "{place:?}");
+        assert_eq!((store.get(b"log").unwrap(), store.ttl(b"log").unwrap()), (Some(b"anew".to_vec()), Some(Ttl::Forever)));
+    }
+}
+
+/// A word changes in place without a latch; its way to a record with an end must not lose what is added meanwhile.
+#[test]
+fn no_update_is_lost_while_ends_come_and_go() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open_temporary().unwrap();
+    let (done, rounds) = (AtomicBool::new(false), 60_000u64);
+    let far = SystemTime::now() + SECOND * 1_000_000;
+    std::thread::scope(|scope| {
+        let adding: Vec<_> = (0..4u64)
+            .map(|thread| {
+                let store = &store;
+                scope.spawn(move || {
+                    for n in 0..rounds {
+                        store.rmw(&(n % 3), |old| old.unwrap_or(0) + 1).unwrap();
+                        if n % 1000 == 0 && thread == 0 {
+                            store.commit().unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            while !done.load(Relaxed) {
+                for key in 0..3 {
+                    store.expire_at(&key, far).unwrap();
+                    store.persist(&key).unwrap();
+                    // A copy of the whole value by another way: from now on it has no room for an end again.
+                    store.rmw(&key, |old| old.unwrap_or(0)).unwrap();
+                }
+                for key in 10..20 {
+                    store.put(&key, &key).unwrap();
+                    assert!(store.expire_at(&key, far).unwrap());
+                    assert_eq!(store.get(&key).unwrap(), Some(key));
+                }
+            }
+        });
+        adding.into_iter().for_each(|thread| thread.join().unwrap());
+        done.store(true, Relaxed);
+    });
+    let sum: u64 = (0..3).map(|key| store.get(&key).unwrap().unwrap()).sum();
+    assert_eq!(sum, 4 * rounds);
+}
+
+/// Nobody reads, deletes or compacts: the driver finds out.
+#[test]
+fn expired_space_comes_back_by_itself() {
+    let (clock, folder) = (Arc::new(ManualClock::default()), tempfile::tempdir().unwrap());
+    let open = || Options::new().memory("16MiB").clock(clock.clone()).open::<u64, [u8; 100]>(folder.path()).unwrap();
+    let store = open();
+    for n in 0..200_000 {
+        store.put_with_ttl(&n, &[7; 100], SECOND).unwrap();
+    }
+    (0..1000).for_each(|n| store.put(&(1 << 40 | n), &[8; 100]).unwrap());
+    // What was known of it does not go with the process.
+    store.close().unwrap();
+    clock.advance(SECOND);
+    let store = open();
+    let extent = || store.stats().log.tail - store.stats().log.begin;
+    let (begun, before) = (Instant::now(), extent());
+    while extent() > before / 4 {
+        assert!(begun.elapsed() < SECOND * 60, "{:?}", store.stats());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!((0..1000).all(|n| store.get(&(1 << 40 | n)).unwrap() == Some([8; 100])));
+}
+
+#[test]
+fn a_full_memory_takes_back_what_expired() {
+    let clock = Arc::new(ManualClock::default());
+    for background in [true, false] {
+        let options = Options::new().memory("16MiB").clock(clock.clone()).background(background);
+        let store: Store<u64, [u8; 100]> = options.in_memory().unwrap();
+        let fill = |from: u64| {
+            for n in from.. {
+                match store.put_with_ttl(&n, &[n as u8; 100], SECOND) {
+                    Ok(()) => {}
+                    Err(Error::Full) => return n - from,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            0
+        };
+        let first = fill(0);
+        clock.advance(SECOND);
+        let second = fill(1 << 32);
+        assert!(second > first * 8 / 10, "{second} fit where {first} had expired");
+    }
+}
