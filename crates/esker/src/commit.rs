@@ -22,15 +22,17 @@
 //!
 //! **Nothing below a cut is ever written again**, not even the rest of a sector: the next piece begins in the next block.
 //!
-//! **Group commit.** One line is drawn at a time; whoever asks meanwhile waits for the next one, and all who wait share it.
+//! **Group commit.** One line is drawn at a time; whoever asks meanwhile waits for the next one, and all who wait share it. Each
+//! sleeps by itself (`park`), not on a condition variable, whose sleepers would wake only to queue for its lock; at a line's end those
+//! whose line it was are woken, and of the others one, who draws the next.
 
 use crate::engine::{Engine, Home, lock};
 use crate::error::{Error, Result};
 use crate::image;
 use crate::log::NOWHERE;
 use crate::manifest::State;
-use crate::sync::atomic::Ordering::*;
-use crate::sync::waiting::{Condvar, Mutex, MutexGuard};
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::waiting::{Condvar, Mutex, MutexGuard, Thread, thread};
 use std::time::Duration;
 
 /// When writes become durable without being asked to (a `commit` always makes them so).
@@ -48,7 +50,17 @@ pub enum Durability {
 #[derive(Default)]
 pub(crate) struct Commits {
     progress: Mutex<Progress>,
-    ended: Condvar,
+    /// `Progress::ended`, for those who were woken.
+    ended: AtomicU64,
+    /// For the one who closes.
+    at_rest: Condvar,
+}
+
+/// A thread that sleeps until its line was drawn, or is its own to draw. It is on the list exactly while it sleeps or has not
+/// looked yet why it was woken: so waking the first one is enough.
+struct Waiting {
+    wanted: u64,
+    thread: Thread,
 }
 
 impl Commits {
@@ -62,6 +74,7 @@ struct Progress {
     started: u64,
     ended: u64,
     is_drawing: bool,
+    waiting: Vec<Waiting>,
     /// The store closes: no more lines but its last one.
     is_closing: bool,
 }
@@ -85,21 +98,44 @@ impl Engine {
                 return Err(Error::Closed);
             }
             if progress.is_drawing {
-                progress = self.commits.ended.wait(progress).unwrap_or_else(|e| e.into_inner());
+                progress.waiting.push(Waiting { wanted, thread: thread::current() });
+                drop(progress);
+                thread::park();
+                // Acquire: pairs with the Release in `ended`; the line is durable.
+                if self.commits.ended.load(Acquire) >= wanted {
+                    return Ok(());
+                }
+                progress = self.commits.lock();
+                let me = thread::current().id();
+                progress.waiting.retain(|waiting| waiting.thread.id() != me);
                 continue;
             }
             progress.is_drawing = true;
             progress.started += 1;
             drop(progress);
             let result = self.draw_line();
-            progress = self.commits.lock();
-            progress.is_drawing = false;
-            if result.is_ok() {
-                progress.ended = progress.started;
-            }
-            self.commits.ended.notify_all();
+            self.line_ended(&result);
             result?;
+            progress = self.commits.lock();
         }
+    }
+
+    fn line_ended(&self, result: &Result<()>) {
+        let mut progress = self.commits.lock();
+        progress.is_drawing = false;
+        if result.is_ok() {
+            progress.ended = progress.started;
+            self.commits.ended.store(progress.ended, Release);
+        }
+        let ended = progress.ended;
+        // After a failure all are told.
+        let mut woken: Vec<Waiting> = progress.waiting.extract_if(.., |waiting| waiting.wanted <= ended || result.is_err()).collect();
+        let next = progress.waiting.first().map(|waiting| waiting.thread.clone());
+        drop(progress);
+        // First who goes on with the next line.
+        next.iter().for_each(Thread::unpark);
+        woken.drain(..).for_each(|waiting| waiting.thread.unpark());
+        self.commits.at_rest.notify_all();
     }
 
     /// A line for what compaction moved, also while the store is closing; false if it is closed.
@@ -115,10 +151,10 @@ impl Engine {
     pub(crate) fn end_commits(&self) {
         let mut progress = self.commits.lock();
         while progress.is_drawing {
-            progress = self.commits.ended.wait(progress).unwrap_or_else(|e| e.into_inner());
+            progress = self.commits.at_rest.wait(progress).unwrap_or_else(|e| e.into_inner());
         }
         progress.is_closing = true;
-        self.commits.ended.notify_all();
+        progress.waiting.drain(..).for_each(|waiting| waiting.thread.unpark());
     }
 
     /// One line, durable. One caller at a time.

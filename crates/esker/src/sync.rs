@@ -28,9 +28,15 @@ pub(crate) use {
 /// Waiting that no loom model reaches.
 pub(crate) mod waiting {
     #[cfg(shuttle)]
-    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use shuttle::{
+        sync::{Condvar, Mutex, MutexGuard},
+        thread::{self, Thread},
+    };
     #[cfg(not(shuttle))]
-    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use std::{
+        sync::{Condvar, Mutex, MutexGuard},
+        thread::{self, Thread},
+    };
 }
 
 #[cfg(loom)]
