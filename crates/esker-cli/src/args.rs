@@ -103,6 +103,20 @@ pub(crate) enum Command {
         #[arg(long, conflicts_with = "json")]
         accept_loss: bool,
     },
+    /// Copy a store that nobody has open to a new directory, or what is new of it to an earlier copy; the copy is a store
+    Backup {
+        /// The store's directory
+        dir: PathBuf,
+        /// The copy's directory, made if absent
+        to: PathBuf,
+    },
+    /// Make a store from a backup, which stays as it is
+    Restore {
+        /// The backup's directory
+        backup: PathBuf,
+        /// The store's directory, which must be absent or empty
+        dir: PathBuf,
+    },
     /// Try the engine: the flights of a year through a store smaller than its data
     Demo,
 }

@@ -7,6 +7,7 @@
 
 mod acknowledge;
 mod args;
+mod backup;
 mod bytes;
 mod compact;
 mod demo;
@@ -52,6 +53,8 @@ fn run(cli: Cli) -> Outcome {
         Command::Compact { dir, json } => compact::run(&dir, json, opening),
         Command::Verify { dir, accept_loss: true, .. } => verify::accept_loss(&dir, opening),
         Command::Verify { dir, json, .. } => verify::run(&dir, json),
+        Command::Backup { dir, to } => backup::run(&dir, &to),
+        Command::Restore { backup, dir } => backup::restore(&backup, &dir),
         Command::Demo => demo::run(opening),
     }
 }

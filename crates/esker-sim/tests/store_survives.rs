@@ -7,7 +7,8 @@ use esker_sim::crash::store::Esker;
 use esker_sim::crash::{Held, Limits, Live, Program, Subject, check, faults, program, rot};
 use esker_sim::disk::Failure;
 use esker_sim::model::{Layout, Operation};
-use esker_sim::storage::{Breadth, Kind, SimStorage, StorageFault};
+use esker_sim::storage::{Breadth, KINDS, Kind, SimStorage, StorageFault};
+use std::sync::Arc;
 
 const STORE: Esker = Esker(Durability::None);
 
@@ -107,6 +108,43 @@ fn an_opening_settles_what_it_reads() {
     drop(store);
     let mut store = STORE.open(Layout::Pairs, &cut).unwrap();
     assert_eq!(store.state(&keys).unwrap(), seen);
+}
+
+/// A backup that is cut short is no store, or what it was before.
+#[test]
+fn a_backup_is_old_or_new_or_nothing() {
+    let open = |files: Arc<dyn esker::Storage>| esker::Options::new().memory("16MiB").background(false).open_in::<u64, u64>(files);
+    let store = open(Arc::new(esker::MemoryStorage::new())).unwrap();
+    let copy = SimStorage::new();
+    let mut ended = Vec::new();
+    for round in 1..=3u64 {
+        (0..400).for_each(|n| store.put(&n, &(n + round)).unwrap());
+        if round == 2 {
+            store.save_index().unwrap();
+        }
+        store.snapshot_in(Arc::new(copy.clone())).unwrap();
+        ended.push(copy.position());
+    }
+    let (mut nothing, mut found) = (0, [0; 4]);
+    copy.film().play(|moment| -> Option<()> {
+        for survival in moment.survivals(Breadth { every_up_to: 16, drawn: KINDS.len() as u64 }, 0) {
+            let storage = moment.storage(&survival);
+            let round = match open(Arc::new(storage.clone())) {
+                Ok(copy) => copy.get(&7).unwrap().map_or(0, |value| value - 7),
+                Err(_) => 0,
+            };
+            let least = ended.iter().filter(|calls| **calls <= moment.calls).count() as u64;
+            assert!((least..=least + 1).contains(&round), "round {round} after {} calls, {least} had ended", moment.calls);
+            if round > 0 {
+                let copy = open(Arc::new(storage)).unwrap();
+                (0..400).for_each(|n| assert_eq!(copy.get(&n).unwrap(), Some(n + round)));
+            }
+            nothing += u64::from(round == 0);
+            found[round as usize] += 1;
+        }
+        None
+    });
+    assert!(nothing > 0 && found.iter().all(|count| *count > 0), "{found:?}");
 }
 
 /// What was written behind the last line is a scar: nothing in it is visited, and compaction must get past it all the same.

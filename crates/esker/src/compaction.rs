@@ -290,6 +290,11 @@ impl Engine {
         Ok(true)
     }
 
+    /// True if compaction would wait now: for another, an image or a backup.
+    pub(crate) fn is_compaction_held(&self) -> bool {
+        self.compaction.running.try_lock().is_err()
+    }
+
     /// No compaction from here on, while the guard lives.
     pub(crate) fn hold_compaction(&self) -> MutexGuard<'_, ()> {
         lock(&self.compaction.running)
@@ -563,6 +568,8 @@ impl State {
             shape: 0,
             entries: 0,
             shared: false,
+            is_backup: false,
+            lineage: 0,
         }
     }
 }

@@ -8,7 +8,7 @@
 //! index.N         an index image (`image.rs`)
 //! ```
 
-use crate::device::{Device, FileDevice, ReadSource, Storage, read_stream};
+use crate::device::{Device, FileDevice, ReadSource, SEGMENT_PREFIX, Storage, read_stream};
 use crate::error::{Error, Result};
 use crate::manifest::MANIFEST;
 use std::fs::{self, File, TryLockError};
@@ -72,16 +72,17 @@ fn refuse_foreign(path: &Path) -> Result<()> {
     if path.join(MANIFEST).exists() || !path.exists() {
         return Ok(());
     }
-    let foreign = fs::read_dir(path)
-        .map_err(|error| Error::invalid(format!("not a directory that can be read path={} error={error}", path.display())))?
-        .filter_map(|entry| entry.ok())
-        .find(|entry| entry.file_name() != LOCK);
-    match foreign {
-        Some(entry) => Err(Error::invalid(format!(
-            "the directory is not a store: it holds {} path={}",
-            entry.file_name().to_string_lossy(),
+    let entries = fs::read_dir(path)
+        .map_err(|error| Error::invalid(format!("not a directory that can be read path={} error={error}", path.display())))?;
+    let names: Vec<String> = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())).collect();
+    if names.iter().any(|name| name.starts_with(SEGMENT_PREFIX)) {
+        return Err(Error::invalid(format!(
+            "a log without a manifest: a backup that was not finished, or half a store path={}",
             path.display()
-        ))),
+        )));
+    }
+    match names.iter().find(|name| *name != LOCK) {
+        Some(name) => Err(Error::invalid(format!("the directory is not a store: it holds {name} path={}", path.display()))),
         None => Ok(()),
     }
 }

@@ -393,7 +393,8 @@ impl Engine {
                 self.sample_expired();
             }
             // A failure is latched.
-            let busy = !self.is_image_under_way() && self.reclaim_if_due().unwrap_or(false);
+            // A backup may hold it: lines must not wait for that.
+            let busy = !self.is_compaction_held() && self.reclaim_if_due().unwrap_or(false);
             if self.is_image_due() && !self.is_temporary() && self.check_writable().is_ok() {
                 self.images.announce(true);
                 if !take_image() {

@@ -75,12 +75,7 @@ impl Engine {
         let bounds = &self.log.bounds;
         let from = self.images.until.load(Relaxed).max(bounds.begin.load(Relaxed));
         let lag = bounds.cut.load(Relaxed).saturating_sub(from);
-        !self.is_in_memory() && lag > LAG_BYTES_MIN.max(LAG_INDEX_TIMES * self.index.bytes()) && !self.is_image_under_way()
-    }
-
-    /// Compaction would wait for it.
-    pub(crate) fn is_image_under_way(&self) -> bool {
-        self.images.is_under_way.load(Relaxed)
+        !self.is_in_memory() && lag > LAG_BYTES_MIN.max(LAG_INDEX_TIMES * self.index.bytes()) && !self.images.is_under_way.load(Relaxed)
     }
 
     /// Takes an image of the index while operations go on.

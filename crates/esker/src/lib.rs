@@ -18,6 +18,7 @@
 //! Layers, bottom to top; a layer knows only those below it: `memory`, `device`, `epoch` - `record`, `log` - `index` -
 //! `engine` (boundaries, close) with `commit`, `recovery`, `compaction` - `store` (one operation on one key, and batches). `ARCHITECTURE.md` has the picture.
 
+mod backup;
 mod cache;
 mod commit;
 mod compaction;
@@ -52,6 +53,7 @@ mod watch;
 /// Checksums hide what they guard from a fuzzer: built for one, the engine takes them as right, and a store's identity is fixed.
 const FUZZED: bool = cfg!(fuzzing);
 
+pub use backup::{Backup, backup};
 pub use cache::{Cache, Eviction};
 pub use commit::Durability;
 pub use device::{Device, DeviceRead, MemoryDevice, MemoryStorage, ReadSource, SECTOR_BYTES, Storage};

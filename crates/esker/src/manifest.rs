@@ -67,6 +67,10 @@ pub(crate) struct State {
     pub(crate) shape: u64,
     pub(crate) entries: u64,
     pub(crate) shared: bool,
+    /// A backup, which was not written since. And what it is one of: a store's own id, or, of a backup that was opened and
+    /// written, a random number, for it is another store from then on, however alike their logs begin.
+    pub(crate) is_backup: bool,
+    pub(crate) lineage: u64,
 }
 
 /// The manifest of an open store.
@@ -139,6 +143,8 @@ impl Manifest {
             shape,
             entries: 0,
             shared: false,
+            is_backup: false,
+            lineage: identity.store_id,
         };
         let mut manifest = Self { device: storage.open(MANIFEST)?, state };
         manifest.write(|_| {})?;
@@ -146,9 +152,17 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// That of a first backup, not written yet.
+    pub(crate) fn of_backup(storage: &dyn Storage, state: &State) -> Result<Self> {
+        Ok(Self { device: storage.open(MANIFEST)?, state: State { sequence: 0, ..state.clone() } })
+    }
+
     /// Changes the state and makes it durable.
     pub(crate) fn write(&mut self, change: impl FnOnce(&mut State)) -> Result<()> {
         let mut next = self.state.clone();
+        if next.is_backup {
+            (next.is_backup, next.lineage) = (false, Identity::random()?.store_id);
+        }
         change(&mut next);
         next.sequence += 1;
         let text = encode(&next);
@@ -210,6 +224,8 @@ fn encode(state: &State) -> String {
         ("shape", state.shape),
         ("entries", state.entries),
         ("shared", u64::from(state.shared)),
+        ("backup", u64::from(state.is_backup)),
+        ("lineage", state.lineage),
     ];
     for (name, value) in numbers {
         let _ = writeln!(text, "{name}={value:x}");
@@ -253,6 +269,8 @@ fn parse(text: &str, damaged: &dyn Fn(&str) -> Error) -> Result<State> {
         shape: number("shape")?,
         entries: number("entries")?,
         shared: number("shared")? != 0,
+        is_backup: number("backup")? != 0,
+        lineage: number("lineage")?,
     })
 }
 
@@ -299,6 +317,8 @@ mod tests {
             shape: most,
             entries: most,
             shared: true,
+            is_backup: true,
+            lineage: most,
         }
     }
 

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::expiry::SystemClock;
 use crate::image;
 use crate::log::BLOCK_BYTES;
-use crate::manifest::{LOG, Manifest};
+use crate::manifest::{LOG, Manifest, State};
 use crate::recovery::Manner;
 use crate::scars;
 use crate::traverse::{Scanned, Span, Visitor};
@@ -85,22 +85,7 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
     let state = manifest.state.clone();
     let scars = or_note(scars::read(&*storage, state.cut), &mut found)?.unwrap_or_default();
     (found.line, found.scars) = (state.line, scars.len() as u64);
-    // An engine that is never opened: it knows layout, checksums and how to walk the log.
-    let engine = Engine::new(Parts {
-        layout: state.layout,
-        budget: BUDGET_BYTES_MIN,
-        device: Some(Arc::new(Segments::open(&storage, state.segment_bytes, state.begin / BLOCK_BYTES * SECTOR_BYTES as u64)?)),
-        home: None,
-        identity: Some(state.identity),
-        durability: Durability::None,
-        in_background: false,
-        space_amplification: 2.0,
-        verifies_reads: true,
-        recovery: Manner::default(),
-        promotion: false,
-        clock: Arc::new(SystemClock),
-        cache: None,
-    })?;
+    let engine = resting_engine(&storage, &state)?;
     if state.image != 0 {
         or_note(image::check(&*storage, state.image, state.identity.store_id), &mut found)?;
     }
@@ -116,6 +101,25 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
         found.records = count.0;
     }
     Ok(found)
+}
+
+/// An engine that is never opened: it knows layout, checksums and how to walk the log.
+pub(crate) fn resting_engine(storage: &Arc<dyn Storage>, state: &State) -> Result<Engine> {
+    Engine::new(Parts {
+        layout: state.layout,
+        budget: BUDGET_BYTES_MIN,
+        device: Some(Arc::new(Segments::open(storage, state.segment_bytes, state.begin / BLOCK_BYTES * SECTOR_BYTES as u64)?)),
+        home: None,
+        identity: Some(state.identity),
+        durability: Durability::None,
+        in_background: false,
+        space_amplification: 2.0,
+        verifies_reads: true,
+        recovery: Manner::default(),
+        promotion: false,
+        clock: Arc::new(SystemClock),
+        cache: None,
+    })
 }
 
 /// The result, or `None` if it is damage, which is noted.

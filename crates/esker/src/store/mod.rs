@@ -30,7 +30,9 @@ mod step;
 mod waiting;
 mod word;
 
+use crate::backup::{Backup, target};
 use crate::cache::Flights;
+use crate::device::Storage;
 use crate::engine::{Engine, Layout};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
@@ -40,6 +42,7 @@ use crate::sync::Mutex;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -288,6 +291,28 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Two lines and the index's size in writes.
     pub fn save_index(&self) -> Result<()> {
         self.engine.take_image()
+    }
+
+    /// Copies the store to the directory `to` while operations go on: as of a line that is drawn now, so that everything that
+    /// had returned is in it. `to` is new, or holds an earlier copy of this store, to which what is new is added. The copy is a
+    /// directory that opens as a store; written, it is one of its own, and no copy of this one any more.
+    ///
+    /// # Errors
+    /// As [`Store::commit`]; `Invalid` if `to` is something else; `Corruption` for damage in what is copied, by address. An
+    /// earlier copy is what it was then.
+    ///
+    /// # Cost
+    /// Reads and writes the log, or what is new of it. Compaction waits.
+    pub fn snapshot_to(&self, to: impl AsRef<Path>) -> Result<Backup> {
+        self.engine.snapshot_in(target(to.as_ref())?)
+    }
+
+    /// [`Store::snapshot_to`] for a place of your own.
+    ///
+    /// # Errors
+    /// As [`Store::snapshot_to`].
+    pub fn snapshot_in(&self, to: Arc<dyn Storage>) -> Result<Backup> {
+        self.engine.snapshot_in(to)
     }
 
     /// Figures about this store.

@@ -1,0 +1,33 @@
+//! `esker backup` and `esker restore`: copies of a store at rest. A program that has a store open copies it itself (`snapshot_to`).
+//!
+//! Both directions are the same: a backup is a store. But a backup adds what is new to an earlier one, and a restore does not touch a
+//! directory in which something is.
+
+use std::fs;
+use std::path::Path;
+
+use crate::bytes::{count, size};
+use crate::failure::{Failure, Outcome};
+use crate::{out, progress};
+
+/// Copies the store in `dir`, or what is new of it, to `to`.
+pub(crate) fn run(dir: &Path, to: &Path) -> Outcome {
+    let bar = progress::of_bytes(0);
+    let done = esker::backup(dir, to, |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+        progress::say(&bar, format!("{} of {} copied", size(done), size(total)));
+    });
+    bar.finish_and_clear();
+    let done = done.map_err(|error| Failure::about(dir.display(), error))?;
+    let kept = if done.kept_bytes > 0 { format!(", {} were there already", size(done.kept_bytes)) } else { String::new() };
+    out::line(format!("{}: as of line {}, {} of log copied{kept}", to.display(), count(done.line), size(done.copied_bytes)))
+}
+
+/// Copies the backup in `from` to `dir`, where nothing may be.
+pub(crate) fn restore(from: &Path, dir: &Path) -> Outcome {
+    if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(Failure::about(dir.display(), "something is there already; a store is restored to a new directory"));
+    }
+    run(from, dir)
+}

@@ -1,0 +1,42 @@
+//! `backup` and `restore`: a copy that is a store, then what is new of it, then a store from it.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use common::Place;
+
+fn load(place: &Place, from: u64) {
+    let rows: String = (from..from + 20_000).map(|row| format!("{row},{:0>20}\n", row * 7)).collect();
+    place.write("rows.csv", format!("id,value\n{rows}"));
+    place.ok("load store rows.csv --key id --value value");
+}
+
+#[test]
+fn a_backup_grows_by_what_is_new_and_restores() {
+    let place = Place::new();
+    load(&place, 0);
+    let first = place.ok("backup store copy");
+    assert!(first.contains("of log copied") && !first.contains("already"), "{first}");
+    load(&place, 20_000);
+    let second = place.ok("backup store copy");
+    assert!(second.contains("were there already"), "{second}");
+    assert!(place.ok("verify copy").contains("40,000"));
+    place.ok("restore copy again");
+    assert_eq!(place.ok("get again 39999").trim(), format!("{:0>20}", 39_999 * 7));
+    place.fails("restore copy again", "something is there already");
+    // Written, it is a store of its own.
+    place.ok("put again 1 2");
+    place.fails("backup store again", "no backup of this one");
+}
+
+#[test]
+fn a_copy_that_was_cut_short_is_refused() {
+    let place = Place::new();
+    load(&place, 0);
+    place.ok("backup store copy");
+    std::fs::remove_file(place.path("copy/esker.manifest")).unwrap();
+    place.fails("get copy 1", "not finished");
+    place.fails("backup store copy", "not finished");
+    place.fails("backup nothing copy2", "there is no store");
+}
