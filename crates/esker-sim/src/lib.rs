@@ -10,6 +10,7 @@
 pub mod crash;
 pub mod disk;
 pub mod fuzz;
+pub mod golden;
 pub mod history;
 pub mod model;
 pub mod storage;

@@ -13,11 +13,13 @@ pub(crate) struct Arguments {
     pub(crate) violations: usize,
     pub(crate) strict: bool,
     pub(crate) always: bool,
+    pub(crate) kills: u64,
 }
 
 impl Arguments {
     pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
-        let lane = words.next().filter(|lane| ["crash", "faults", "rot"].contains(&lane.as_str())).ok_or("which lane?")?;
+        let lane =
+            words.next().filter(|lane| ["crash", "faults", "rot", "kill", "golden"].contains(&lane.as_str())).ok_or("which lane?")?;
         let jobs = std::thread::available_parallelism().map_or(1, usize::from);
         let mut arguments = Arguments {
             lane,
@@ -30,11 +32,13 @@ impl Arguments {
             violations: 3,
             strict: false,
             always: false,
+            kills: 100,
         };
         while let Some(word) = words.next() {
             let mut value = || number(&words.next().ok_or(format!("{word} wants a number"))?);
             match word.as_str() {
                 "--cuts" => arguments.cuts = value()?,
+                "--kills" | "--n" => arguments.kills = value()?,
                 "--exhaustive" => arguments.exhaustive = Some(value()? as usize),
                 "--seed" => arguments.seed = value()?,
                 "--programs" => arguments.programs = Some(value()?),

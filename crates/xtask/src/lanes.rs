@@ -8,8 +8,12 @@ use crate::crew::{Brought, processor_seconds, work};
 use esker::Durability;
 use esker_sim::crash::store::Esker;
 use esker_sim::crash::{Figures, Limits, Program, Subject, check, faults, program, rot, shrink};
+use esker_sim::golden;
 use esker_sim::model::Layout;
+use std::env;
 use std::ops::AddAssign;
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 fn subject(arguments: &Arguments) -> Esker {
@@ -109,4 +113,28 @@ pub(crate) fn rot(arguments: &Arguments) -> bool {
     tally.figures.examples.iter().for_each(|example| println!("{example}\n"));
     println!("{} violations={}", tell(&tally.figures), tally.wrongs.len());
     tally.wrongs.is_empty() && tally.figures.wrong == 0 && (tally.figures.shorter == 0 || !arguments.strict)
+}
+
+/// The program, killed under load: the loop of its test, longer.
+pub(crate) fn kill(arguments: &Arguments) -> bool {
+    let begun = Instant::now();
+    let mut test = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    test.args(["test", "--quiet", "-p", "esker-cli", "--test", "kill", "--", "--nocapture"]);
+    test.env("ESKER_KILLS", arguments.kills.to_string());
+    if arguments.seed > 0 {
+        test.env("ESKER_SEED", arguments.seed.to_string());
+    }
+    let passed = test.status().is_ok_and(|status| status.success());
+    println!("kill: kills={} seconds={:.0} passed={passed}", arguments.kills, begun.elapsed().as_secs_f64());
+    passed
+}
+
+/// Writes the golden stores of this format.
+pub(crate) fn golden() -> bool {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/format-3");
+    let made = golden::make(&directory);
+    if let Err(error) = &made {
+        eprintln!("golden: {error}");
+    }
+    made.is_ok()
 }
