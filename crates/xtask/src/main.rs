@@ -1,4 +1,4 @@
-//! The long lanes, one command each: `cargo xtask crash | faults | rot`.
+//! The long lanes, one command each: `cargo xtask crash | faults | rot | soak`.
 //!
 //! The theory: a lane is a list of programs, each judged by itself (`esker_sim::crash`); the crew here shares them among threads, says
 //! how far it is, notices the one that hangs, and closes with one line of figures. It ends with 1 if a promise was broken.
@@ -6,6 +6,7 @@
 mod arguments;
 mod crew;
 mod lanes;
+mod soak;
 
 use arguments::Arguments;
 use std::process::ExitCode;
@@ -14,6 +15,7 @@ const USAGE: &str = "\
 cargo xtask crash [--cuts N] [--exhaustive L]   power cuts at every call (N such as 300M; L: all programs of up to L steps)
 cargo xtask faults [--all | --programs P]       each call fails, once and for ever
 cargo xtask rot [--stride B] [--strict]         bits flipped (one in B), sectors blank, stale, exchanged, files cut
+cargo xtask soak [--minutes N]                  a store of constant size, overwritten, filled and emptied: all stays flat
     all:  --seed S  --programs P  --jobs J  --always (each operation durable)  --keep-going V (violations to show)";
 
 fn main() -> ExitCode {
@@ -31,6 +33,7 @@ fn run(arguments: &Arguments) -> ExitCode {
     let passed = match arguments.lane.as_str() {
         "crash" => lanes::crash(arguments),
         "faults" => lanes::faults(arguments),
+        "soak" => soak::run(arguments.minutes),
         _ => lanes::rot(arguments),
     };
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
