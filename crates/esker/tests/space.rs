@@ -151,6 +151,23 @@ fn memory_comes_back_too() {
     }
 }
 
+/// Records of bytes that were deleted while they were cold once counted as dead only as long as their deletions are.
+#[test]
+fn what_deletions_leave_is_counted() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).open_temporary().unwrap();
+    (0..100_000u64).for_each(|key| store.put(&key, &[key as u8; 200]).unwrap());
+    let before = store.stats().space;
+    (0..30_000u64).for_each(|key| assert!(store.delete(&key).unwrap()));
+    let after = store.stats().space;
+    // Header, key, value; and as much again without the value for the deletion.
+    let dead = 30_000 * (232 + 32);
+    assert!(after.dead_bytes - before.dead_bytes >= dead, "{before:?}, {after:?}");
+    assert!(after.dead_bytes - before.dead_bytes < dead + dead / 10, "{before:?}, {after:?}");
+    store.compact().unwrap();
+    let compacted = store.stats().space;
+    assert!(compacted.dead_bytes < dead / 100 && compacted.given_back_bytes > dead, "{compacted:?}");
+}
+
 /// At 85 % of the log's share live, overwriting, growing and deleting go on for ever, and no call waits long.
 #[test]
 fn memory_nearly_full_of_what_lives_goes_on() {
