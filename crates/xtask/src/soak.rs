@@ -34,9 +34,9 @@ fn resident() -> u64 {
     statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
 
-/// What the log's files may take: the target over what lives, two segments, and what is appended while a stretch is compacted.
+/// What the log's files may take: the target over what lives, two segments, and what is appended while compaction catches up.
 fn disk_bound() -> u64 {
-    (TARGET * (THREADS * LIVE * RECORD_BYTES) as f64) as u64 + 2 * SEGMENT + BUDGET
+    (TARGET * (THREADS * LIVE * RECORD_BYTES) as f64) as u64 + 2 * SEGMENT + BUDGET / 4
 }
 
 /// Runs for so many minutes; true if all bounds were kept.
