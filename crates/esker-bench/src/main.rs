@@ -9,6 +9,7 @@ mod append;
 mod chart;
 mod commit;
 mod engines;
+mod fractions;
 mod growth;
 mod hybrid;
 mod keys;
@@ -41,6 +42,8 @@ enum Experiment {
     Growth(growth::Arguments),
     /// Appends of small records to growing values.
     Append(append::Arguments),
+    /// Adds and reads in memory of a fraction of the data, beside maps that hold all of it.
+    Hybrid(fractions::Arguments),
     /// Reads from data larger than memory, beside raw reads of the same device.
     HybridReads(hybrid::Arguments),
     /// Updates while lines are drawn, and durable calls beside the device's own syncs.
@@ -65,6 +68,7 @@ fn main() -> anyhow::Result<()> {
         Experiment::Ycsb(arguments) => ycsb::run(&arguments),
         Experiment::Growth(arguments) => growth::run(&arguments),
         Experiment::Append(arguments) => append::run(&arguments),
+        Experiment::Hybrid(arguments) => fractions::run(&arguments),
         Experiment::HybridReads(arguments) => hybrid::run(&arguments),
         Experiment::Commit(arguments) => commit::run(&arguments),
         Experiment::Recovery(arguments) => recovery::run(&arguments),

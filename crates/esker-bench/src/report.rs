@@ -110,6 +110,18 @@ pub(crate) struct Row {
     /// Reads of the device for each read of a key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) device_reads_per_get: Option<f64>,
+    /// Cold records copied into memory for each read of a key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) promotions_per_get: Option<f64>,
+    /// The share of reads that the best static choice of records in memory would not answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) static_misses: Option<f64>,
+    /// The memory budget against what the data take; 1 for what holds them all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) memory_fraction: Option<f64>,
+    /// Growth of the resident set in all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) resident_bytes: Option<u64>,
     /// The depth of the probe this row is compared with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) probe_depth: Option<usize>,

@@ -151,6 +151,58 @@ fn memory_comes_back_too() {
     }
 }
 
+/// Records of bytes that were deleted while they were cold once counted as dead only as long as their deletions are.
+#[test]
+fn what_deletions_leave_is_counted() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).open_temporary().unwrap();
+    (0..100_000u64).for_each(|key| store.put(&key, &[key as u8; 200]).unwrap());
+    let before = store.stats().space;
+    (0..30_000u64).for_each(|key| assert!(store.delete(&key).unwrap()));
+    let after = store.stats().space;
+    // Header, key, value; and as much again without the value for the deletion.
+    let dead = 30_000 * (232 + 32);
+    assert!(after.dead_bytes - before.dead_bytes >= dead, "{before:?}, {after:?}");
+    assert!(after.dead_bytes - before.dead_bytes < dead + dead / 10, "{before:?}, {after:?}");
+    store.compact().unwrap();
+    let compacted = store.stats().space;
+    assert!(compacted.dead_bytes < dead / 100 && compacted.given_back_bytes > dead, "{compacted:?}");
+}
+
+/// At 85 % of the log's share live, overwriting, growing and deleting go on for ever, and no call waits long.
+#[test]
+fn memory_nearly_full_of_what_lives_goes_on() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").in_memory().unwrap();
+    let value = |key: u64, round: u64| vec![(key + round) as u8; 100 + (key * 7 + round * 31) as usize % 100];
+    // Values of 100 to 199 bytes in rooms of whole words.
+    let mut keys = 0u64;
+    let share = |store: &Store<u64, [u8]>| {
+        let memory = store.stats().memory;
+        memory.budget_bytes - memory.index_bytes - memory.fixed_bytes
+    };
+    while keys * 184 < share(&store) / 100 * 85 {
+        store.put(&keys, &value(keys, 0)).unwrap();
+        keys += 1;
+    }
+    let mut slowest = std::time::Duration::ZERO;
+    for round in 1..8 {
+        for key in 0..keys {
+            let begun = std::time::Instant::now();
+            if (key + round).is_multiple_of(9) {
+                store.delete(&key).unwrap();
+            } else {
+                store.put(&key, &value(key, round)).unwrap_or_else(|error| panic!("{error}, {:?}", store.stats()));
+            }
+            slowest = slowest.max(begun.elapsed());
+        }
+        for key in (0..keys).step_by(7) {
+            assert_eq!(store.get(&key).unwrap(), (!(key + round).is_multiple_of(9)).then(|| value(key, round)), "key {key}, round {round}");
+        }
+    }
+    assert!(store.stats().memory.total_bytes <= 16 << 20);
+    println!("the slowest call took {slowest:?}");
+    assert!(slowest < std::time::Duration::from_secs(1), "{slowest:?}");
+}
+
 #[test]
 fn compaction_beside_eight_threads_loses_nothing() {
     let store: Store<u64, u64> = Options::new().memory("16MiB").open_temporary().unwrap();

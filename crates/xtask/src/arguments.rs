@@ -14,12 +14,13 @@ pub(crate) struct Arguments {
     pub(crate) strict: bool,
     pub(crate) always: bool,
     pub(crate) kills: u64,
+    pub(crate) minutes: u64,
 }
 
 impl Arguments {
     pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
         let lane =
-            words.next().filter(|lane| ["crash", "faults", "rot", "kill", "golden"].contains(&lane.as_str())).ok_or("which lane?")?;
+            words.next().filter(|lane| ["crash", "faults", "rot", "kill", "golden", "soak"].contains(&lane.as_str())).ok_or("which lane?")?;
         let jobs = std::thread::available_parallelism().map_or(1, usize::from);
         let mut arguments = Arguments {
             lane,
@@ -33,6 +34,7 @@ impl Arguments {
             strict: false,
             always: false,
             kills: 100,
+            minutes: 1,
         };
         while let Some(word) = words.next() {
             let mut value = || number(&words.next().ok_or(format!("{word} wants a number"))?);
@@ -42,6 +44,7 @@ impl Arguments {
                 "--exhaustive" => arguments.exhaustive = Some(value()? as usize),
                 "--seed" => arguments.seed = value()?,
                 "--programs" => arguments.programs = Some(value()?),
+                "--minutes" => arguments.minutes = value()?,
                 "--jobs" => arguments.jobs = value()?.max(1) as usize,
                 "--stride" => arguments.stride = value()?.max(1),
                 "--keep-going" => arguments.violations = value()?.max(1) as usize,

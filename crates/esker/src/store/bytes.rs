@@ -210,6 +210,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Found::Absent => None,
         };
         let was_there = old.is_some();
+        let old_bytes = old.map_or(0, |(value, _)| record::bytes_record_bytes(key.len(), value.len()));
         let change = decide(old);
         match change {
             Change::Keep => return Ok(Step::Done(true)),
@@ -220,7 +221,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             }
             _ => {}
         }
-        self.supersede(&pin, &Sight { key, hash, seen, found }, &change).map(|step| step.then(|| was_there))
+        let step = self.supersede(&pin, &Sight { key, hash, seen, found }, &change)?;
+        if let (Step::Done(()), Change::Remove) = (&step, &change) {
+            // A deletion is dead as soon as it is made, and counted as what it stands for: so is that.
+            pin.slot.count(Counter::DeadByte, old_bytes);
+        }
+        Ok(step.then(|| was_there))
     }
 
     fn change_mutable<'v>(

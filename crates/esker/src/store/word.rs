@@ -277,7 +277,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Ok(Step::Done(was_there && was_live));
         }
         match self.old_word(&found, known) {
-            Step::Done(Some(_)) => Ok(self.add_word(&pin, key, hash, &seen, &found, 0, NEVER, TOMBSTONE).then(|| true)),
+            Step::Done(Some(_)) => {
+                let step = self.add_word(&pin, key, hash, &seen, &found, 0, NEVER, TOMBSTONE);
+                // A deletion is dead as soon as it is made, and so is what it stands for.
+                pin.slot.count(Counter::DeadByte, if let Step::Done(()) = step { Self::RECORD_BYTES } else { 0 });
+                Ok(step.then(|| true))
+            }
             Step::Done(None) if self.engine.index.is_settled(&seen) => Ok(Step::Done(false)),
             Step::Done(None) => Ok(Step::Again),
             missing => Ok(missing.then(|| false)),

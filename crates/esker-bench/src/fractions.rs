@@ -1,0 +1,356 @@
+//! The in-process hybrid cache: one data set in memory of a fraction of it, beside maps that hold all of it.
+//!
+//! Adds of 40-byte records (8 of key, 32 of value), then reads of keys chosen in several ways, by some threads that share
+//! the work. Resident bytes are the kernel's count, less what the process had before. Reads are done in passes over
+//! sequences of the same choice; the last one counts, so that what reading itself brings into memory shows. For the
+//! Zipf choice the share of reads that had to wait for the device is printed beside that of the best static choice: as many
+//! of the most popular records as the log has room for in memory.
+
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use esker::{Options, Store};
+
+use crate::engines::Name;
+use crate::keys::{self, Distribution, Sequence};
+use crate::report::{self, Row, Spread};
+use crate::{Outputs, chart, memory, progress};
+
+const VALUE_BYTES: usize = 32;
+/// A record of Esker's log: three words of header, key, value; and what the index has for it.
+const RECORD_BYTES: u64 = 24 + 8 + VALUE_BYTES as u64;
+const INDEX_BYTES: u64 = 14;
+const MEMORY_MIN: u64 = 16 << 20;
+
+type Value = [u8; VALUE_BYTES];
+
+/// The options of `hybrid`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Records added
+    #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u64).range(10..))]
+    adds: u64,
+    /// Reads in a pass, by all threads together
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    reads: u64,
+    /// Passes of reads, of which the last is measured
+    #[arg(long, default_value_t = 4)]
+    passes: usize,
+    /// Memory in hundredths of what the data take; 0: a store without a device
+    #[arg(long, value_delimiter = ',', default_value = "10,25,50,90,100,0")]
+    percent: Vec<u64>,
+    /// Threads
+    #[arg(long, value_delimiter = ',', default_value = "1,6")]
+    threads: Vec<usize>,
+    /// Which keys are read
+    #[arg(long, value_delimiter = ',', default_value = "uniform,zipf,oldest-tenth")]
+    choices: Vec<Choice>,
+    /// The stores and maps
+    #[arg(long, value_delimiter = ',', default_value = "esker")]
+    engines: Vec<Name>,
+    /// Esker once more, leaving what is cold on the device
+    #[arg(long)]
+    without_promotion: bool,
+    /// Number of runs
+    #[arg(long, default_value_t = 1)]
+    runs: usize,
+    #[command(flatten)]
+    outputs: Outputs,
+}
+
+/// Which keys are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Choice {
+    /// All alike.
+    Uniform,
+    /// Few most of the time, exponent 0.99.
+    Zipf,
+    /// A thousand of the tenth that was added first.
+    OldestTenth,
+    /// A thousand of the tenth that was added last.
+    NewestTenth,
+}
+
+impl Choice {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Uniform => "uniform",
+            Self::Zipf => "zipf",
+            Self::OldestTenth => "oldest tenth",
+            Self::NewestTenth => "newest tenth",
+        }
+    }
+
+    /// The keys that one thread reads.
+    fn draw(self, adds: u64, count: usize, thread: u64) -> Vec<u64> {
+        let tenth = adds / 10;
+        let distribution = if self == Self::Zipf { Distribution::Zipf } else { Distribution::Uniform };
+        let mut drawn = Sequence::draw(distribution, adds, thread).keys;
+        drawn.truncate(count);
+        let thousand = |drawn: u64, from: u64| keys::key(from + drawn % 1000 * tenth / 1000);
+        match self {
+            Self::Uniform | Self::Zipf => drawn,
+            Self::OldestTenth => drawn.into_iter().map(|key| thousand(key, 0)).collect(),
+            Self::NewestTenth => drawn.into_iter().map(|key| thousand(key, adds - tenth)).collect(),
+        }
+    }
+}
+
+/// What is measured: adds and finds, from many threads.
+trait Cache: Sync {
+    fn add(&self, key: u64, value: Value);
+    fn find(&self, key: u64) -> Option<Value>;
+    /// Device reads so far, promotions, and records of the log in memory; of Esker.
+    fn counts(&self) -> Option<[u64; 3]> {
+        None
+    }
+}
+
+impl Cache for Store<u64, Value> {
+    fn add(&self, key: u64, value: Value) {
+        self.put(&key, &value).expect("a put");
+    }
+    fn find(&self, key: u64) -> Option<Value> {
+        self.get(&key).expect("a get")
+    }
+    fn counts(&self) -> Option<[u64; 3]> {
+        let stats = self.stats();
+        Some([stats.operations.device_reads, stats.operations.promotions, stats.memory.log_bytes / RECORD_BYTES])
+    }
+}
+
+#[cfg(feature = "peers")]
+impl Cache for dashmap::DashMap<u64, Value, foldhash::fast::FixedState> {
+    fn add(&self, key: u64, value: Value) {
+        self.insert(key, value);
+    }
+    fn find(&self, key: u64) -> Option<Value> {
+        self.get(&key).map(|value| *value)
+    }
+}
+
+#[cfg(feature = "peers")]
+impl Cache for papaya::HashMap<u64, Value, foldhash::fast::FixedState> {
+    fn add(&self, key: u64, value: Value) {
+        self.pin().insert(key, value);
+    }
+    fn find(&self, key: u64) -> Option<Value> {
+        self.pin().get(&key).copied()
+    }
+}
+
+/// One engine in one setting.
+struct Setting {
+    engine: Name,
+    percent: u64,
+    threads: usize,
+    promotes: bool,
+}
+
+impl Setting {
+    fn budget(&self, adds: u64) -> u64 {
+        (adds * (RECORD_BYTES + INDEX_BYTES) * self.percent / 100).max(MEMORY_MIN)
+    }
+
+    fn open(&self, adds: u64) -> Result<Box<dyn Cache>> {
+        #[cfg(feature = "peers")]
+        match self.engine {
+            Name::Dashmap => return Ok(Box::new(dashmap::DashMap::with_hasher(foldhash::fast::FixedState::default()))),
+            Name::Papaya => return Ok(Box::new(papaya::HashMap::with_hasher(foldhash::fast::FixedState::default()))),
+            _ => {}
+        }
+        ensure!(self.engine == Name::Esker, "{} is not part of this experiment, or of this build", self.engine.text());
+        let options = Options::new().promotion(self.promotes);
+        Ok(match self.percent {
+            0 => Box::new(options.memory(memory::physical_bytes() / 2).in_memory::<u64, Value>()?),
+            _ => Box::new(options.memory(self.budget(adds)).open_temporary::<u64, Value>()?),
+        })
+    }
+
+    fn name(&self) -> String {
+        let without = if self.promotes { "" } else { " without promotion" };
+        format!("{}{without}", self.engine.text())
+    }
+}
+
+/// Runs the experiment.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    ensure!(arguments.passes > 0 && arguments.runs > 0, "there must be a pass and a run");
+    let settings = settings(arguments);
+    let bar = progress::bar((settings.len() * arguments.runs) as u64);
+    let mut rows = Vec::new();
+    for setting in &settings {
+        let mut runs = Vec::new();
+        for _ in 0..arguments.runs {
+            bar.set_message(format!("{}, {} %, {} threads", setting.name(), setting.percent, setting.threads));
+            runs.push(measure(arguments, setting)?);
+            bar.inc(1);
+        }
+        rows.extend(joined(runs));
+    }
+    bar.finish_and_clear();
+    let head = [
+        "engine",
+        "operation",
+        "memory",
+        "threads",
+        "median",
+        "min",
+        "max",
+        "resident MiB",
+        "device reads/get",
+        "static top-k",
+        "promoted/get",
+    ];
+    report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
+    report::write_json(arguments.outputs.json.as_deref(), &rows)?;
+    let title = format!("{} records of 40 bytes, operations per second", arguments.adds);
+    report::write_svg(arguments.outputs.svg.as_deref(), || chart::rates(&title, &rows))
+}
+
+fn settings(arguments: &Arguments) -> Vec<Setting> {
+    let mut settings = Vec::new();
+    for &engine in &arguments.engines {
+        // A map holds everything.
+        let percents = if engine == Name::Esker { arguments.percent.as_slice() } else { &[0] };
+        for (&percent, &threads) in percents.iter().flat_map(|percent| arguments.threads.iter().map(move |threads| (percent, threads))) {
+            settings.push(Setting { engine, percent, threads, promotes: true });
+            if engine == Name::Esker && arguments.without_promotion && percent > 0 {
+                settings.push(Setting { engine, percent, threads, promotes: false });
+            }
+        }
+    }
+    settings
+}
+
+/// The rows of one run: the adds, then the reads of each choice.
+fn measure(arguments: &Arguments, setting: &Setting) -> Result<Vec<Row>> {
+    let base = memory::settled_bytes();
+    let cache = setting.open(arguments.adds)?;
+    let rate = add(&*cache, arguments.adds, setting.threads);
+    let resident = || memory::resident_bytes().saturating_sub(base);
+    let mut rows = vec![row(arguments, setting, "add", "scattered", rate, resident())];
+    for &choice in &arguments.choices {
+        let count = (arguments.reads as usize / setting.threads).clamp(1, keys::SEQUENCE_LENGTH / arguments.passes);
+        let drawn: Vec<_> = (0..setting.threads).map(|t| choice.draw(arguments.adds, count * arguments.passes, t as u64)).collect();
+        let mut last = row(arguments, setting, "get", choice.name(), 0.0, 0);
+        for pass in 0..arguments.passes {
+            let drawn: Vec<_> = drawn.iter().map(|drawn| &drawn[pass * count..(pass + 1) * count]).collect();
+            let before = cache.counts();
+            let rate = find(&*cache, &drawn)?;
+            last = row(arguments, setting, "get", choice.name(), rate, resident());
+            if let (Some(before), Some(after)) = (before, cache.counts()) {
+                let per_get = |at: usize| (after[at] - before[at]) as f64 / (count * setting.threads) as f64;
+                (last.device_reads_per_get, last.promotions_per_get) = (Some(per_get(0)), Some(per_get(1)));
+                last.static_misses = (choice == Choice::Zipf).then(|| static_misses(arguments.adds, after[2]));
+            }
+        }
+        rows.push(last);
+    }
+    Ok(rows)
+}
+
+fn value_of(key: u64) -> Value {
+    let mut value = [0; VALUE_BYTES];
+    value.chunks_exact_mut(8).for_each(|part| part.copy_from_slice(&key.to_le_bytes()));
+    value
+}
+
+/// Adds all records in the order of their indices, each thread a part; adds a second.
+fn add(cache: &dyn Cache, adds: u64, threads: usize) -> f64 {
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        for thread in 0..threads as u64 {
+            scope.spawn(move || (thread..adds).step_by(threads).for_each(|index| cache.add(keys::key(index), value_of(keys::key(index)))));
+        }
+    });
+    adds as f64 / begun.elapsed().as_secs_f64()
+}
+
+/// Reads the keys of each thread; reads a second.
+fn find(cache: &dyn Cache, drawn: &[&[u64]]) -> Result<f64> {
+    let begun = Instant::now();
+    let wrong: usize = thread::scope(|scope| {
+        let threads: Vec<_> =
+            drawn.iter().map(|keys| scope.spawn(|| keys.iter().filter(|key| cache.find(**key) != Some(value_of(**key))).count())).collect();
+        threads.into_iter().map(|thread| thread.join().expect("reads do not panic")).sum()
+    });
+    let elapsed = begun.elapsed().as_secs_f64();
+    ensure!(wrong == 0, "{wrong} reads gave what was never added");
+    Ok(drawn.iter().map(|drawn| drawn.len()).sum::<usize>() as f64 / elapsed)
+}
+
+/// The share of Zipf reads that the `held` most popular of `keys` records do not answer.
+fn static_misses(keys: u64, held: u64) -> f64 {
+    let weight = |ranks: u64| (1..=ranks).map(|rank| (rank as f64).powf(-0.99)).sum::<f64>();
+    1.0 - weight(held.min(keys)) / weight(keys)
+}
+
+fn row(arguments: &Arguments, setting: &Setting, operation: &str, choice: &'static str, rate: f64, resident: u64) -> Row {
+    let share = if setting.percent == 0 { "memory".to_owned() } else { format!("{} %", setting.percent) };
+    Row {
+        experiment: "hybrid",
+        engine: setting.name(),
+        operation: format!("{operation} {choice}, {share}"),
+        reads_percent: if operation == "get" { 100 } else { 0 },
+        distribution: choice,
+        threads: setting.threads,
+        keys: arguments.adds,
+        value_bytes: VALUE_BYTES as u64,
+        batch: 1,
+        runs: arguments.runs,
+        ops_per_second: Spread::of(&[rate]),
+        bytes_per_entry: resident as f64 / arguments.adds as f64,
+        memory_bytes: (setting.percent > 0).then(|| setting.budget(arguments.adds)),
+        memory_fraction: Some(if setting.percent == 0 { 1.0 } else { setting.percent as f64 / 100.0 }),
+        resident_bytes: Some(resident),
+        ..Row::default()
+    }
+}
+
+/// The rows of several runs as one each.
+fn joined(runs: Vec<Vec<Row>>) -> Vec<Row> {
+    let rates = |at: usize| runs.iter().map(|run| run[at].ops_per_second.median).collect::<Vec<_>>();
+    let spreads: Vec<_> = (0..runs[0].len()).map(|at| Spread::of(&rates(at))).collect();
+    let last = runs.into_iter().next_back().unwrap_or_default();
+    last.into_iter().zip(spreads).map(|(row, ops_per_second)| Row { ops_per_second, ..row }).collect()
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    vec![
+        row.engine.clone(),
+        row.operation.clone(),
+        row.memory_bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{} MiB", bytes >> 20)),
+        row.threads.to_string(),
+        report::rate(row.ops_per_second.median),
+        report::rate(row.ops_per_second.min),
+        report::rate(row.ops_per_second.max),
+        (row.resident_bytes.unwrap_or(0) >> 20).to_string(),
+        report::optional(row.device_reads_per_get),
+        report::optional(row.static_misses),
+        row.promotions_per_get.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.4}")),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_static_choice_misses_what_it_does_not_hold() {
+        assert!(static_misses(1000, 1000).abs() < 1e-9 && (static_misses(1000, 0) - 1.0).abs() < 1e-9);
+        assert!(static_misses(1_000_000, 250_000) < 0.12);
+    }
+
+    #[test]
+    fn old_and_new_are_a_thousand_keys_each() {
+        for (choice, from) in [(Choice::OldestTenth, 0), (Choice::NewestTenth, 90_000)] {
+            let mut drawn = choice.draw(100_000, 50_000, 0);
+            drawn.sort_unstable();
+            drawn.dedup();
+            let tenth: std::collections::HashSet<u64> = (from..from + 10_000).map(keys::key).collect();
+            assert!(drawn.len() == 1000 && drawn.iter().all(|key| tenth.contains(key)), "{} keys", drawn.len());
+        }
+    }
+}

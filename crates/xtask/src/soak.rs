@@ -1,0 +1,151 @@
+//! The soak: a store of constant size that is overwritten, filled and emptied for as long as one likes.
+//!
+//! The theory: what leaks or rots slowly shows as a slope. So memory, disk and throughput are looked at each second, and each
+//! is held to a bound that does not grow: resident bytes to the budget, the log's files to the space target and two segments, and
+//! the rate of the last third to that of the first. First a data set is overwritten ten times; then records come and go, the
+//! oldest deleted for each that is added. Every read is judged.
+
+use esker::{Durability, Options, Result, Store};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::time::{Duration, Instant};
+
+const BUDGET: u64 = 64 << 20;
+const SEGMENT: u64 = 4 << 20;
+const TARGET: f64 = 2.0;
+const THREADS: u64 = 2;
+/// Of each thread, at any time.
+const LIVE: u64 = 300_000;
+/// Header, key, value: what a record takes of the log. A deletion takes less.
+const RECORD_BYTES: u64 = 24 + 8 + 104;
+/// Of the budget's own, as in the test of the budget; and of this process.
+const SLACK: u64 = BUDGET / 20 + (24 << 20);
+/// The last third against the first; neighbours on the machine are why it is not higher.
+const FLAT: f64 = 0.7;
+
+fn value(key: u64, round: u64) -> [u8; 104] {
+    let mut value = [(key ^ round) as u8; 104];
+    value[..8].copy_from_slice(&(key ^ round << 48).to_le_bytes());
+    value
+}
+
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
+}
+
+/// What the log's files may take: the target over what lives, two segments, and what is appended while compaction catches up.
+fn disk_bound() -> u64 {
+    (TARGET * (THREADS * LIVE * RECORD_BYTES) as f64) as u64 + 2 * SEGMENT + BUDGET / 4
+}
+
+/// Runs for so many minutes; true if all bounds were kept.
+pub(crate) fn run(minutes: u64) -> bool {
+    let passed = tempfile::tempdir().map_err(|error| error.to_string()).and_then(|folder| {
+        let base = resident();
+        let options = Options::new().memory(BUDGET).segment_bytes(SEGMENT).space_amplification(TARGET);
+        let store = options.durability(Durability::Every(Duration::from_secs(1))).open(folder.path()).map_err(|error| error.to_string())?;
+        overwrite(&store).and_then(|()| turn_over(&store, base, Duration::from_secs(60 * minutes)))
+    });
+    passed.as_ref().map_or_else(|wrong| println!("soak: {wrong}"), |told| println!("soak: {told} violations=0"));
+    passed.is_ok()
+}
+
+type Soaked = Store<u64, [u8; 104]>;
+
+/// A data set ten times over: the disk comes back to the target.
+fn overwrite(store: &Soaked) -> std::result::Result<(), String> {
+    let words = |error: esker::Error| error.to_string();
+    for round in 0..10 {
+        for key in 0..THREADS * LIVE {
+            store.put(&key, &value(key, round)).map_err(words)?;
+        }
+    }
+    let bound = (TARGET * (THREADS * LIVE * RECORD_BYTES) as f64) as u64 + 2 * SEGMENT;
+    let begun = Instant::now();
+    while store.stats().space.file_bytes > bound {
+        if begun.elapsed() > Duration::from_secs(60) {
+            return Err(format!("overwritten ten times, {} bytes of files, more than {bound}", store.stats().space.file_bytes));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    println!("soak: overwritten ten times, {} bytes of files, at most {bound}", store.stats().space.file_bytes);
+    (0..THREADS * LIVE).try_for_each(|key| store.delete(&key).map(|_| ())).map_err(words)
+}
+
+/// Adds and deletes of one thread's own keys until told to stop.
+fn come_and_go(store: &Soaked, keys: Range<u64>, stop: &AtomicBool, done: &AtomicU64) -> Result<std::result::Result<(), String>> {
+    for (number, key) in (0..).zip(keys) {
+        if stop.load(Relaxed) {
+            break;
+        }
+        store.put(&key, &value(key, 77))?;
+        if number >= LIVE && !store.delete(&(key - LIVE))? {
+            return Ok(Err(format!("key {} is gone before its deletion", key - LIVE)));
+        }
+        // One in memory, one that was just deleted.
+        if number % 64 == 0 && number > LIVE {
+            let found = [store.get(&key)?, store.get(&(key - LIVE))?];
+            if found != [Some(value(key, 77)), None] {
+                return Ok(Err(format!("key {key} or the one before it by {LIVE} is wrong: {found:?}")));
+            }
+        }
+        done.fetch_add(1, Relaxed);
+    }
+    Ok(Ok(()))
+}
+
+fn turn_over(store: &Soaked, base: u64, time: Duration) -> std::result::Result<String, String> {
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let keys = |thread: u64| (thread + 1) << 40..(thread + 2) << 40;
+        let (stop, done) = (&stop, &done);
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || come_and_go(store, keys(thread), stop, done))).collect();
+        let watched = watch(store, base, done, time, || threads.iter().any(|thread| thread.is_finished()));
+        stop.store(true, Relaxed);
+        for thread in threads {
+            thread.join().map_err(|_| "a thread panicked".to_owned())?.map_err(|error| error.to_string())??;
+        }
+        watched
+    })
+}
+
+/// Looks each second; the first bound that is broken ends it.
+fn watch(store: &Soaked, base: u64, done: &AtomicU64, time: Duration, has_ended: impl Fn() -> bool) -> std::result::Result<String, String> {
+    while done.load(Relaxed) < THREADS * LIVE && !has_ended() {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let (begun, mut rates) = (Instant::now(), Vec::new());
+    let (mut most_resident, mut most_disk, mut before) = (0, 0, done.load(Relaxed));
+    while begun.elapsed() < time && !has_ended() {
+        std::thread::sleep(Duration::from_secs(1));
+        let now = done.load(Relaxed);
+        rates.push((now - before) as f64);
+        before = now;
+        let stats = store.stats();
+        most_resident = most_resident.max(resident().saturating_sub(base));
+        most_disk = most_disk.max(stats.space.file_bytes);
+        if rates.len() % 10 == 0 {
+            eprintln!("soak: {} s, {now} turned over, {most_resident} resident, {:?}", rates.len(), stats.space);
+        }
+        if most_resident > BUDGET + SLACK {
+            return Err(format!("{most_resident} bytes resident, more than the budget {BUDGET}"));
+        }
+        if most_disk > disk_bound() {
+            return Err(format!("{most_disk} bytes of files, more than {}: {:?}", disk_bound(), stats.space));
+        }
+    }
+    let third = rates.len() / 3;
+    let (first, last) = (median(&rates[..third]), median(&rates[rates.len() - third..]));
+    let told = format!(
+        "seconds={} turned_over={before} per_second_first={first:.0} per_second_last={last:.0} resident_max={most_resident} files_max={most_disk}",
+        rates.len()
+    );
+    if last < FLAT * first { Err(format!("it slows down: {told}")) } else { Ok(told) }
+}
+
+fn median(rates: &[f64]) -> f64 {
+    let mut sorted = rates.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+}
