@@ -154,7 +154,7 @@ fn cache(cache: &CacheStats, stats: &Stats) -> String {
     row(
         &mut text,
         "",
-        &format!("{} kept, {} promoted; {:.2} reads to stay", count(cache.kept), count(cache.promoted), cache.reads_to_stay),
+        &format!("{} kept, {} promoted; {:.2} lives to stay", count(cache.kept), count(cache.promoted), cache.lives_to_stay),
     );
     if let Some(mean) = loads.nanoseconds.checked_div(loads.loads) {
         let (number, failed) = (count(loads.loads), count(loads.failures));

@@ -16,7 +16,7 @@ loom::lazy_static! {
 }
 
 #[repr(transparent)]
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct AtomicU64(loom::sync::atomic::AtomicU64);
 
 // Offsets count words of eight bytes, in `memory.rs` and in `index/bucket.rs`.
