@@ -6,6 +6,7 @@
 //! `--features peers-disk` for the disk engines.
 
 mod append;
+mod cache;
 mod chart;
 mod commit;
 mod engines;
@@ -43,6 +44,8 @@ enum Experiment {
     Append(append::Arguments),
     /// Reads from data larger than memory, beside raw reads of the same device.
     HybridReads(hybrid::Arguments),
+    /// Hit rates and throughput of caches, of requests whose favourites change.
+    Cache(cache::Arguments),
     /// Updates while lines are drawn, and durable calls beside the device's own syncs.
     Commit(commit::Arguments),
     /// Opening a store that was not closed, beside reading its log.
@@ -66,6 +69,7 @@ fn main() -> anyhow::Result<()> {
         Experiment::Growth(arguments) => growth::run(&arguments),
         Experiment::Append(arguments) => append::run(&arguments),
         Experiment::HybridReads(arguments) => hybrid::run(&arguments),
+        Experiment::Cache(arguments) => cache::run(&arguments),
         Experiment::Commit(arguments) => commit::run(&arguments),
         Experiment::Recovery(arguments) => recovery::run(&arguments),
     }

@@ -176,7 +176,7 @@ impl Record {
         let (lives, most) = (lives_of(header), LIVES_MAX * LIFE);
         if lives < LIVES_MAX {
             // A life more or less is no matter.
-            let next = (header & !most) | (lives + LIVES_OF_READ).min(LIVES_MAX) * LIFE;
+            let next = (header & !most) | ((lives + LIVES_OF_READ).min(LIVES_MAX) * LIFE);
             let _ = self.header().compare_exchange(header, next, Relaxed, Relaxed);
         }
     }
