@@ -132,7 +132,6 @@ pub(crate) struct Caching {
     evicted_bytes: AtomicU64,
     expired: AtomicU64,
     kept: AtomicU64,
-    promoted: AtomicU64,
 }
 
 thread_local! {
@@ -161,7 +160,6 @@ impl Caching {
             evicted_bytes: zero(),
             expired: zero(),
             kept: zero(),
-            promoted: zero(),
         })
     }
 
@@ -218,10 +216,6 @@ impl Caching {
         lock(&self.departed).pop_front()
     }
 
-    pub(crate) fn count_promotion(&self) {
-        self.promoted.fetch_add(1, Relaxed);
-    }
-
     pub(crate) fn is_in_memory(&self) -> bool {
         self.disk_bytes == 0
     }
@@ -233,7 +227,6 @@ impl Caching {
             evicted_bytes: self.evicted_bytes.load(Relaxed),
             expired: self.expired.load(Relaxed),
             kept: self.kept.load(Relaxed),
-            promoted: self.promoted.load(Relaxed),
             lives_to_stay: f64::from_bits(self.threshold.load(Relaxed)),
         }
     }
