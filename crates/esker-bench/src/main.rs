@@ -6,6 +6,7 @@
 //! `--features peers-disk` for the disk engines.
 
 mod append;
+mod cache;
 mod chart;
 mod commit;
 mod engines;
@@ -46,6 +47,8 @@ enum Experiment {
     Hybrid(fractions::Arguments),
     /// Reads from data larger than memory, beside raw reads of the same device.
     HybridReads(hybrid::Arguments),
+    /// Hit rates and throughput of caches, of requests whose favourites change.
+    Cache(cache::Arguments),
     /// Updates while lines are drawn, and durable calls beside the device's own syncs.
     Commit(commit::Arguments),
     /// Opening a store that was not closed, beside reading its log.
@@ -70,6 +73,7 @@ fn main() -> anyhow::Result<()> {
         Experiment::Append(arguments) => append::run(&arguments),
         Experiment::Hybrid(arguments) => fractions::run(&arguments),
         Experiment::HybridReads(arguments) => hybrid::run(&arguments),
+        Experiment::Cache(arguments) => cache::run(&arguments),
         Experiment::Commit(arguments) => commit::run(&arguments),
         Experiment::Recovery(arguments) => recovery::run(&arguments),
     }

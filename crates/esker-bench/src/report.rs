@@ -152,6 +152,15 @@ pub(crate) struct Row {
     /// The rate at which the log was dealt with, against that of reading its file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_raw_read: Option<Spread>,
+    /// The share of requests that a cache answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) hit_rate: Option<Spread>,
+    /// The same against the best other cache, in hundredths.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) hit_points_to_best_peer: Option<f64>,
+    /// What the process grew by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) resident_bytes: Option<u64>,
     /// The rate of each tenth of a second in turn, of each run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) interval_ops_per_second: Vec<Vec<f64>>,
@@ -179,7 +188,7 @@ fn rivals(row: &Row, other: &Row) -> bool {
         && row.distribution == other.distribution
         && row.threads == other.threads;
     let batch = other.batch == 1 || other.batch == row.batch;
-    same && batch && other.engine != row.engine && other.engine != "esker"
+    same && batch && other.engine != row.engine && !other.engine.starts_with("esker")
 }
 
 /// Writes rows as JSON, if asked to.

@@ -440,7 +440,7 @@ impl Mover<'_> {
         let copy = unsafe { Record::new(engine.log.pointer(to)) };
         // A key that shares the entry may lie behind the record and still be in doubt: the copy leads there too.
         let previous = if seen.address() == at { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
-        copy.write_copy(bytes, previous, engine.log.line_flag() | record::kept_reads(record::word_at(bytes, 0)));
+        copy.write_copy(bytes, previous, engine.log.line_flag() | record::lives_after(record::word_at(bytes, 0)));
         match engine.index.publish(hash, seen, to, &mut false, |previous| copy.set_previous(previous)) {
             Published::Done => {
                 self.moved += bytes.len() as u64;

@@ -60,7 +60,9 @@ impl Engine {
     /// Copies the record `found` of a key with this hash, which a get has read, into memory if that is worth it. Not under a
     /// pin.
     pub(crate) fn promote(&self, hash: u64, found: &ColdFind<'_>) {
-        if self.is_promoting && self.lately.again(hash, self.index.entries()) && self.check_writable().is_ok() {
+        // A cache copies at the first read: what it does not, it drops.
+        let is_worth = self.is_promoting && (self.caching.is_some() || self.lately.again(hash, self.index.entries()));
+        if is_worth && self.check_writable().is_ok() {
             self.copy_to_tail(hash, found);
         }
     }

@@ -40,18 +40,20 @@ pub(crate) const EXPIRING: u64 = SPECIAL | EXPIRES;
 /// A word record that nobody changes in place any more: its value is on its way to a new record.
 pub(crate) const LEAVING: u64 = SPECIAL | SEALED;
 
-/// How often the record was read while it was old: a cache counts there, in memory only. Elsewhere it means nothing.
-const READ: u64 = 1 << 52;
-pub(crate) const READS_MAX: u64 = 7;
+/// How many more rounds through the log a record may make: a cache counts there, in memory only. Elsewhere it means nothing.
+const LIFE: u64 = 1 << 52;
+pub(crate) const LIVES_MAX: u64 = 7;
+/// What a read while it is old gives a record.
+const LIVES_OF_READ: u64 = 4;
 
-/// How often the record with this header was read while it was old.
-pub(crate) fn reads_of(header: u64) -> u64 {
-    (header / READ) & READS_MAX
+/// How many lives the record with this header has.
+pub(crate) fn lives_of(header: u64) -> u64 {
+    (header / LIFE) & LIVES_MAX
 }
 
-/// The flags of a record's copy that keeps half of its fame.
-pub(crate) fn kept_reads(header: u64) -> u64 {
-    reads_of(header) / 2 * READ
+/// The flags of a record's copy that has one life less.
+pub(crate) fn lives_after(header: u64) -> u64 {
+    lives_of(header).saturating_sub(1) * LIFE
 }
 
 /// The instant of what does not expire, in milliseconds since 1970.
@@ -168,12 +170,14 @@ impl Record {
         self.word(self.value_offset() + self.capacity() as u64)
     }
 
-    /// A cache's record was read while it was old.
-    pub(crate) fn count_read(&self) {
+    /// A cache's record was read while it was old: it may stay longer.
+    pub(crate) fn give_lives(&self) {
         let header = self.header().load(Relaxed);
-        if reads_of(header) < READS_MAX {
-            // A count more or less is no matter.
-            let _ = self.header().compare_exchange(header, header + READ, Relaxed, Relaxed);
+        let (lives, most) = (lives_of(header), LIVES_MAX * LIFE);
+        if lives < LIVES_MAX {
+            // A life more or less is no matter.
+            let next = (header & !most) | ((lives + LIVES_OF_READ).min(LIVES_MAX) * LIFE);
+            let _ = self.header().compare_exchange(header, next, Relaxed, Relaxed);
         }
     }
 

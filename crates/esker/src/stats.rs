@@ -211,10 +211,9 @@ pub struct CacheStats {
     pub expired: u64,
     /// Second chances: records kept when their stretch went.
     pub kept: u64,
-    /// Records on disk, or nearly, that were read and so went to the tail.
-    pub promoted: u64,
-    /// How often a record in memory must have been read of late to be kept; between two numbers, some are.
-    pub reads_to_stay: f64,
+    /// How many lives (a read while it is old gives four, a round through the log takes one) keep a record in memory; between
+    /// two numbers, some are kept.
+    pub lives_to_stay: f64,
 }
 
 impl OperationStats {

@@ -11,9 +11,9 @@ const STRETCH_PART_OF_DISK: u64 = 16;
 /// The driver keeps this part free, within bounds.
 const SPARE_PART: u64 = 32;
 const SPARE_BYTES_MAX: u64 = 16 << 20;
-/// Reads of this newest part of the memory are free: a quarter (the less, the fewer of the reads that would earn a second chance go
-/// unnoticed; the more, the fewer take the longer way), or all but the oldest quarter where a read is promoted at once.
-const NEAR_EIGHTHS: u64 = 2;
+/// Reads of this newest part of the memory are free: an eighth (the less, the fewer reads go unnoticed; the more, the fewer take the
+/// longer way), or all but the oldest quarter where a read is promoted at once.
+const NEAR_EIGHTHS: u64 = 1;
 const NEAR_EIGHTHS_ON_DISK: u64 = 6;
 
 impl Engine {

@@ -1,7 +1,7 @@
 //! Cache mode: when the store is full, the oldest stretch of the log goes instead of a put being refused.
 //!
 //! ```text
-//! in memory:  begin .... stretch .... | older half: reads are counted | newer half: reads are free | tail
+//! in memory:  begin .... stretch .... | most of it: a read gives lives | the newest: reads are free | tail
 //!             what was read goes to the tail, the rest is dropped
 //! on disk:    begin .... stretch .... | on the device: a read appends a copy | memory, the oldest part: likewise | tail
 //!             all of it is dropped: what was read is no longer here
@@ -10,10 +10,14 @@
 //! compaction with another verdict (`compaction.rs`, `Mover`), so an entry of the index that leads to a dropped record goes with it, and
 //! who is on the way to one finds nothing, as behind any beginning of the log.
 //!
-//! * **Hot reads write nothing.** Fast reads end at `Bounds::near` instead of `head`: below it they take the longer way, which
-//!   counts, up to seven, in the record's header. Stores that are no caches keep `near` at `head` and pay nothing.
-//! * **How often is often enough** is found, not set: so that about [`KEPT_PART`] of a stretch is kept ([`Caching::adapt`]). A count is
-//!   halved when its record is kept: old fame fades.
+//! * **Hot reads write next to nothing.** Fast reads end at `Bounds::near` instead of `head`: below it they take the longer way, which
+//!   gives a record four lives, up to seven, in its header: at most two writes a round. Stores that are no caches keep `near` at `head`
+//!   and pay nothing.
+//! * **A round through the log costs a life.** So what was read once outlives four rounds without being read, and what nobody read gets
+//!   none: values that are not asked for again leave themselves a smaller part of the log. Hit rates of a simulation, a sixth of the keys
+//!   held, Zipf 0.8 and 0.99: LRU 56.5 and 81.0 %, one life a read 58.7 and 81.8, four 60.6 and 82.4, S3-FIFO 61.9 and 82.8. What is
+//!   missing to that is its small queue: here what is never read stays a whole round, and to let it go sooner would leave a hole.
+//! * **How many lives are enough** is one, unless more than [`KEPT_PART`] of a stretch has them ([`Caching::adapt`]).
 //! * **Lossy, and says so**: `Stats::cache` counts what was dropped, and a listener may be told.
 
 mod evict;
@@ -119,7 +123,7 @@ struct Departed {
 pub(crate) struct Caching {
     /// Bytes of the device that the log may take; 0 in memory.
     disk_bytes: u64,
-    /// How often a record must have been read to be kept, as the bits of an `f64`. Only who drops a stretch changes it.
+    /// How many lives keep a record, as the bits of an `f64`. Only who drops a stretch changes it.
     threshold: AtomicU64,
     listener: Option<Listener>,
     departed: Mutex<VecDeque<Departed>>,
@@ -128,7 +132,6 @@ pub(crate) struct Caching {
     evicted_bytes: AtomicU64,
     expired: AtomicU64,
     kept: AtomicU64,
-    promoted: AtomicU64,
 }
 
 thread_local! {
@@ -157,7 +160,6 @@ impl Caching {
             evicted_bytes: zero(),
             expired: zero(),
             kept: zero(),
-            promoted: zero(),
         })
     }
 
@@ -168,17 +170,17 @@ impl Caching {
         }
         // Between two counts the hash decides: another part of the equally popular each time the log comes round would do
         // no better.
-        let reads = record::reads_of(record::word_at(record, 0)) as f64 + (hash >> 11) as f64 / (1u64 << 53) as f64;
-        let keeps = reads >= f64::from_bits(self.threshold.load(Relaxed));
+        let lives = record::lives_of(record::word_at(record, 0)) as f64 + (hash >> 11) as f64 / (1u64 << 53) as f64;
+        let keeps = lives >= f64::from_bits(self.threshold.load(Relaxed));
         self.kept.fetch_add(u64::from(keeps), Relaxed);
         keeps
     }
 
-    /// A stretch is done: towards a threshold that keeps the part wanted, but never what was not read.
+    /// A stretch is done: towards a threshold that keeps no more than the part wanted, and never what has no life.
     pub(crate) fn adapt(&self, moved: u64, stretch: u64) {
         let threshold = f64::from_bits(self.threshold.load(Relaxed));
         let error = moved as f64 / stretch.max(1) as f64 - KEPT_PART;
-        let next = (threshold + GAIN * error).clamp(1.0, record::READS_MAX as f64 + 1.0);
+        let next = (threshold + GAIN * error).clamp(1.0, record::LIVES_MAX as f64 + 1.0);
         self.threshold.store(next.to_bits(), Relaxed);
     }
 
@@ -214,10 +216,6 @@ impl Caching {
         lock(&self.departed).pop_front()
     }
 
-    pub(crate) fn count_promotion(&self) {
-        self.promoted.fetch_add(1, Relaxed);
-    }
-
     pub(crate) fn is_in_memory(&self) -> bool {
         self.disk_bytes == 0
     }
@@ -229,8 +227,7 @@ impl Caching {
             evicted_bytes: self.evicted_bytes.load(Relaxed),
             expired: self.expired.load(Relaxed),
             kept: self.kept.load(Relaxed),
-            promoted: self.promoted.load(Relaxed),
-            reads_to_stay: f64::from_bits(self.threshold.load(Relaxed)),
+            lives_to_stay: f64::from_bits(self.threshold.load(Relaxed)),
         }
     }
 }

@@ -5,7 +5,6 @@ use super::Store;
 use super::chain::{Places, Walk, Walked};
 use super::find::Found;
 use super::read::with_scratch;
-use super::step::Held;
 use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::Counter;
 use crate::error::Result;
@@ -344,13 +343,7 @@ where
         result?;
         let key = self.keys[get.key].borrow().bytes();
         match get.walk.advance(&self.store.engine, &mut read, key)? {
-            Walked::Value(value, expires) => {
-                if self.store.engine.caching.is_some() {
-                    let held = Held { value: value.to_vec(), expires };
-                    self.store.promote_read(key, get.hash, get.seen.address(), &held);
-                }
-                (self.visit)(get.key, Some(V::view(value)));
-            }
+            Walked::Value(value, _) => (self.visit)(get.key, Some(V::view(value))),
             Walked::Absent => self.absent(get),
             Walked::On => self.waiting.push(get),
         }

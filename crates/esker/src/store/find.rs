@@ -65,7 +65,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             && caching.is_in_memory()
             && *at < self.engine.log.bounds.near.load(Relaxed)
         {
-            record.count_read();
+            record.give_lives();
         }
     }
 

@@ -108,10 +108,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Step::Done(held)
             }
             Found::Cold { at } => match known.take(at) {
-                Some(Some(held)) => {
-                    self.promote(&pin, key, hash, seen, found, &held);
-                    Step::Done(Some(held))
-                }
+                Some(Some(held)) => Step::Done(Some(held)),
                 Some(None) if self.engine.index.is_settled(&seen) => Step::Done(None),
                 Some(None) => Step::Again,
                 None => Step::Read(at),

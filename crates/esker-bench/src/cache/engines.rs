@@ -1,0 +1,200 @@
+//! The caches compared, behind one trait.
+
+use anyhow::{Result, ensure};
+
+use super::requests::first_counted;
+
+/// How large a cache and its values are.
+#[derive(Clone, Copy)]
+pub(super) struct Sized {
+    pub(super) memory: u64,
+    pub(super) value_bytes: usize,
+}
+
+/// Who is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Name {
+    /// Esker in cache mode: all that it takes keeps to the memory given.
+    Esker,
+    /// The same with as much memory as the keys and values need that the others count.
+    EskerPayload,
+    /// Moka: W-TinyLFU.
+    #[cfg(feature = "peers")]
+    Moka,
+    /// Foyer with S3-FIFO.
+    #[cfg(feature = "peers")]
+    FoyerS3fifo,
+    /// Foyer with w-TinyLFU.
+    #[cfg(feature = "peers")]
+    FoyerLfu,
+    /// Foyer with LRU.
+    #[cfg(feature = "peers")]
+    FoyerLru,
+}
+
+impl Name {
+    /// All of them.
+    pub(super) fn all() -> Vec<Self> {
+        <Self as clap::ValueEnum>::value_variants().to_vec()
+    }
+
+    /// The name in reports.
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::Esker => "esker",
+            Self::EskerPayload => "esker, equal payload",
+            #[cfg(feature = "peers")]
+            Self::Moka => "moka",
+            #[cfg(feature = "peers")]
+            Self::FoyerS3fifo => "foyer s3-fifo",
+            #[cfg(feature = "peers")]
+            Self::FoyerLfu => "foyer lfu",
+            #[cfg(feature = "peers")]
+            Self::FoyerLru => "foyer lru",
+        }
+    }
+
+    /// An empty cache.
+    pub(super) fn open(self, sized: Sized) -> Result<Box<dyn Contestant>> {
+        Ok(match self {
+            Self::Esker => Box::new(Esker::open(sized.memory, sized.value_bytes)?),
+            Self::EskerPayload => Box::new(Esker::open(Esker::memory_for(sized), sized.value_bytes)?),
+            #[cfg(feature = "peers")]
+            Self::Moka => Box::new(peers::Moka::open(sized)),
+            #[cfg(feature = "peers")]
+            Self::FoyerS3fifo => Box::new(peers::Foyer::open(sized, foyer::S3FifoConfig::default())),
+            #[cfg(feature = "peers")]
+            Self::FoyerLfu => Box::new(peers::Foyer::open(sized, foyer::LfuConfig::default())),
+            #[cfg(feature = "peers")]
+            Self::FoyerLru => Box::new(peers::Foyer::open(sized, foyer::LruConfig::default())),
+        })
+    }
+}
+
+/// A cache under measurement.
+pub(super) trait Contestant: Sync {
+    /// Answers requests; how many were hits after the warm-up.
+    fn serve(&self, keys: &[u64]) -> Result<u64>;
+}
+
+/// A cache of values that begin with their key.
+trait Lookup {
+    /// The first word of the value, if there is one.
+    fn look(&self, key: u64) -> Result<Option<u64>>;
+    fn put(&self, key: u64, value: &[u8]) -> Result<()>;
+}
+
+fn word(value: &[u8]) -> u64 {
+    u64::from_le_bytes(value[..8].try_into().expect("a value holds its key"))
+}
+
+fn serve<L: Lookup>(cache: &L, keys: &[u64], value_bytes: usize) -> Result<u64> {
+    let mut value = vec![7; value_bytes];
+    let (mut hits, first) = (0, first_counted(keys));
+    for (number, &key) in keys.iter().enumerate() {
+        match cache.look(key)? {
+            Some(found) => {
+                ensure!(found == key, "the value of another key");
+                hits += u64::from(number >= first);
+            }
+            None => {
+                value[..8].copy_from_slice(&key.to_le_bytes());
+                cache.put(key, &value)?;
+            }
+        }
+    }
+    Ok(hits)
+}
+
+struct Esker(esker::Store<u64, [u8]>, usize);
+
+impl Esker {
+    fn open(memory: u64, value_bytes: usize) -> Result<Self> {
+        let options = esker::Options::new().memory(memory).cache(esker::Cache::new());
+        Ok(Self(options.in_memory()?, value_bytes))
+    }
+
+    /// The budget for so many bytes of keys and values: a header and an index entry for each, buffers, and what is kept free.
+    fn memory_for(sized: Sized) -> u64 {
+        const HEADER_AND_ENTRY: u64 = 24 + 14;
+        let pair = 8 + sized.value_bytes as u64;
+        let taken = sized.memory as f64 * (pair + HEADER_AND_ENTRY) as f64 / pair as f64;
+        (2 << 20) + (taken * 17.0 / 16.0) as u64
+    }
+}
+
+impl Lookup for Esker {
+    fn look(&self, key: u64) -> Result<Option<u64>> {
+        Ok(self.0.get_with(&key, word)?)
+    }
+
+    fn put(&self, key: u64, value: &[u8]) -> Result<()> {
+        Ok(self.0.put(&key, value)?)
+    }
+}
+
+impl Contestant for Esker {
+    fn serve(&self, keys: &[u64]) -> Result<u64> {
+        serve(self, keys, self.1)
+    }
+}
+
+#[cfg(feature = "peers")]
+mod peers {
+    use super::{Contestant, Lookup, Result, Sized, serve, word};
+    use std::sync::Arc;
+
+    const KEY_BYTES: usize = 8;
+
+    pub(super) struct Moka(moka::sync::Cache<u64, Arc<[u8]>>, usize);
+
+    impl Moka {
+        pub(super) fn open(sized: Sized) -> Self {
+            let weigher = |_: &u64, value: &Arc<[u8]>| (KEY_BYTES + value.len()) as u32;
+            Self(moka::sync::Cache::builder().max_capacity(sized.memory).weigher(weigher).build(), sized.value_bytes)
+        }
+    }
+
+    impl Lookup for Moka {
+        fn look(&self, key: u64) -> Result<Option<u64>> {
+            Ok(self.0.get(&key).map(|value| word(&value)))
+        }
+
+        fn put(&self, key: u64, value: &[u8]) -> Result<()> {
+            self.0.insert(key, value.into());
+            Ok(())
+        }
+    }
+
+    impl Contestant for Moka {
+        fn serve(&self, keys: &[u64]) -> Result<u64> {
+            serve(self, keys, self.1)
+        }
+    }
+
+    pub(super) struct Foyer(foyer::Cache<u64, Box<[u8]>>, usize);
+
+    impl Foyer {
+        pub(super) fn open(sized: Sized, policy: impl Into<foyer::EvictionConfig>) -> Self {
+            let builder = foyer::CacheBuilder::new(sized.memory as usize).with_eviction_config(policy);
+            Self(builder.with_weighter(|_: &u64, value: &Box<[u8]>| KEY_BYTES + value.len()).build(), sized.value_bytes)
+        }
+    }
+
+    impl Lookup for Foyer {
+        fn look(&self, key: u64) -> Result<Option<u64>> {
+            Ok(self.0.get(&key).map(|entry| word(entry.value())))
+        }
+
+        fn put(&self, key: u64, value: &[u8]) -> Result<()> {
+            self.0.insert(key, value.into());
+            Ok(())
+        }
+    }
+
+    impl Contestant for Foyer {
+        fn serve(&self, keys: &[u64]) -> Result<u64> {
+            serve(self, keys, self.1)
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What is asked of the caches, drawn before a clock starts.
+
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution as _, Zipf};
+
+use crate::keys;
+
+/// Keys that a scan passes in one go.
+const SCAN_LENGTH: u64 = 20_000;
+/// One request in so many begins to count: the caches have filled by then.
+const WARM_UP: usize = 4;
+
+/// The requests of each thread.
+pub(crate) struct Requests(Vec<Vec<u64>>);
+
+impl Requests {
+    /// `scans` of a hundred belong to scans; the hot set moves by a key every `drift` requests.
+    pub(crate) fn draw(keys: u64, exponent: f64, scans: u8, drift: u64, requests: usize, threads: usize) -> Self {
+        let draw = |thread| one(keys, exponent, scans, drift, requests, thread);
+        Self(std::thread::scope(|scope| {
+            let draws: Vec<_> = (0..threads as u64).map(|thread| scope.spawn(move || draw(thread))).collect();
+            draws.into_iter().map(|draw| draw.join().expect("drawing does not fail")).collect()
+        }))
+    }
+
+    pub(crate) fn threads(&self) -> impl Iterator<Item = &[u64]> {
+        self.0.iter().map(Vec::as_slice)
+    }
+
+    /// All requests.
+    pub(crate) fn count(&self) -> usize {
+        self.0.iter().map(Vec::len).sum()
+    }
+
+    /// Those that come after the warm-up.
+    pub(crate) fn counted(&self) -> usize {
+        self.0.iter().map(|keys| keys.len() - first_counted(keys)).sum()
+    }
+}
+
+/// Where the warm-up of a thread ends.
+pub(crate) fn first_counted(keys: &[u64]) -> usize {
+    keys.len() / WARM_UP
+}
+
+fn one(keys: u64, exponent: f64, scans: u8, drift: u64, requests: usize, thread: u64) -> Vec<u64> {
+    let mut random = SmallRng::seed_from_u64(0x00ca_c4e5 + thread);
+    let zipf = Zipf::new(keys as f64, exponent).expect("there is at least one key");
+    // Scans have a range of their own, ten times as long, of which each thread walks its part.
+    let mut scan = keys + thread * (1 << 40);
+    let mut left = 0;
+    let steps = (0..requests as u64).map(|number| {
+        // A scan goes on for a while, mixed with the rest in its share.
+        if left == 0 && random.random_range(0..SCAN_LENGTH * 100) < u64::from(scans) {
+            left = SCAN_LENGTH * 100 / 50;
+        }
+        if left > 0 {
+            left -= 1;
+            if random.random_range(0..2) == 0 {
+                scan += 1;
+                return keys::key(scan % (10 * keys) + keys);
+            }
+        }
+        let rank = (zipf.sample(&mut random) as u64 - 1).min(keys - 1);
+        let moved = number.checked_div(drift).unwrap_or(0);
+        keys::key((rank + keys - moved % keys) % keys)
+    });
+    steps.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scans_have_their_share_and_keys_their_favourites() {
+        let requests = Requests::draw(10_000, 0.99, 25, 0, 4_000_000, 1);
+        let popular = keys::key(0);
+        let all = &requests.0[0];
+        let hits = all.iter().filter(|key| **key == popular).count();
+        assert!(hits > all.len() / 25 && hits < all.len() / 5, "{hits}");
+        let own: std::collections::HashSet<u64> = (0..10_000).map(keys::key).collect();
+        let scanned = all.iter().filter(|key| !own.contains(key)).count();
+        assert!((15..35).contains(&(scanned * 100 / all.len())), "{scanned}");
+        assert_eq!((requests.count(), requests.counted()), (4_000_000, 3_000_000));
+    }
+}
