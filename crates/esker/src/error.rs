@@ -16,6 +16,11 @@ pub enum Error {
     Invalid(String),
     /// Another process holds the directory.
     Locked(PathBuf),
+    /// Another writer was quicker with this key: the transaction changed nothing. Do it again.
+    Conflict {
+        /// The key's bytes.
+        key: Box<[u8]>,
+    },
     /// The store was closed.
     Closed,
 }
@@ -41,6 +46,7 @@ impl fmt::Display for Error {
             Self::Full => f.write_str("the memory budget is full"),
             Self::Invalid(what) => write!(f, "invalid: {what}"),
             Self::Locked(path) => write!(f, "locked by another process path={}", path.display()),
+            Self::Conflict { key } => write!(f, "conflict with another writer key={}", key.escape_ascii()),
             Self::Closed => f.write_str("the store is closed"),
         }
     }

@@ -27,6 +27,7 @@ mod epoch;
 mod error;
 mod image;
 mod index;
+mod latches;
 mod log;
 #[cfg(all(loom, test))]
 mod loom_models;
@@ -51,6 +52,6 @@ pub use device::{Device, DeviceRead, MemoryDevice, MemoryStorage, ReadSource, SE
 pub use error::{Error, Result};
 pub use options::{ByteCount, Options};
 pub use stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats, Warning};
-pub use store::Store;
+pub use store::{Store, Transaction, Version};
 pub use types::{Key, Value};
 pub use verify::{Verification, verify, verify_in};

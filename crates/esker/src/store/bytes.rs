@@ -6,16 +6,19 @@ use super::step::{Known, Step};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::Seen;
+use crate::latches::Held;
 use crate::record::{self, Record, SEALED, TOMBSTONE};
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::borrow::{Borrow, Cow};
 
 /// What an update makes of the value it saw.
-enum Change<'v> {
+pub(super) enum Change<'v> {
     /// This value, in a record with room for so many bytes.
     Set(Cow<'v, [u8]>, usize),
     Remove,
+    /// None at all.
+    Keep,
 }
 
 impl Change<'_> {
@@ -115,13 +118,20 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(length)
     }
 
+    /// Room for a value that grew from `old` to this length, and may grow on.
+    pub(super) fn room_to_grow(old: &[u8], length: usize, most: usize) -> usize {
+        // A first value gets no room to spare: most never grow.
+        if old.is_empty() { length } else { (length + length / 2).min(most.max(length)) }
+    }
+
     /// Where the key's record is mutable and has room.
     #[inline(always)]
     pub(super) fn append_at_once(&self, key: &[u8], hash: u64, bytes: &[u8]) -> Result<Option<usize>> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         pin.slot.count(Counter::Append, 1);
-        Ok(self.append_in_place(key, hash, bytes))
+        // Held by another: the next attempt waits.
+        Ok(self.engine.hold(hash).and_then(|held| self.append_in_place(&held, key, hash, bytes)))
     }
 
     /// One attempt at an append; `length` becomes the new one.
@@ -130,16 +140,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let mut decide = |old: Option<&[u8]>| {
             let old = old.unwrap_or_default();
             *length = old.len() + bytes.len();
-            // A first value gets no room to spare: most never grow.
-            let room = if old.is_empty() { *length } else { (*length + *length / 2).min(most.max(*length)) };
-            Change::Set(Cow::Owned([old, bytes].concat()), room)
+            Change::Set(Cow::Owned([old, bytes].concat()), Self::room_to_grow(old, *length, most))
         };
         self.change(key, hash, known, false, &mut decide)
     }
 
     /// Under a pin.
     #[inline(always)]
-    fn append_in_place(&self, key: &[u8], hash: u64, bytes: &[u8]) -> Option<usize> {
+    fn append_in_place(&self, _: &Held<'_>, key: &[u8], hash: u64, bytes: &[u8]) -> Option<usize> {
         let (at, record) = self.find_fast(key, hash)?;
         if at < self.engine.log.bounds.read_only.load(Acquire) {
             return None;
@@ -155,7 +163,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// One attempt at the one way a bytes record changes. `decide` sees the old value (never for a blind update, which may
     /// not read the device) and says what becomes of it; it may run again. Done: whether a value was there.
-    fn change<'v>(
+    pub(super) fn change<'v>(
         &self,
         key: &[u8],
         hash: u64,
@@ -165,6 +173,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ) -> Result<Step<bool>> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
+        let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let (seen, found) = self.locate(key, hash);
         let mut decide = |old: Option<&[u8]>| self.engine.epochs.within(&pin, || decide(old));
         let copied;
@@ -172,7 +181,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Found::Memory { at, record } => match self.region(*at) {
                 Region::Mutable => {
                     let record = *record;
-                    return self.change_mutable(&pin, &Sight { key, hash, seen, found }, record, &mut decide);
+                    return self.change_mutable(&pin, &held, &Sight { key, hash, seen, found }, record, &mut decide);
                 }
                 Region::Fuzzy if !blind => return Ok(Step::Again),
                 _ if blind || !record.is_live() => None,
@@ -190,19 +199,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         };
         let was_there = old.is_some();
         let change = decide(old);
-        if let Change::Remove = change
-            && !was_there
-        {
+        if matches!((&change, was_there), (Change::Remove, false) | (Change::Keep, _)) {
             // Removing what is not there changes nothing, once it is sure that it is not there.
-            let sure = !matches!(found, Found::Absent) || self.engine.index.is_settled(&seen);
-            return Ok(if sure { Step::Done(false) } else { Step::Again });
+            let sure = was_there || matches!(found, Found::Memory { .. }) || self.engine.index.is_settled(&seen);
+            return Ok(if sure { Step::Done(was_there) } else { Step::Again });
         }
-        self.supersede(&pin, &Sight { key, hash, seen, found }, &change).map(|step| step.then(|| was_there))
+        self.supersede(&pin, &held, &Sight { key, hash, seen, found }, &change).map(|step| step.then(|| was_there))
     }
 
     fn change_mutable<'v>(
         &self,
         pin: &Pin<'_>,
+        held: &Held<'_>,
         sight: &Sight<'_>,
         record: Record,
         decide: &mut impl FnMut(Option<&[u8]>) -> Change<'v>,
@@ -214,6 +222,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let was_there = record.is_live();
         let change = decide(was_there.then(|| latched.value()));
         match &change {
+            Change::Keep => Ok(Step::Done(was_there)),
             Change::Remove => {
                 record.header().fetch_or(TOMBSTONE, Release);
                 pin.slot.count(Counter::DeadByte, record::bytes_record_bytes(sight.key.len(), record.capacity()));
@@ -224,7 +233,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Ok(Step::Done(true))
             }
             Change::Set(..) => {
-                let step = self.supersede(pin, sight, &change)?;
+                let step = self.supersede(pin, held, sight, &change)?;
                 if let Step::Done(()) = step {
                     record.header().fetch_or(SEALED, Release);
                 }
@@ -234,10 +243,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     /// Appends the changed record to the log and publishes it.
-    fn supersede(&self, pin: &Pin<'_>, sight: &Sight<'_>, change: &Change<'_>) -> Result<Step<()>> {
+    fn supersede(&self, pin: &Pin<'_>, held: &Held<'_>, sight: &Sight<'_>, change: &Change<'_>) -> Result<Step<()>> {
         let (value, capacity, flags) = match change {
             Change::Set(value, capacity) => (&**value, *capacity, 0),
             Change::Remove => (&[][..], 0, TOMBSTONE),
+            Change::Keep => return Ok(Step::Done(())),
         };
         self.check_value(value.len())?;
         let log = &self.engine.log;
@@ -246,7 +256,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
         record.write_bytes(sight.key, value, capacity, Self::previous_for(&sight.seen, &sight.found), flags | log.line_flag());
-        let published = self.publish(pin, sight.hash, &sight.seen, at, record, bytes);
+        let published = self.publish(pin, held, sight.hash, &sight.seen, at, record, bytes);
         Ok(if published { Step::Done(()) } else { Step::Again })
     }
 }

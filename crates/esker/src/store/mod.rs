@@ -19,10 +19,12 @@
 mod batch;
 mod bytes;
 pub(crate) mod chain;
+mod conditional;
 mod find;
 mod helpers;
 mod read;
 mod step;
+mod transaction;
 mod waiting;
 mod word;
 
@@ -38,7 +40,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+pub use conditional::Version;
 use helpers::Helpers;
+pub use transaction::Transaction;
 
 /// A key-value store. Cloning it is cheap and gives the same store; it closes with its last clone.
 pub struct Store<K: Key + ?Sized, V: Value + ?Sized> {
@@ -129,6 +133,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     fn hash(&self, key: &[u8]) -> u64 {
         self.engine.hasher.hash(key, K::WIDTH.filter(|_| Self::WORD))
+    }
+
+    /// What a fast path counts where it is not open.
+    #[cold]
+    fn count_slowly(&self, what: Counter) {
+        // A thread too many is told so by the path that comes next.
+        if let Ok(slot) = self.engine.epochs.slot() {
+            slot.count(what, 1);
+        }
     }
 
     fn count(&self, what: Counter) -> Result<()> {

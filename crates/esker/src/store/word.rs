@@ -6,6 +6,7 @@ use super::step::{Known, Step};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::{Probe, Published, Seen};
+use crate::latches::Held;
 use crate::record::{self, ABSENT, Record, TOMBSTONE};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
@@ -24,7 +25,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     #[inline(always)]
     pub(super) fn put_word_at_once(&self, key: &[u8], hash: u64, value: u64) -> bool {
-        let Some(pin) = self.engine.epochs.pin_fast() else { return false };
+        let Some(pin) = self.engine.epochs.pin_fast() else {
+            self.count_slowly(Counter::Put);
+            return false;
+        };
         pin.slot.count(Counter::Put, 1);
         self.put_word_fast(&pin, key, hash, value)
     }
@@ -80,10 +84,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     /// A record was made that cannot be published here.
-    fn give_up(&self, pin: &Pin<'_>, record: Record) {
+    pub(super) fn give_up(&self, pin: &Pin<'_>, record: Record) {
         record.abandon();
         // Should the reason be that our piece lies below another thread's newer record: leave it.
-        pin.slot.end.store(0, Relaxed);
+        pin.slot.leave_piece();
     }
 
     #[inline(always)]
@@ -104,27 +108,39 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn put_word_step(&self, key: &[u8], hash: u64, value: u64) -> Result<Step<()>> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
+        let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let (seen, found) = self.locate(key, hash);
-        if let Some(record) = self.mutable_word(&found) {
+        if let Some(record) = self.mutable_word(&held, &found) {
             record.word_value(Self::KEY_WIDTH).store(value, Release);
             return Ok(Step::Done(()));
         }
-        Ok(self.add_word(&pin, key, hash, &seen, &found, value, 0))
+        Ok(self.add_word(&pin, &held, key, hash, &seen, &found, value, 0))
     }
 
     /// Writes and publishes a word record.
     #[expect(clippy::too_many_arguments, reason = "the facts of one publication")]
-    fn add_word(&self, pin: &Pin<'_>, key: &[u8], hash: u64, seen: &Seen, found: &Found, value: u64, flags: u64) -> Step<()> {
+    pub(super) fn add_word(
+        &self,
+        pin: &Pin<'_>,
+        held: &Held<'_>,
+        key: &[u8],
+        hash: u64,
+        seen: &Seen,
+        found: &Found,
+        value: u64,
+        flags: u64,
+    ) -> Step<()> {
         let log = &self.engine.log;
         let Some(at) = log.allocate(pin.slot, Self::RECORD_BYTES) else { return Step::Room(Self::RECORD_BYTES) };
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
         record.write_word(&key[..Self::KEY_WIDTH], value, Self::previous_for(seen, found), flags | log.line_flag());
-        if self.publish(pin, hash, seen, at, record, Self::RECORD_BYTES) { Step::Done(()) } else { Step::Again }
+        if self.publish(pin, held, hash, seen, at, record, Self::RECORD_BYTES) { Step::Done(()) } else { Step::Again }
     }
 
     /// Makes the index lead to a new record; false when somebody was quicker.
-    pub(super) fn publish(&self, pin: &Pin<'_>, hash: u64, seen: &Seen, at: u64, record: Record, bytes: u64) -> bool {
+    #[expect(clippy::too_many_arguments, reason = "the facts of one publication")]
+    pub(super) fn publish(&self, pin: &Pin<'_>, _: &Held<'_>, hash: u64, seen: &Seen, at: u64, record: Record, bytes: u64) -> bool {
         let mut added = false;
         match self.engine.index.publish(hash, seen, at, &mut added, |address| record.set_previous(address)) {
             Published::Done => {
@@ -162,7 +178,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     #[inline(always)]
     pub(super) fn rmw_word_at_once(&self, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Option<u64> {
-        let pin = self.engine.epochs.pin_fast()?;
+        let Some(pin) = self.engine.epochs.pin_fast() else {
+            self.count_slowly(Counter::Rmw);
+            return None;
+        };
         pin.slot.count(Counter::Rmw, 1);
         self.rmw_word_at(&pin, self.engine.index.first_match(hash), key, update)
     }
@@ -192,8 +211,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ) -> Result<Step<u64>> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
+        let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let (seen, found) = self.locate(key, hash);
-        if let Some(record) = self.mutable_word(&found) {
+        if let Some(record) = self.mutable_word(&held, &found) {
             let value = record.word_value(Self::KEY_WIDTH);
             return Ok(Step::Done(self.engine.epochs.within(&pin, || update_word(value, update))));
         }
@@ -202,11 +222,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             missing => return Ok(missing.then(|| 0)),
         };
         let new = self.engine.epochs.within(&pin, || update(old));
-        Ok(self.add_word(&pin, key, hash, &seen, &found, new, 0).then(|| new))
+        Ok(self.add_word(&pin, &held, key, hash, &seen, &found, new, 0).then(|| new))
     }
 
     /// The record, if its value may change in place. Under a pin.
-    fn mutable_word(&self, found: &Found) -> Option<Record> {
+    pub(super) fn mutable_word(&self, _: &Held<'_>, found: &Found) -> Option<Record> {
         match found {
             Found::Memory { at, record } if record.is_live() && matches!(self.region(*at), Region::Mutable) => Some(*record),
             _ => None,
@@ -214,7 +234,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     /// The value that a record outside the mutable region (or a dead one in it) holds for an update.
-    fn old_word(&self, found: &Found, known: &Known) -> Step<Option<u64>> {
+    pub(super) fn old_word(&self, found: &Found, known: &Known) -> Step<Option<u64>> {
         match found {
             Found::Absent => Step::Done(None),
             Found::Cold { at } => match known.at(*at) {
@@ -244,6 +264,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn delete_word_step(&self, key: &[u8], hash: u64, known: &Known) -> Result<Step<bool>> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
+        let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let (seen, found) = self.locate(key, hash);
         if let Found::Memory { at, record } = found
             && matches!(self.region(at), Region::Mutable)
@@ -253,7 +274,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Ok(Step::Done(was_there));
         }
         match self.old_word(&found, known) {
-            Step::Done(Some(_)) => Ok(self.add_word(&pin, key, hash, &seen, &found, 0, TOMBSTONE).then(|| true)),
+            Step::Done(Some(_)) => Ok(self.add_word(&pin, &held, key, hash, &seen, &found, 0, TOMBSTONE).then(|| true)),
             Step::Done(None) if self.engine.index.is_settled(&seen) => Ok(Step::Done(false)),
             Step::Done(None) => Ok(Step::Again),
             missing => Ok(missing.then(|| false)),
