@@ -78,6 +78,8 @@ pub enum Operation {
     RmwMany(Vec<Bytes>),
     /// Deletes several keys.
     DeleteMany(Vec<Bytes>),
+    /// Does operations on single keys in one transaction.
+    Transaction(Vec<Operation>),
     /// Sets the budget, in bytes.
     SetMemory(u64),
     /// Closes the store and opens it again.
@@ -99,6 +101,7 @@ impl std::fmt::Debug for Operation {
             Operation::PutMany(p) => write!(f, "PutMany(of {})", p.len()),
             Operation::RmwMany(k) => write!(f, "RmwMany(of {})", k.len()),
             Operation::DeleteMany(k) => write!(f, "DeleteMany(of {})", k.len()),
+            Operation::Transaction(operations) => write!(f, "Transaction({operations:?})"),
             Operation::SetMemory(bytes) => write!(f, "SetMemory({bytes})"),
             Operation::Reopen => write!(f, "Reopen"),
         }
@@ -124,6 +127,8 @@ pub enum Outcome {
     Flag(bool),
     /// A length or a number of keys.
     Count(usize),
+    /// What each operation of a transaction gave.
+    All(Vec<Outcome>),
 }
 
 impl std::fmt::Debug for Outcome {
@@ -135,6 +140,7 @@ impl std::fmt::Debug for Outcome {
             Outcome::Values(v) => write!(f, "Values(of {})", v.len()),
             Outcome::Flag(b) => write!(f, "{b}"),
             Outcome::Count(n) => write!(f, "{n}"),
+            Outcome::All(outcomes) => write!(f, "{outcomes:?}"),
         }
     }
 }
@@ -208,6 +214,7 @@ impl Model {
                 Outcome::Done
             }
             Operation::DeleteMany(keys) => Outcome::Count(keys.iter().filter(|k| self.map.remove(*k).is_some()).count()),
+            Operation::Transaction(operations) => Outcome::All(operations.iter().map(|operation| self.apply(operation)).collect()),
             Operation::SetMemory(_) | Operation::Reopen => Outcome::Done,
         }
     }
@@ -240,6 +247,9 @@ impl Uncertain {
     /// Takes note of an operation and what it gave (`None`: an error); says what is wrong if the outcome
     /// fits no state the keys may have been in.
     pub fn observe(&mut self, operation: &Operation, outcome: Option<&Outcome>) -> Result<(), String> {
+        if let (Operation::Transaction(operations), Some(Outcome::All(outcomes))) = (operation, outcome) {
+            return operations.iter().zip(outcomes).try_for_each(|(operation, outcome)| self.observe(operation, Some(outcome)));
+        }
         let fine = match (operation, outcome) {
             (Operation::Get(key) | Operation::View(key), Some(Outcome::Value(seen))) => self.narrow(key, |s| s == seen),
             (Operation::Contains(key), Some(Outcome::Flag(there))) => self.narrow(key, |s| s.is_some() == *there),
@@ -289,6 +299,8 @@ impl Uncertain {
                     self.transform(key, surely, |_, _| None);
                 }
             }
+            // That all or none of it happened is for the crash lane to judge.
+            Operation::Transaction(operations) => operations.iter().for_each(|operation| self.write(operation, surely)),
             _ => {}
         }
     }
@@ -372,11 +384,25 @@ impl Generator {
             870..910 => Operation::GetMany(self.keys()),
             910..940 => Operation::PutMany(self.pairs()),
             940..965 => Operation::RmwMany(self.keys()),
-            965..990 => Operation::DeleteMany(self.keys()),
+            965..980 => Operation::DeleteMany(self.keys()),
+            980..990 => self.transaction(),
             990..996 => Operation::SetMemory(self.random.random_range(16..=24) << 20),
             _ if self.shape.reopens => Operation::Reopen,
             _ => Operation::Get(self.key()),
         }
+    }
+
+    fn transaction(&mut self) -> Operation {
+        let count = self.random.random_range(0..8);
+        let one = |generator: &mut Self| match generator.random.random_range(0..6) {
+            0 => Operation::Get(generator.key()),
+            1 => Operation::Delete(generator.key()),
+            2 => Operation::Contains(generator.key()),
+            3 => Operation::Put(generator.key(), generator.value()),
+            4 => Operation::Rmw(generator.key(), generator.random.random()),
+            _ => generator.append(),
+        };
+        Operation::Transaction((0..count).map(|_| one(self)).collect())
     }
 
     fn append(&mut self) -> Operation {
