@@ -18,6 +18,7 @@ mod progress;
 mod report;
 mod run;
 mod size;
+mod transactions;
 mod ycsb;
 
 use std::path::PathBuf;
@@ -44,6 +45,8 @@ enum Experiment {
     HybridReads(hybrid::Arguments),
     /// Updates while lines are drawn, and durable calls beside the device's own syncs.
     Commit(commit::Arguments),
+    /// Transactions of several keys by many threads.
+    Transactions(transactions::Arguments),
 }
 
 /// Where results go besides the standard output.
@@ -64,5 +67,6 @@ fn main() -> anyhow::Result<()> {
         Experiment::Append(arguments) => append::run(&arguments),
         Experiment::HybridReads(arguments) => hybrid::run(&arguments),
         Experiment::Commit(arguments) => commit::run(&arguments),
+        Experiment::Transactions(arguments) => transactions::run(&arguments),
     }
 }

@@ -131,6 +131,9 @@ pub(crate) struct Row {
     /// The rate against that of writing a plain file with a sync behind each write.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_fdatasync: Option<f64>,
+    /// Attempts that another transaction was quicker than, for each commit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) aborts_per_commit: Option<f64>,
     /// The rate of each tenth of a second in turn, of each run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) interval_ops_per_second: Vec<Vec<f64>>,
