@@ -20,6 +20,7 @@
 mod epoch;
 mod log;
 mod store;
+mod transaction;
 
 use crate::sync::{Rule, Weakness};
 use std::mem::ManuallyDrop;
