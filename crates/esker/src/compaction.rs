@@ -12,6 +12,8 @@
 //! * **Deletions end here.** Older versions lie lower and went before, so a tombstone is dropped, and its entry with it.
 //! * **Whether a cold record is the newest** is known at once if its entry leads to it. If the entry leads to another cold
 //!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses.
+//! * **Snapshots** read what was superseded: while one is held (`snapshot.rs`) no stretch begins, none is given back, and a
+//!   copy leads to the record that it was made of.
 //! * **A reader** that was on its way to a record below `begin` finds nothing there, looks again, and finds the copy.
 //!
 //! **When**: dead bytes are counted where records are superseded or deleted. Above the space target the driver compacts, a
@@ -117,6 +119,9 @@ impl Engine {
 
     fn compact_stretch(&self) -> Result<bool> {
         let _one = lock(&self.compaction.running);
+        if self.holds.is_any() {
+            return Ok(false);
+        }
         let bounds = &self.log.bounds;
         let from = bounds.begin.load(Acquire);
         let mut stretch = match self.log.reserve.load(Relaxed) {
@@ -174,17 +179,19 @@ impl Engine {
         Ok(span.reached())
     }
 
-    /// Nothing below `to` is needed any more. False if the store was closed meanwhile.
+    /// Nothing below `to` is needed any more. False if the store was closed meanwhile, or is held.
     fn give_back(&self, to: u64) -> Result<bool> {
         let bounds = &self.log.bounds;
         let from = bounds.begin.load(Relaxed);
+        if !self.holds.unless_any(|| bounds.compacted.store(to, SeqCst)) {
+            return Ok(false);
+        }
         if self.is_in_memory() {
             let _guard = lock(&self.boundaries);
             bounds.begin.store(to, SeqCst);
             self.evict(to);
             return Ok(true);
         }
-        bounds.compacted.store(to, SeqCst);
         // What goes with the store needs no line.
         if !self.is_temporary() && !self.draw_line_now()? {
             return Ok(false);
@@ -298,7 +305,9 @@ impl Mover<'_> {
         // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.
         let copy = unsafe { Record::new(engine.log.pointer(to)) };
         // A key that shares the entry may lie behind the record and still be in doubt: the copy leads there too.
-        let previous = if seen.address() == at { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
+        let is_held = at < engine.log.bounds.held.load(Acquire);
+        let previous = if seen.address() == at && !is_held { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
+        engine.log.windows.mark_superseded(at);
         copy.write_copy(bytes, previous, engine.log.line_flag());
         match engine.index.publish(hash, seen, to, &mut false, |previous| copy.set_previous(previous)) {
             Published::Done => {

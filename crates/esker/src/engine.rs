@@ -12,6 +12,7 @@ use crate::index::{Chain, Index, Records};
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log, PIECE_BYTES};
 use crate::manifest::{Identity, Manifest};
 use crate::record::Record;
+use crate::snapshot::Holds;
 use crate::stats::{IndexStats, LogStats, MemoryStats, OperationStats, Stats};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
@@ -36,6 +37,7 @@ pub(crate) struct Engine {
     pub(crate) home: Mutex<Option<Home>>,
     pub(crate) commits: Commits,
     pub(crate) compaction: Compaction,
+    pub(crate) holds: Holds,
     /// The driver compacts when the log is this many times as long as what lives in it.
     pub(crate) space_amplification: f64,
     pub(crate) boundaries: Mutex<()>,
@@ -130,6 +132,7 @@ impl Engine {
             home: Mutex::new(parts.home),
             commits: Commits::default(),
             compaction: Compaction::default(),
+            holds: Holds::default(),
             space_amplification: parts.space_amplification,
             boundaries: Mutex::new(()),
             is_always_durable: parts.durability == Durability::Always && has_device,
@@ -473,6 +476,7 @@ impl Engine {
             home: Mutex::new(None),
             commits: Commits::default(),
             compaction: Compaction::default(),
+            holds: Holds::default(),
             boundaries: Mutex::new(()),
             is_always_durable: false,
             in_background: false,

@@ -18,6 +18,8 @@ pub enum Error {
     Locked(PathBuf),
     /// The store was closed.
     Closed,
+    /// A scan stopped because its progress callback asked for it.
+    Cancelled,
 }
 
 /// The result of every fallible call of this crate.
@@ -42,6 +44,7 @@ impl fmt::Display for Error {
             Self::Invalid(what) => write!(f, "invalid: {what}"),
             Self::Locked(path) => write!(f, "locked by another process path={}", path.display()),
             Self::Closed => f.write_str("the store is closed"),
+            Self::Cancelled => f.write_str("cancelled"),
         }
     }
 }

@@ -25,6 +25,7 @@ mod growth;
 #[cfg(all(loom, test))]
 mod loom_models;
 mod overflow;
+mod walk;
 
 use crate::error::Result;
 use crate::memory::{Region, prefetch};
@@ -40,7 +41,7 @@ const FIRST_LEVEL: u32 = if cfg!(loom) { 1 } else { 8 };
 
 /// The table's shape in one word: the byte offset of the last bucket and, above, what goes on. Between two doublings it is
 /// nothing but the mask that makes a hash the offset of its bucket.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
 struct Shape(u64);
 
 /// Some buckets of this level are split, some are not.
@@ -198,7 +199,7 @@ fn match_bits(tag: u64, full: u64) -> Option<u32> {
 }
 
 /// What a lookup saw, and what makes "not found" true: the same bucket, unmoved.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Seen {
     /// The matching entry's word, 0 if there was none.
     pub(crate) entry: u64,
@@ -224,6 +225,7 @@ pub(crate) enum Published {
 }
 
 pub(crate) use growth::{Chain, Records};
+pub(crate) use walk::{Bucketful, position};
 
 pub(crate) struct Index {
     shape: AtomicU64,
@@ -595,7 +597,8 @@ impl Index {
     }
 
     pub(crate) fn entries(&self) -> u64 {
-        self.entries.0.load(Relaxed)
+        // Compaction may remove what the thread that added it has not counted yet.
+        (self.entries.0.load(Relaxed) as i64).max(0) as u64
     }
 
     pub(crate) fn add_to_count(&self, entries: u64) {

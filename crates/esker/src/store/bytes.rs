@@ -189,13 +189,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Found::Absent => None,
         };
         let was_there = old.is_some();
+        if !was_there && !blind && !found.is_in_memory() && !self.engine.index.is_settled(&seen) {
+            // A bucket was moving: nobody must take for absent what is not.
+            return Ok(Step::Again);
+        }
         let change = decide(old);
         if let Change::Remove = change
             && !was_there
         {
-            // Removing what is not there changes nothing, once it is sure that it is not there.
-            let sure = !matches!(found, Found::Absent) || self.engine.index.is_settled(&seen);
-            return Ok(if sure { Step::Done(false) } else { Step::Again });
+            // Removing what is not there changes nothing.
+            return Ok(Step::Done(false));
         }
         self.supersede(&pin, &Sight { key, hash, seen, found }, &change).map(|step| step.then(|| was_there))
     }
@@ -245,8 +248,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let Some(at) = log.allocate(pin.slot, bytes) else { return Ok(Step::Room(bytes)) };
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
-        record.write_bytes(sight.key, value, capacity, Self::previous_for(&sight.seen, &sight.found), flags | log.line_flag());
-        let published = self.publish(pin, sight.hash, &sight.seen, at, record, bytes);
+        let previous = self.previous_for(sight.key, &sight.seen, &sight.found);
+        record.write_bytes(sight.key, value, capacity, previous, flags | log.line_flag());
+        let published = self.publish(pin, sight.hash, &sight.seen, &sight.found, at, record, bytes);
         Ok(if published { Step::Done(()) } else { Step::Again })
     }
 }

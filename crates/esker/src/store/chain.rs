@@ -77,20 +77,20 @@ impl Walk {
 }
 
 /// What the bytes at an address turned out to be.
-enum Parsed<'r> {
+pub(crate) enum Parsed<'r> {
     Record(ColdRecord<'r>),
     /// The record has this many bytes, more than were read.
     Short(u64),
 }
 
-fn first_read_bytes(layout: Layout) -> u64 {
+pub(crate) fn first_read_bytes(layout: Layout) -> u64 {
     match layout {
         Layout::Word { key_bytes, .. } => record::word_record_bytes(key_bytes),
         Layout::Bytes => BYTES_HEADER_BYTES,
     }
 }
 
-fn parse<'r>(layout: Layout, at: u64, cold: &ColdBytes<'r>) -> Result<Parsed<'r>> {
+pub(crate) fn parse<'r>(layout: Layout, at: u64, cold: &ColdBytes<'r>) -> Result<Parsed<'r>> {
     let damaged = || Error::corruption(format!("no record where the index says address={at}"));
     let first = cold.get(at, first_read_bytes(layout));
     let record = match layout {
@@ -165,7 +165,7 @@ pub(crate) fn record_bytes(engine: &Engine, at: u64) -> Result<Vec<u8>> {
 }
 
 /// Things that wait for their reads; a read's token is its thing's place.
-pub(super) struct Places<T> {
+pub(crate) struct Places<T> {
     held: Vec<Option<T>>,
     free: Vec<u64>,
 }
@@ -177,7 +177,7 @@ impl<T> Default for Places<T> {
 }
 
 impl<T> Places<T> {
-    pub(super) fn put(&mut self, thing: T) -> u64 {
+    pub(crate) fn put(&mut self, thing: T) -> u64 {
         let Some(place) = self.free.pop() else {
             self.held.push(Some(thing));
             return self.held.len() as u64 - 1;
@@ -187,7 +187,7 @@ impl<T> Places<T> {
     }
 
     /// The thing at a place, once.
-    pub(super) fn take(&mut self, place: u64) -> T {
+    pub(crate) fn take(&mut self, place: u64) -> T {
         self.free.push(place);
         self.held[place as usize].take().unwrap_or_else(|| unreachable!("a device hands each read back once"))
     }
