@@ -18,6 +18,7 @@
 //! Layers, bottom to top; a layer knows only those below it: `memory`, `device`, `epoch` - `record`, `log` - `index` -
 //! `engine` (boundaries, close) with `commit`, `recovery`, `compaction` - `store` (one operation on one key, and batches). `ARCHITECTURE.md` has the picture.
 
+pub mod aggregate;
 mod commit;
 mod compaction;
 mod device;
@@ -45,6 +46,7 @@ mod types;
 mod verify;
 mod windows;
 
+pub use aggregate::Aggregate;
 pub use commit::Durability;
 pub use device::{Device, DeviceRead, MemoryDevice, ReadSource, SECTOR_BYTES, Storage};
 pub use error::{Error, Result};

@@ -202,7 +202,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         self
     }
 
-    /// So many threads for [`Scan::fold`] and [`Scan::aggregate`](crate::Scan::aggregate), the calling one among them; at least one.
+    /// So many threads for [`Scan::fold`] and [`Scan::aggregate`], the calling one among them; at least one.
     pub fn parallel(mut self, threads: usize) -> Self {
         self.threads = threads.max(1);
         self
