@@ -5,6 +5,7 @@
 //! that is fast and wrong has no rate. Build with `--features peers` for the maps compared with and with
 //! `--features peers-disk` for the disk engines.
 
+mod aggregate;
 mod append;
 mod chart;
 mod commit;
@@ -38,6 +39,8 @@ enum Experiment {
     Ycsb(ycsb::Arguments),
     /// The rate of inserts into a map that grows from nothing.
     Growth(growth::Arguments),
+    /// Sums over many objects: gathered by a client, by keys, by index and by log.
+    Aggregate(aggregate::Arguments),
     /// Appends of small records to growing values.
     Append(append::Arguments),
     /// Reads from data larger than memory, beside raw reads of the same device.
@@ -61,6 +64,7 @@ fn main() -> anyhow::Result<()> {
     match Arguments::parse().experiment {
         Experiment::Ycsb(arguments) => ycsb::run(&arguments),
         Experiment::Growth(arguments) => growth::run(&arguments),
+        Experiment::Aggregate(arguments) => aggregate::run(&arguments),
         Experiment::Append(arguments) => append::run(&arguments),
         Experiment::HybridReads(arguments) => hybrid::run(&arguments),
         Experiment::Commit(arguments) => commit::run(&arguments),

@@ -6,6 +6,7 @@
 //! failed (an absent key or a damaged store included) and 2 for a command line that makes no sense.
 
 mod acknowledge;
+mod aggregate;
 mod args;
 mod bytes;
 mod demo;
@@ -20,6 +21,7 @@ mod out;
 mod points;
 mod progress;
 mod rows;
+mod scan;
 mod separated;
 mod stats;
 mod store;
@@ -50,6 +52,9 @@ fn run(cli: Cli) -> Outcome {
         Command::Stats { dir, json } => stats::run(&dir, json, opening),
         Command::Verify { dir, accept_loss: true, .. } => verify::accept_loss(&dir, opening),
         Command::Verify { dir, json, .. } => verify::run(&dir, json),
+        Command::Scan(args) => scan::run(&args, opening),
+        Command::Aggregate(args) => aggregate::run(&args, opening),
+        Command::Export(args) => scan::export(&args, opening),
         Command::Demo => demo::run(opening),
     }
 }
