@@ -36,7 +36,7 @@ use crate::commit::Line;
 use crate::engine::{Engine, lock};
 use crate::error::Result;
 use crate::log::{NOWHERE, line_flag};
-use crate::record::{ABANDONED, ADDRESS_MASK, ODD_LINE, Record};
+use crate::record::{ABANDONED, ABSENT, ADDRESS_MASK, ODD_LINE, Record, VALID};
 use crate::sync::atomic::Ordering::*;
 use crate::sync::{Mutex, Rule, broken};
 use std::sync::Arc;
@@ -60,6 +60,31 @@ impl View {
     #[inline(always)]
     pub(crate) fn counts(&self, at: u64, header: u64) -> bool {
         (at < self.window || at < self.cut && header & ODD_LINE == self.flag) && header & ABANDONED == 0
+    }
+}
+
+impl View {
+    /// The question whether a record counts and holds a value, where it is the same for all that begin in `[from, until)`.
+    pub(crate) fn plain(&self, from: u64, until: u64) -> Option<Plain> {
+        let mask = VALID | ABANDONED | ABSENT;
+        if until <= self.window {
+            return Some(Plain { mask, want: VALID });
+        }
+        (from >= self.window && until <= self.cut).then_some(Plain { mask: mask | ODD_LINE, want: VALID | self.flag })
+    }
+}
+
+/// Bits that a header must have, of some.
+#[derive(Clone, Copy)]
+pub(crate) struct Plain {
+    mask: u64,
+    want: u64,
+}
+
+impl Plain {
+    #[inline(always)]
+    pub(crate) fn is_value(self, header: u64) -> bool {
+        header & self.mask == self.want
     }
 }
 

@@ -69,7 +69,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByIndex<'a, K, V> {
             let mut at = Some(from);
             while let Some(from) = at {
                 at = self.frame.walk(&mut walker, from, last, BUCKETS, &mut rows)?;
-                rows.drain(&mut *visit);
+                self.frame.show(&mut rows, visit);
                 if walker.cold.len() >= COLD_CHAINS {
                     self.frame.follow_cold(&mut walker, visit)?;
                 }

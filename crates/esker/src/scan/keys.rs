@@ -61,9 +61,12 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
             *hash = self.frame.hash(key);
             engine.index.prefetch(*hash);
         }
+        for hash in &hashes[..group.len()] {
+            // Should the entry lie behind the first bucket, that is fetched as well.
+            self.frame.prefetch_record(engine.index.first_match_in_front(*hash).0);
+        }
         for (seen, hash) in seen.iter_mut().zip(&hashes[..group.len()]) {
             *seen = engine.index.lookup(*hash);
-            self.frame.prefetch_record(seen.address());
         }
         let mut rest = group.iter().copied().zip(hashes).zip(seen).peekable();
         while rest.peek().is_some() {
@@ -76,7 +79,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
                 }
             }
             drop(pin);
-            rows.drain(&mut *visit);
+            self.frame.show(rows, visit);
         }
         Ok(())
     }

@@ -155,6 +155,18 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     fn read(&self, base: u64, bytes: &[u8], is_asked: bool, scars: &[Scar], work: &mut Work, visit: &mut impl Visit) -> Result<usize> {
         let frame = self.frame;
         let (engine, view) = (frame.engine(), &frame.view);
+        if !is_asked
+            && !frame.selects()
+            && let Some(plain) = view.plain(base, base + bytes.len() as u64)
+        {
+            return walk(layout::<K, V>(), base, bytes, |_, header, record| {
+                if plain.is_value(header) {
+                    let (key, value) = frame.pair(record);
+                    visit(key, value);
+                }
+                Ok(())
+            });
+        }
         let read = walk(layout::<K, V>(), base, bytes, |at, header, record| {
             let counts = view.counts(at, header) && !scars.iter().any(|scar| scar.excludes(at, header));
             if !counts || header & ABSENT != 0 {
@@ -182,22 +194,21 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     fn ask(&self, bytes: &[u8], work: &mut Work, visit: &mut impl Visit) -> Result<()> {
         let engine = self.frame.engine();
         let group = &work.group;
-        let mut lives = 0u64;
-        let mut elsewhere = [(0, Seen::default()); GROUP];
-        let mut count = 0;
+        let (mut lives, mut elsewhere, mut count) = (0u64, [0; GROUP], 0);
         for (number, candidate) in group.iter().enumerate() {
-            let seen = engine.index.lookup(candidate.hash);
-            let is_head = seen.address() == candidate.at;
+            // Should the entry lie behind the first bucket, that is fetched as well.
+            let (first, _) = engine.index.first_match_in_front(candidate.hash);
+            let is_head = first == candidate.at;
             lives |= u64::from(is_head) << number;
-            elsewhere[count] = (number, seen);
+            elsewhere[count] = number;
             count += usize::from(!is_head);
-            prefetch(engine.log.pointer(seen.address()));
+            prefetch(engine.log.pointer(first));
         }
         if count > 0 {
             let pin = engine.epochs.pin()?;
-            for (number, seen) in &elsewhere[..count] {
+            for number in &elsewhere[..count] {
                 let candidate = &group[*number];
-                match self.verdict(candidate, *seen, &bytes[candidate.bytes.clone()]) {
+                match self.verdict(candidate, &bytes[candidate.bytes.clone()]) {
                     Verdict::Lives => lives |= 1 << number,
                     Verdict::Doubtful(other) => {
                         let record = Box::from(&bytes[candidate.bytes.clone()]);
@@ -219,16 +230,18 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     }
 
     /// Under a pin.
-    fn verdict(&self, candidate: &Candidate, mut seen: Seen, record: &[u8]) -> Verdict {
+    #[inline(always)]
+    fn verdict(&self, candidate: &Candidate, record: &[u8]) -> Verdict {
         loop {
+            let seen = self.frame.engine().index.lookup(candidate.hash);
             match self.verdict_once(candidate, &seen, record) {
                 Verdict::Again => hint::spin_loop(),
                 verdict => return verdict,
             }
-            seen = self.frame.engine().index.lookup(candidate.hash);
         }
     }
 
+    #[inline(always)]
     fn verdict_once(&self, candidate: &Candidate, seen: &Seen, record: &[u8]) -> Verdict {
         let frame = self.frame;
         let (key, _) = frame.pair(record);

@@ -112,6 +112,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
         self.store.hash(key)
     }
 
+    /// True unless all keys are asked for.
+    fn selects(&self) -> bool {
+        self.prefix.is_some() || self.keys.is_some()
+    }
+
     /// True if a key is among those asked for.
     #[inline(always)]
     fn wants(&self, key: &[u8]) -> bool {
@@ -142,10 +147,20 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
         }
         if Store::<K, V>::WORD {
             let word = record.word_value(Store::<K, V>::KEY_WIDTH).load(Acquire).to_ne_bytes();
-            return rows.push(self.key_of(record), &word[..Store::<K, V>::VALUE_WIDTH]);
+            return rows.push_fixed(self.key_of(record), &word[..Store::<K, V>::VALUE_WIDTH]);
         }
         record.read_value(&mut rows.value);
         rows.push_value(self.key_of(record));
+    }
+
+    /// Shows what was copied.
+    #[inline(always)]
+    fn show(&self, rows: &mut Rows, visit: &mut impl Visit) {
+        if Store::<K, V>::WORD {
+            rows.drain_fixed(Store::<K, V>::KEY_WIDTH, Store::<K, V>::VALUE_WIDTH, visit);
+        } else {
+            rows.drain(visit);
+        }
     }
 
     #[inline(always)]

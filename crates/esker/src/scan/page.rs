@@ -125,7 +125,7 @@ fn take<'a, K: Key + ?Sized + 'a, V: Value + ?Sized + 'a>(
             show((K::own(key), V::own(value)));
         }
     };
-    rows.drain(&mut visit);
+    frame.show(rows, &mut visit);
     frame.follow_cold(walker, &mut visit)
 }
 
