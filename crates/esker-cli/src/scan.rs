@@ -45,27 +45,30 @@ pub(crate) fn run(args: &ScanArgs, opening: Opening) -> Outcome {
 /// Writes all pairs in a format that other programs read.
 pub(crate) fn export(args: &ExportArgs, opening: Opening) -> Outcome {
     let out = BufWriter::new(io::stdout().lock());
-    let mut writer: Box<dyn FnMut(&[u8], &[u8]) -> io::Result<()>> = match args.format {
+    let mut write: PairWriter<'_> = match args.format {
         ExportFormat::Csv => csv_writer(out)?,
         ExportFormat::Jsonl => jsonl_writer(out),
     };
     let prefix = args.prefix.clone().unwrap_or_default().into_encoded_bytes();
     with_existing(&args.dir, opening, |store| {
-        let broke = store.scan().prefix(prefix).try_for_each(|key, value| match writer(key, value) {
+        let broke = store.scan().prefix(prefix).try_for_each(|key, value| match write(Some((key, value))) {
             Ok(()) => ControlFlow::Continue(()),
             Err(error) => ControlFlow::Break(Failure::output(&error)),
         })?;
-        broke.map_or(Ok(()), Err)
+        broke.map_or(Ok(()), Err)?;
+        write(None).map_err(|error| Failure::output(&error))
     })
 }
 
-type PairWriter<'a> = Box<dyn FnMut(&[u8], &[u8]) -> io::Result<()> + 'a>;
+/// Writes a pair; without one, all that is still held.
+type PairWriter<'a> = Box<dyn FnMut(Option<(&[u8], &[u8])>) -> io::Result<()> + 'a>;
 
 fn csv_writer<'a>(out: impl Write + 'a) -> Result<PairWriter<'a>, Failure> {
     let mut writer = csv::Writer::from_writer(out);
     let failed = |error: csv::Error| io::Error::other(error);
     writer.write_record(["key", "value"]).map_err(|error| Failure::output(&failed(error)))?;
-    Ok(Box::new(move |key, value| {
+    Ok(Box::new(move |pair| {
+        let Some((key, value)) = pair else { return writer.flush() };
         writer.write_record([key, value]).map_err(|error| match error.into_kind() {
             csv::ErrorKind::Io(error) => error,
             other => io::Error::other(format!("{other:?}")),
@@ -74,7 +77,8 @@ fn csv_writer<'a>(out: impl Write + 'a) -> Result<PairWriter<'a>, Failure> {
 }
 
 fn jsonl_writer<'a>(mut out: impl Write + 'a) -> PairWriter<'a> {
-    Box::new(move |key, value| {
+    Box::new(move |pair| {
+        let Some((key, value)) = pair else { return out.flush() };
         serde_json::to_writer(&mut out, &json!({ "key": text(key), "value": text(value) }))?;
         out.write_all(b"\n")
     })
