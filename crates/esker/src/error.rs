@@ -25,6 +25,8 @@ pub enum Error {
     },
     /// The store was closed.
     Closed,
+    /// A scan stopped because its progress callback asked for it.
+    Cancelled,
 }
 
 /// The result of every fallible call of this crate.
@@ -51,6 +53,7 @@ impl fmt::Display for Error {
             Self::Load(error) => write!(f, "the loader failed: {error}"),
             Self::Conflict { key } => write!(f, "conflict with another writer key={}", key.escape_ascii()),
             Self::Closed => f.write_str("the store is closed"),
+            Self::Cancelled => f.write_str("cancelled"),
         }
     }
 }

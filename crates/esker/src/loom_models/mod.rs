@@ -19,6 +19,7 @@
 
 mod epoch;
 mod log;
+mod snapshot;
 mod store;
 mod transaction;
 

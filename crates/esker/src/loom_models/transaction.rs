@@ -1,6 +1,7 @@
 //! Transactions: beside plain writers, plain readers and each other. The keys' hashes are chosen so that each has a latch.
 
 use super::{Model, Shared, sound, spawn, without};
+use crate::commit::Line;
 use crate::engine::Engine;
 use crate::latches::LatchNumber;
 use crate::log::line_flag;
@@ -151,7 +152,7 @@ fn commit_beside_a_line(model: Model) {
                 (!engine.is_cutting()).then(|| [make(&engine), make(&engine)])
             }
         });
-        let (line, cut) = engine.cut_log().expect("no device").expect("a record");
+        let Line { number: line, cut, .. } = engine.cut_log().expect("no device").expect("a record");
         let is_in = |(at, flag): (u64, u64)| at < cut && flag == line_flag(line);
         if let Some([one, other]) = committing.join() {
             assert_eq!(is_in(one), is_in(other), "a transaction was torn");

@@ -83,6 +83,7 @@ struct Made {
     at: u64,
     record: Record,
     seen: Seen,
+    found: Found,
     /// The mutable record that it takes the place of.
     replaced: Option<Record>,
 }
@@ -225,9 +226,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let at = allocate(log, pin.slot, bytes)?;
             // SAFETY: just allocated under the pin: ours alone, in memory.
             let record = unsafe { Record::new(log.pointer(at)) };
-            Self::fill(record, touched.key(), write, Self::previous_for(&seen, &found), log.line_flag());
+            Self::fill(record, touched.key(), write, self.previous_for(touched.key(), &seen, &found), log.line_flag());
             if at > seen.address() {
-                return Some(Made { at, record, seen, replaced: None });
+                return Some(Made { at, record, seen, found, replaced: None });
             }
             // Our piece lies below another thread's newer record.
             self.give_up(pin, record);
@@ -270,7 +271,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Makes the index lead to a record, or to another one like it.
     fn publish_made(&self, pin: &Pin<'_>, change: &Change<'_, K, V>, made: &Made) {
         let bytes = Self::record_bytes_of(change.touched, change.write);
-        let publish = |made: &Made| self.publish(pin, change.held, change.touched.hash, &made.seen, made.at, made.record, bytes);
+        let publish =
+            |made: &Made| self.publish(pin, change.held, change.touched.hash, &made.seen, &made.found, made.at, made.record, bytes);
         if !publish(made) {
             while !publish(&self.make_anyway(pin, change)) {}
         }
