@@ -5,6 +5,7 @@
 //! that is fast and wrong has no rate. Build with `--features peers` for the maps compared with and with
 //! `--features peers-disk` for the disk engines.
 
+mod aggregate;
 mod append;
 mod cache;
 mod chart;
@@ -41,6 +42,8 @@ enum Experiment {
     Ycsb(ycsb::Arguments),
     /// The rate of inserts into a map that grows from nothing.
     Growth(growth::Arguments),
+    /// Sums over many objects: gathered by a client, by keys, by index and by log.
+    Aggregate(aggregate::Arguments),
     /// Appends of small records to growing values.
     Append(append::Arguments),
     /// Adds and reads in memory of a fraction of the data, beside maps that hold all of it.
@@ -70,6 +73,7 @@ fn main() -> anyhow::Result<()> {
     match Arguments::parse().experiment {
         Experiment::Ycsb(arguments) => ycsb::run(&arguments),
         Experiment::Growth(arguments) => growth::run(&arguments),
+        Experiment::Aggregate(arguments) => aggregate::run(&arguments),
         Experiment::Append(arguments) => append::run(&arguments),
         Experiment::Hybrid(arguments) => fractions::run(&arguments),
         Experiment::HybridReads(arguments) => hybrid::run(&arguments),

@@ -66,6 +66,18 @@ impl Probe {
         Ok(reads.into_inner() as f64 / elapsed.as_secs_f64())
     }
 
+    /// Bytes per second of one thread that reads from the beginning to the end, a mebibyte at a time.
+    pub(crate) fn measure_sequential(&self) -> Result<f64> {
+        let mut piece: Vec<Aligned> = (0..FILL_BLOCKS).map(|_| Aligned([0; BLOCK])).collect();
+        // SAFETY: `Aligned` is bytes without padding (its size is its alignment).
+        let bytes = unsafe { std::slice::from_raw_parts_mut(piece.as_mut_ptr().cast::<u8>(), FILL_BLOCKS * BLOCK) };
+        let start = Instant::now();
+        for number in 0..self.blocks / FILL_BLOCKS as u64 {
+            self.file.read_exact_at(bytes, number * bytes.len() as u64)?;
+        }
+        Ok((self.blocks * BLOCK as u64) as f64 / start.elapsed().as_secs_f64())
+    }
+
     fn read_until(&self, over: &AtomicBool, reads: &AtomicU64, seed: u64) -> Result<()> {
         let mut random = SmallRng::seed_from_u64(seed);
         let mut block = Box::new(Aligned([0; BLOCK]));

@@ -192,7 +192,7 @@ fn rivals(row: &Row, other: &Row) -> bool {
 }
 
 /// Writes rows as JSON, if asked to.
-pub(crate) fn write_json(path: Option<&Path>, rows: &[Row]) -> Result<()> {
+pub(crate) fn write_json<T: Serialize>(path: Option<&Path>, rows: &[T]) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let text = serde_json::to_string_pretty(rows)?;
     std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use esker::Durability;
+use esker::aggregate::KeyPart;
 
 use crate::bytes::{parse_durability, parse_size};
 
@@ -117,8 +118,89 @@ pub(crate) enum Command {
         /// The store's directory, which must be absent or empty
         dir: PathBuf,
     },
+    /// Print every key and value, as of one moment, a pair on a line; in no order
+    Scan(ScanArgs),
+    /// Print figures about the values, which are decimal numbers
+    Aggregate(AggregateArgs),
+    /// Write every key and value in a format that other programs read
+    Export(ExportArgs),
     /// Try the engine: the flights of a year through a store smaller than its data
     Demo,
+}
+
+/// What `scan` is told.
+#[derive(Args, Debug)]
+pub(crate) struct ScanArgs {
+    /// The store's directory, which must exist
+    pub(crate) dir: PathBuf,
+    /// Only keys that begin so
+    #[arg(long)]
+    pub(crate) prefix: Option<OsString>,
+    /// At most so many
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<u64>,
+    /// Leave the values out
+    #[arg(long)]
+    pub(crate) keys_only: bool,
+}
+
+/// What `aggregate` is told.
+#[derive(Args, Debug)]
+pub(crate) struct AggregateArgs {
+    /// The store's directory, which must exist
+    pub(crate) dir: PathBuf,
+    /// Only keys that begin so
+    #[arg(long)]
+    pub(crate) prefix: Option<OsString>,
+    /// A line for each group of keys: those with the same first N bytes, or the same bytes before the first X
+    #[arg(long, value_name = "prefix:N|delimiter:X", value_parser = crate::aggregate::parse_part)]
+    pub(crate) by: Option<KeyPart>,
+    /// How many pairs; the figure if no other is asked for
+    #[arg(long)]
+    pub(crate) count: bool,
+    /// The sum, exact for whole numbers
+    #[arg(long)]
+    pub(crate) sum: bool,
+    /// The least
+    #[arg(long)]
+    pub(crate) min: bool,
+    /// The greatest
+    #[arg(long)]
+    pub(crate) max: bool,
+    /// The mean
+    #[arg(long)]
+    pub(crate) mean: bool,
+    /// The median, to within one percent
+    #[arg(long)]
+    pub(crate) median: bool,
+    /// Print JSON, an object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Threads that share the work
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(crate) threads: usize,
+}
+
+/// What `export` is told.
+#[derive(Args, Debug)]
+pub(crate) struct ExportArgs {
+    /// The store's directory, which must exist
+    pub(crate) dir: PathBuf,
+    /// What to write
+    #[arg(long, value_enum)]
+    pub(crate) format: ExportFormat,
+    /// Only keys that begin so
+    #[arg(long)]
+    pub(crate) prefix: Option<OsString>,
+}
+
+/// What `export` writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportFormat {
+    /// Two columns, key and value, with a header row
+    Csv,
+    /// An object a line, with key and value; bytes that are no text as {"hex":"..."}
+    Jsonl,
 }
 
 /// What `load` is told.

@@ -6,6 +6,7 @@
 //! failed (an absent key or a damaged store included) and 2 for a command line that makes no sense.
 
 mod acknowledge;
+mod aggregate;
 mod args;
 mod backup;
 mod bytes;
@@ -22,6 +23,7 @@ mod out;
 mod points;
 mod progress;
 mod rows;
+mod scan;
 mod separated;
 mod stats;
 mod store;
@@ -55,6 +57,9 @@ fn run(cli: Cli) -> Outcome {
         Command::Verify { dir, json, .. } => verify::run(&dir, json),
         Command::Backup { dir, to } => backup::run(&dir, &to),
         Command::Restore { backup, dir } => backup::restore(&backup, &dir),
+        Command::Scan(args) => scan::run(&args, opening),
+        Command::Aggregate(args) => aggregate::run(&args, opening),
+        Command::Export(args) => scan::export(&args, opening),
         Command::Demo => demo::run(opening),
     }
 }

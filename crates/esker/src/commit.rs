@@ -22,6 +22,9 @@
 //!
 //! **Nothing below a cut is ever written again**, not even the rest of a sector: the next piece begins in the next block.
 //!
+//! **Snapshots** are lines without the device (`snapshot.rs`), numbered alike. So the window of a line begins where the last
+//! line of any kind ended: records below that are of earlier lines or of this one, and their parity says nothing.
+//!
 //! **Group commit.** One line is drawn at a time; whoever asks meanwhile waits for the next one, and all who wait share it. Each
 //! sleeps by itself (`park`), not on a condition variable, whose sleepers would wake only to queue for its lock; at a line's end those
 //! whose line it was are woken, and of the others one, who draws the next.
@@ -31,8 +34,9 @@ use crate::error::{Error, Result};
 use crate::image;
 use crate::log::NOWHERE;
 use crate::manifest::State;
+use crate::sync::MutexGuard;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
-use crate::sync::waiting::{Condvar, Mutex, MutexGuard, Thread, thread};
+use crate::sync::waiting::{self, Condvar, Mutex, Thread, thread};
 use std::time::Duration;
 
 /// When writes become durable without being asked to (a `commit` always makes them so).
@@ -64,7 +68,7 @@ struct Waiting {
 }
 
 impl Commits {
-    fn lock(&self) -> MutexGuard<'_, Progress> {
+    fn lock(&self) -> waiting::MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -77,6 +81,14 @@ struct Progress {
     waiting: Vec<Waiting>,
     /// The store closes: no more lines but its last one.
     is_closing: bool,
+}
+
+/// A line as it was drawn: records in `[window, cut)` count if they are of this line, those below all do.
+#[derive(Clone, Copy)]
+pub(crate) struct Line {
+    pub(crate) number: u64,
+    pub(crate) window: u64,
+    pub(crate) cut: u64,
 }
 
 impl Engine {
@@ -159,11 +171,11 @@ impl Engine {
 
     /// One line, durable. One caller at a time.
     fn draw_line(&self) -> Result<()> {
-        let Some((line, cut)) = self.cut_log()? else { return Ok(()) };
+        let Some(line) = self.cut_log()? else { return Ok(()) };
         let mut home = lock(&self.home);
         let Some(home) = &mut *home else { return Ok(()) };
         let written = home.manifest.write(|state| {
-            (state.line, state.window, state.cut) = (line, state.cut, cut);
+            (state.line, state.window, state.cut) = (line.number, line.window, line.cut);
             self.describe(state);
         });
         written.map_err(|error| self.latch(error))
@@ -175,7 +187,7 @@ impl Engine {
     }
 
     /// All but the manifest: the line's number and cut, or `None` if nothing was written since the last one.
-    fn cut_log(&self) -> Result<Option<(u64, u64)>> {
+    fn cut_log(&self) -> Result<Option<Line>> {
         let guard = lock(&self.boundaries);
         self.check_writable()?;
         let bounds = &self.log.bounds;
@@ -183,17 +195,9 @@ impl Engine {
         if self.log.tail() == bounds.cut.load(Relaxed) && bounds.compacted.load(Relaxed) == bounds.begin.load(Relaxed) {
             return Ok(None);
         }
-        bounds.read_only.store(NOWHERE, SeqCst);
-        let line = bounds.line.fetch_add(1, SeqCst);
-        let cut = self.log.tail();
-        bounds.floor.store(cut, SeqCst);
-        bounds.read_only.store(cut, SeqCst);
-        if !cfg!(esker_planted_bug = "cut_without_drain") {
-            self.epochs.drain();
-        }
-        bounds.safe_read_only.store(cut, Release);
+        let line = self.draw(&guard);
         self.flush()?;
-        bounds.cut.store(cut, Relaxed);
+        bounds.cut.store(line.cut, Relaxed);
         // Others may freeze, write and evict while the device syncs.
         drop(guard);
         if let Some(device) = &self.log.device
@@ -201,7 +205,23 @@ impl Engine {
         {
             device.sync().map_err(|error| self.latch(error))?;
         }
-        Ok(Some((line, cut)))
+        Ok(Some(line))
+    }
+
+    /// Ends a line at the tail: when it returns, nobody writes below its cut any more.
+    pub(crate) fn draw(&self, _: &MutexGuard<'_, ()>) -> Line {
+        let bounds = &self.log.bounds;
+        bounds.read_only.store(NOWHERE, SeqCst);
+        let number = bounds.line.fetch_add(1, SeqCst);
+        // A read-modify-write: whoever claims a place above the cut does it after this one, and sees the new number.
+        let cut = bounds.tail.0.fetch_add(0, AcqRel);
+        bounds.floor.store(cut, SeqCst);
+        bounds.read_only.store(cut, SeqCst);
+        if !cfg!(esker_planted_bug = "cut_without_drain") {
+            self.epochs.drain();
+        }
+        bounds.safe_read_only.store(cut, Release);
+        Line { number, window: bounds.drawn.swap(cut, Relaxed), cut }
     }
 
     /// A line, and an image of the index as of the line, so that the log below need not be read again. Nobody else is in
@@ -212,7 +232,7 @@ impl Engine {
         let mut home = lock(&self.home);
         let Some(home) = &mut *home else { return Ok(()) };
         let state = home.manifest.state.clone();
-        let (line, cut) = drawn.unwrap_or((state.line, state.cut));
+        let (line, cut) = drawn.map_or((state.line, state.cut), |line| (line.number, line.cut));
         if !anew && drawn.is_none() && state.image != 0 && state.image_until == cut {
             return Ok(());
         }

@@ -13,6 +13,8 @@
 //!   that has expired is a tombstone.
 //! * **Whether a cold record is the newest** is known at once if its entry leads to it. If the entry leads to another cold
 //!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses.
+//! * **Snapshots** read what was superseded: while one is held (`snapshot.rs`) no stretch begins, none is given back, and a
+//!   copy leads to the record that it was made of.
 //! * **A reader** that was on its way to a record below `begin` finds nothing there, looks again, and finds the copy.
 //!
 //! **When**: dead bytes are counted where records are superseded or deleted. Above the space target the driver compacts, a
@@ -193,6 +195,9 @@ impl Engine {
         if !is_due() {
             return Ok(true);
         }
+        if self.holds.is_any() {
+            return Ok(false);
+        }
         let bounds = &self.log.bounds;
         let from = bounds.begin.load(Acquire);
         lock(&self.compaction.pass).get_or_insert_with(|| self.begin_pass());
@@ -267,17 +272,19 @@ impl Engine {
         Ok(span.reached())
     }
 
-    /// Nothing below `to` is needed any more. False if the store was closed meanwhile.
+    /// Nothing below `to` is needed any more. False if the store was closed meanwhile, or is held.
     fn give_back(&self, to: u64) -> Result<bool> {
         let bounds = &self.log.bounds;
         let from = bounds.begin.load(Relaxed);
+        if !self.holds.unless_any(|| bounds.compacted.store(to, SeqCst)) {
+            return Ok(false);
+        }
         if self.is_in_memory() {
             let _guard = lock(&self.boundaries);
             bounds.begin.store(to, SeqCst);
             self.evict(to);
             return Ok(true);
         }
-        bounds.compacted.store(to, SeqCst);
         // What goes with the store needs no line.
         if !self.is_temporary() && !self.draw_line_now()? {
             return Ok(false);
@@ -388,6 +395,8 @@ impl Mover<'_> {
             let is_tombstone = record::word_at(bytes, 0) & ABSENT != 0;
             let has_expired = !is_tombstone && self.has_expired(bytes);
             if is_tombstone || has_expired || !has_room || self.is_unwanted(bytes, hash) {
+                // Its bytes stay if the stretch is not given back, and no entry leads to them: a scan must ask.
+                engine.log.windows.mark_superseded(at);
                 // As below: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
                 let leads_nowhere =
                     self.caching.is_some() || record::word_at(bytes, 0) & ADDRESS_MASK < engine.log.bounds.begin.load(Acquire);
@@ -439,7 +448,9 @@ impl Mover<'_> {
         // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.
         let copy = unsafe { Record::new(engine.log.pointer(to)) };
         // A key that shares the entry may lie behind the record and still be in doubt: the copy leads there too.
-        let previous = if seen.address() == at { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
+        let is_held = at < engine.log.bounds.held.load(Acquire);
+        let previous = if seen.address() == at && !is_held { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
+        engine.log.windows.mark_superseded(at);
         copy.write_copy(bytes, previous, engine.log.line_flag() | record::lives_after(record::word_at(bytes, 0)));
         match engine.index.publish(hash, seen, to, &mut false, |previous| copy.set_previous(previous)) {
             Published::Done => {

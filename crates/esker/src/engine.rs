@@ -17,6 +17,7 @@ use crate::manifest::{Identity, Manifest};
 use crate::promotion::Lately;
 use crate::record::Record;
 use crate::recovery::Manner;
+use crate::snapshot::Holds;
 use crate::stats::{ExpiryStats, IndexStats, LoadStats, LogStats, MemoryStats, OperationStats, Stats};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
@@ -51,6 +52,7 @@ pub(crate) struct Engine {
     /// In a cache.
     pub(crate) caching: Option<Caching>,
     pub(crate) loads: Loads,
+    pub(crate) holds: Holds,
     /// The driver compacts when the log is this many times as long as what lives in it.
     pub(crate) space_amplification: f64,
     pub(crate) boundaries: Mutex<()>,
@@ -163,6 +165,7 @@ impl Engine {
             expiry: Expiry::new(parts.clock),
             caching: parts.cache.map(|cache| Caching::new(cache, has_device)).transpose()?,
             loads: Loads::default(),
+            holds: Holds::default(),
             space_amplification: parts.space_amplification,
             boundaries: Mutex::new(()),
             is_always_durable: parts.durability == Durability::Always && has_device,
@@ -574,6 +577,7 @@ impl Engine {
             expiry: Expiry::new(Arc::new(crate::expiry::SystemClock)),
             caching: None,
             loads: Loads::default(),
+            holds: Holds::default(),
             boundaries: Mutex::new(()),
             is_always_durable: false,
             in_background: false,

@@ -135,7 +135,7 @@ impl Epochs {
     /// A pin for the store's own work, which goes on while the store is closing.
     pub(crate) fn pin_anyway(&self) -> Result<Pin<'_>> {
         let slot = self.idle_slot()?;
-        slot.epoch.store(self.current.load(Acquire), Relaxed);
+        slot.epoch.store(self.current.load(Acquire), Release);
         fence(SeqCst);
         Ok(Pin { slot })
     }
@@ -154,7 +154,10 @@ impl Epochs {
         // Acquire: pairs with the increment in `drain`, which does not wait for a pin with the new epoch: that one must see
         // the boundary that was moved before. The compiler fence below does not order these loads on every processor.
         let order = if broken(Rule::PinAcquiresEpoch) { Relaxed } else { Acquire };
-        pin.slot.epoch.store(self.current.load(order), Relaxed);
+        // Release: a drain that finds this pin, and need not wait for it, sees what was done under the one before: whose end
+        // it may never have read.
+        let release = if broken(Rule::PinReleases) { Relaxed } else { Release };
+        pin.slot.epoch.store(self.current.load(order), release);
         pin.slot.light_fence();
         // Only now: `close` raises the flag and then drains, so a pin that does not see the flag is one it waits for.
         // Looked at before the store, a write could be acknowledged after the last flush, and lost.
@@ -165,7 +168,8 @@ impl Epochs {
     #[cold]
     #[inline(never)]
     fn pin_slowly<'a>(&'a self, slot: &'a Slot) -> Result<Pin<'a>> {
-        slot.epoch.store(self.current.load(Acquire), Relaxed);
+        // Release: as above.
+        slot.epoch.store(self.current.load(Acquire), Release);
         let pin = Pin { slot };
         if !broken(Rule::PinFences) {
             fence(SeqCst);
@@ -252,7 +256,7 @@ impl Epochs {
         for (number, slot) in self.numbered_slots() {
             let mut spins = 0u32;
             let mut waiting = None;
-            // Acquire: pairs with the Release in `Pin::drop`.
+            // Acquire: pairs with the Release in `Pin::drop`, or in the pin that came after it.
             while (1..safe).contains(&slot.epoch.load(Acquire)) {
                 spins += 1;
                 match spins {

@@ -20,6 +20,8 @@ pub enum Error {
     Load(Arc<dyn std::error::Error + Send + Sync>),
     /// The store was closed.
     Closed,
+    /// A scan stopped because its progress callback asked for it.
+    Cancelled,
 }
 
 /// The result of every fallible call of this crate.
@@ -45,6 +47,7 @@ impl fmt::Display for Error {
             Self::Locked(path) => write!(f, "locked by another process path={}", path.display()),
             Self::Load(error) => write!(f, "the loader failed: {error}"),
             Self::Closed => f.write_str("the store is closed"),
+            Self::Cancelled => f.write_str("cancelled"),
         }
     }
 }

@@ -18,6 +18,7 @@
 //! Layers, bottom to top; a layer knows only those below it: `memory`, `device`, `epoch` - `record`, `log` - `index` -
 //! `engine` (boundaries, close) with `commit`, `recovery`, `compaction` - `store` (one operation on one key, and batches). `ARCHITECTURE.md` has the picture.
 
+pub mod aggregate;
 mod backup;
 mod cache;
 mod commit;
@@ -39,9 +40,11 @@ mod options;
 mod promotion;
 mod record;
 mod recovery;
+mod scan;
 mod scars;
 #[cfg(all(test, shuttle))]
 mod schedules;
+mod snapshot;
 mod stats;
 mod store;
 mod sync;
@@ -49,10 +52,12 @@ mod traverse;
 mod types;
 mod verify;
 mod watch;
+mod windows;
 
 /// Checksums hide what they guard from a fuzzer: built for one, the engine takes them as right, and a store's identity is fixed.
 const FUZZED: bool = cfg!(fuzzing);
 
+pub use aggregate::Aggregate;
 pub use backup::{Backup, backup};
 pub use cache::{Cache, Eviction};
 pub use commit::Durability;
@@ -60,6 +65,7 @@ pub use device::{Device, DeviceRead, MemoryDevice, MemoryStorage, ReadSource, SE
 pub use error::{Error, Result};
 pub use expiry::{Clock, ManualClock, SystemClock};
 pub use options::{ByteCount, Options};
+pub use scan::{Cursor, Iter, Page, Plan, Scan, Strategy};
 pub use stats::{CacheStats, ExpiryStats, IndexStats, LoadStats, LogStats, MemoryStats, OperationStats, SpaceStats, Stats, Warning};
 pub use store::{Store, Ttl};
 pub use types::{Key, Value};

@@ -25,6 +25,7 @@ use crate::memory::Region;
 use crate::record::ODD_LINE;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Rule, broken};
+use crate::windows::Windows;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -49,6 +50,7 @@ pub(crate) const FIRST_ADDRESS: u64 = BLOCK_BYTES;
 pub(crate) struct Log {
     region: Region,
     mask: u64,
+    pub(crate) windows: Windows,
     pub(crate) bounds: Bounds,
     /// Bytes of `[evicted, tail)` that may be backed.
     pub(crate) budget: AtomicU64,
@@ -78,8 +80,11 @@ pub(crate) struct Bounds {
     pub(crate) line: AtomicU64,
     /// What lives below was copied above: `begin` moves here with the next durable line.
     pub(crate) compacted: AtomicU64,
-    /// Where the last line ended.
+    /// Where the last durable line ended, and where the last one of any kind did.
     pub(crate) cut: AtomicU64,
+    pub(crate) drawn: AtomicU64,
+    /// Records below are kept reachable for a snapshot (`snapshot.rs`): 0 without one, [`NOWHERE`] while one is drawn.
+    pub(crate) held: AtomicU64,
     pub(crate) tail: Tail,
 }
 
@@ -95,6 +100,7 @@ impl Log {
         let at = || AtomicU64::new(tail);
         Ok(Self {
             mask: region.bytes() as u64 - 1,
+            windows: Windows::new(region.bytes() as u64)?,
             region,
             bounds: Bounds {
                 begin: AtomicU64::new(FIRST_ADDRESS),
@@ -109,6 +115,8 @@ impl Log {
                 line: AtomicU64::new(0),
                 compacted: AtomicU64::new(FIRST_ADDRESS),
                 cut: at(),
+                drawn: at(),
+                held: AtomicU64::new(0),
                 tail: Tail(at()),
             },
             budget: AtomicU64::new(0),
@@ -138,6 +146,7 @@ impl Log {
         all.into_iter().chain([&bounds.floor, &bounds.tail.0]).for_each(|bound| bound.store(tail, Relaxed));
         bounds.line.store(line, Relaxed);
         bounds.cut.store(cut, Relaxed);
+        bounds.drawn.store(cut, Relaxed);
     }
 
     /// The log begins at `begin`. Before anyone else knows it.
@@ -161,6 +170,18 @@ impl Log {
             }
         }
         copy
+    }
+
+    /// Appends the bytes of `[from, until)`, which nobody writes any more. Under a pin, and at or above `head`.
+    pub(crate) fn append_frozen(&self, stretch: std::ops::Range<u64>, bytes: &mut Vec<u8>) {
+        let mut from = stretch.start;
+        while from < stretch.end {
+            // At most to the region's end.
+            let count = (stretch.end - from).min(self.mask + 1 - (from & self.mask));
+            // SAFETY: as the caller says in memory, and nobody writes it.
+            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(self.pointer(from), count as usize) });
+            from += count;
+        }
     }
 
     /// Where the byte of `address` is, if it is in memory at all.
@@ -230,6 +251,7 @@ impl Log {
                 return Some(tail);
             }
             if self.bounds.tail.0.compare_exchange(tail, to, AcqRel, Relaxed).is_ok() && !wraps {
+                self.windows.note_start(tail);
                 return Some(tail);
             }
         }
@@ -257,6 +279,7 @@ impl Log {
             self.region.release(a & !4095, self.region.bytes());
             self.region.release(0, b);
         }
+        self.windows.forget(from, to);
         self.bounds.evicted.store(to, Release);
     }
 

@@ -80,8 +80,9 @@ impl Engine {
         let Some(to) = self.log.allocate(pin.slot, bytes.len() as u64) else { return };
         // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.
         let copy = unsafe { Record::new(self.log.pointer(to)) };
-        // Another key's record may lead to it: the copy leads there.
-        let previous = if seen.address() == at { word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
+        // Another key's record may lead to it: the copy leads there. And a snapshot may need it. Cold, it needs no mark.
+        let is_held = at < self.log.bounds.held.load(Acquire);
+        let previous = if seen.address() == at && !is_held { word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
         copy.write_copy(bytes, previous, self.log.line_flag());
         match self.index.publish(hash, &seen, to, &mut false, |previous| copy.set_previous(previous)) {
             Published::Done => {

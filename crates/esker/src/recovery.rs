@@ -432,6 +432,28 @@ mod tests {
         }
     }
 
+    /// A durable line's window once began where the last durable one ended: records of the snapshot's line, between, were
+    /// taken for later ones, by their parity.
+    #[test]
+    fn a_line_after_a_snapshot_holds_what_came_before_it() {
+        let files = Arc::new(MemoryStorage::new());
+        for snapshots in 0..3 {
+            let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
+            for n in 0..=snapshots {
+                store.put(&n, &n).unwrap();
+                drop(store.engine_for_test().snapshot().unwrap());
+                store.put(&(n + 10), &n).unwrap();
+            }
+            store.commit().unwrap();
+            crash(store);
+            let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
+            for n in 0..=snapshots {
+                assert_eq!((store.get(&n).unwrap(), store.get(&(n + 10)).unwrap()), (Some(n), Some(n)), "{snapshots} snapshots");
+            }
+            crash(store);
+        }
+    }
+
     #[test]
     fn a_shared_index_loses_nothing() {
         let files = Arc::new(MemoryStorage::new());

@@ -88,6 +88,8 @@ pub(crate) enum Rule {
     PinFences,
     /// Who pins with a new epoch sees the boundary that was moved before it.
     PinAcquiresEpoch,
+    /// Who sees a thread's later pin sees what it did under the earlier ones.
+    PinReleases,
     /// The closed flag is looked at after the pin is stored.
     FlagAfterPin,
     /// `Probe::claim` latches only a bucket that is still what the probe saw.
@@ -118,6 +120,10 @@ pub(crate) enum Rule {
     TailIsClaimed,
     /// An update waits while its record is fuzzy.
     FuzzyWaits,
+    /// What a snapshot holds stays linked to what supersedes it.
+    SnapshotHoldsLinks,
+    /// A snapshot's line is drawn only when everybody knows of it.
+    HoldDrains,
     /// A reader of a bytes record checks the version again.
     VersionStandsStill,
 }

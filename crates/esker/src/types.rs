@@ -25,7 +25,7 @@ pub trait Value {
     /// The value by itself: `u64` for `u64`, `Vec<u8>` for `[u8]`.
     type Owned: Borrow<Self>;
     /// The value as a reader sees it: `u64` for `u64`, `&[u8]` for `[u8]`.
-    type View<'a>;
+    type View<'a>: Copy;
     /// Its width in bytes where all have the same.
     const WIDTH: Option<usize>;
 

@@ -25,6 +25,7 @@ mod growth;
 #[cfg(all(loom, test))]
 mod loom_models;
 mod overflow;
+mod walk;
 
 use crate::error::Result;
 use crate::memory::{Region, prefetch};
@@ -41,7 +42,7 @@ const FIRST_LEVEL: u32 = if cfg!(loom) { 1 } else { 8 };
 
 /// The table's shape in one word: the byte offset of the last bucket and, above, what goes on. Between two doublings it is
 /// nothing but the mask that makes a hash the offset of its bucket.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
 struct Shape(u64);
 
 /// Some buckets of this level are split, some are not.
@@ -199,7 +200,7 @@ fn match_bits(tag: u64, full: u64) -> Option<u32> {
 }
 
 /// What a lookup saw, and what makes "not found" true: the same bucket, unmoved.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Seen {
     /// The matching entry's word, 0 if there was none.
     pub(crate) entry: u64,
@@ -225,6 +226,7 @@ pub(crate) enum Published {
 }
 
 pub(crate) use growth::{Chain, Records};
+pub(crate) use walk::{Bucketful, position};
 
 pub(crate) struct Index {
     shape: AtomicU64,

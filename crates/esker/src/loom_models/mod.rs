@@ -19,6 +19,7 @@
 
 mod epoch;
 mod log;
+mod snapshot;
 mod store;
 
 use crate::sync::{Rule, Weakness};

@@ -210,15 +210,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Found::Absent => None,
         };
         let was_there = old.is_some();
+        if !was_there && !blind && !found.is_in_memory() && !self.engine.index.is_settled(&seen) {
+            // A bucket was moving: nobody must take for absent what is not.
+            return Ok(Step::Again);
+        }
         let old_bytes = old.map_or(0, |(value, _)| record::bytes_record_bytes(key.len(), value.len()));
         let change = decide(old);
         match change {
             Change::Keep => return Ok(Step::Done(true)),
-            Change::Remove if !was_there => {
-                // Removing what is not there changes nothing, once it is sure that it is not there.
-                let sure = !matches!(found, Found::Absent) || self.engine.index.is_settled(&seen);
-                return Ok(if sure { Step::Done(false) } else { Step::Again });
-            }
+            // Removing what is not there changes nothing.
+            Change::Remove if !was_there => return Ok(Step::Done(false)),
             _ => {}
         }
         let step = self.supersede(&pin, &Sight { key, hash, seen, found }, &change)?;
@@ -288,9 +289,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if expires != NEVER {
             self.engine.expiry.watch();
         }
-        let previous = Self::previous_for(&sight.seen, &sight.found);
+        let previous = self.previous_for(sight.key, &sight.seen, &sight.found);
         record.write_bytes(sight.key, value, capacity, expires, previous, flags | log.line_flag());
-        let published = self.publish(pin, sight.hash, &sight.seen, at, record, bytes);
+        let published = self.publish(pin, sight.hash, &sight.seen, &sight.found, at, record, bytes);
         Ok(if published { Step::Done(()) } else { Step::Again })
     }
 }

@@ -93,13 +93,13 @@ impl Walk {
 }
 
 /// What the bytes at an address turned out to be.
-enum Parsed<'r> {
+pub(crate) enum Parsed<'r> {
     Record(ColdRecord<'r>),
     /// The record has this many bytes, more than were read.
     Short(u64),
 }
 
-fn parse<'r>(layout: Layout, at: u64, cold: &ColdBytes<'r>) -> Result<Parsed<'r>> {
+pub(crate) fn parse<'r>(layout: Layout, at: u64, cold: &ColdBytes<'r>) -> Result<Parsed<'r>> {
     let damaged = || no_record(at);
     let first = cold.get(at, record::first_bytes(layout)).ok_or_else(damaged)?;
     let bytes = match layout {
@@ -186,7 +186,7 @@ fn no_record(at: u64) -> Error {
 }
 
 /// Things that wait for their reads; a read's token is its thing's place.
-pub(super) struct Places<T> {
+pub(crate) struct Places<T> {
     held: Vec<Option<T>>,
     free: Vec<u64>,
 }
@@ -198,7 +198,7 @@ impl<T> Default for Places<T> {
 }
 
 impl<T> Places<T> {
-    pub(super) fn put(&mut self, thing: T) -> u64 {
+    pub(crate) fn put(&mut self, thing: T) -> u64 {
         let Some(place) = self.free.pop() else {
             self.held.push(Some(thing));
             return self.held.len() as u64 - 1;
@@ -208,7 +208,7 @@ impl<T> Places<T> {
     }
 
     /// The thing at a place, once.
-    pub(super) fn take(&mut self, place: u64) -> T {
+    pub(crate) fn take(&mut self, place: u64) -> T {
         self.free.push(place);
         self.held[place as usize].take().unwrap_or_else(|| unreachable!("a device hands each read back once"))
     }

@@ -15,6 +15,12 @@ pub(super) enum Found {
     Absent,
 }
 
+impl Found {
+    pub(super) fn is_in_memory(&self) -> bool {
+        matches!(self, Self::Memory { .. })
+    }
+}
+
 /// The regions an update tells apart.
 pub(super) enum Region {
     Mutable,
@@ -102,12 +108,30 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    /// Where a new record's chain goes on: past a superseded one at the chain's head, else at the head.
+    /// Where a new record's chain goes on: past what it supersedes, if that is at the chain's head and no snapshot holds it,
+    /// else at the head.
     #[inline(always)]
-    pub(super) fn previous_for(seen: &Seen, found: &Found) -> u64 {
+    pub(super) fn previous_for(&self, key: &[u8], seen: &Seen, found: &Found) -> u64 {
+        // Acquire: pairs with `Holds`. A snapshot that begins later waits for our pin, and then does not need what we pass by.
+        let held = if broken(Rule::SnapshotHoldsLinks) { 0 } else { self.engine.log.bounds.held.load(Acquire) };
         match found {
-            Found::Memory { at, record } if *at == seen.address() => record.previous(),
+            Found::Memory { at, record } if *at == seen.address() && *at >= held => match record.previous() {
+                0 => 0,
+                previous => self.past_own(key, previous, held),
+            },
             _ => seen.address(),
         }
+    }
+
+    /// Goes past older versions of the key that snapshots, gone by now, held.
+    #[inline(never)]
+    fn past_own(&self, key: &[u8], mut at: u64, held: u64) -> u64 {
+        while at >= held
+            && at != 0
+            && let Some(record) = self.record_of(at, key)
+        {
+            at = record.previous();
+        }
+        at
     }
 }

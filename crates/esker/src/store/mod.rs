@@ -51,7 +51,7 @@ use helpers::Helpers;
 
 /// A key-value store. Cloning it is cheap and gives the same store; it closes with its last clone.
 pub struct Store<K: Key + ?Sized, V: Value + ?Sized> {
-    engine: Arc<Engine>,
+    pub(crate) engine: Arc<Engine>,
     closer: Arc<Closer>,
     types: PhantomData<fn(&K, &V)>,
 }
@@ -104,12 +104,12 @@ fn to_word(bytes: &[u8]) -> u64 {
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
-    const WORD: bool = matches!((K::WIDTH, V::WIDTH), (Some(key), Some(value)) if value <= 8 && key <= 256);
-    const KEY_WIDTH: usize = match K::WIDTH {
+    pub(crate) const WORD: bool = matches!((K::WIDTH, V::WIDTH), (Some(key), Some(value)) if value <= 8 && key <= 256);
+    pub(crate) const KEY_WIDTH: usize = match K::WIDTH {
         Some(width) => width,
         None => 0,
     };
-    const VALUE_WIDTH: usize = match V::WIDTH {
+    pub(crate) const VALUE_WIDTH: usize = match V::WIDTH {
         Some(width) => width,
         None => 0,
     };
@@ -126,7 +126,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     #[cfg(test)]
-    pub(crate) fn engine_for_test(&self) -> &Engine {
+    pub(crate) fn engine_for_test(&self) -> &Arc<Engine> {
         &self.engine
     }
 
@@ -139,7 +139,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     #[inline(always)]
-    fn hash(&self, key: &[u8]) -> u64 {
+    pub(crate) fn hash(&self, key: &[u8]) -> u64 {
         self.engine.hasher.hash(key, K::WIDTH.filter(|_| Self::WORD))
     }
 

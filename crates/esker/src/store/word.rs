@@ -136,13 +136,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             record.word_expiry(Self::KEY_WIDTH).store(expires, Relaxed);
             self.engine.expiry.watch();
         }
-        record.write_word(&key[..Self::KEY_WIDTH], value, Self::previous_for(seen, found), flags | log.line_flag());
-        if self.publish(pin, hash, seen, at, record, bytes) { Step::Done(()) } else { Step::Again }
+        let previous = self.previous_for(key, seen, found);
+        record.write_word(&key[..Self::KEY_WIDTH], value, previous, flags | log.line_flag());
+        if self.publish(pin, hash, seen, found, at, record, bytes) { Step::Done(()) } else { Step::Again }
     }
 
     /// Makes the index lead to a new record; false when somebody was quicker.
-    pub(super) fn publish(&self, pin: &Pin<'_>, hash: u64, seen: &Seen, at: u64, record: Record, bytes: u64) -> bool {
+    #[expect(clippy::too_many_arguments, reason = "the facts of one publication")]
+    pub(super) fn publish(&self, pin: &Pin<'_>, hash: u64, seen: &Seen, found: &Found, at: u64, record: Record, bytes: u64) -> bool {
         let mut added = false;
+        // Before it is: under this pin, which a snapshot waits for. What is cold needs no mark.
+        if let Found::Memory { at, .. } = found {
+            self.engine.log.windows.mark_superseded(*at);
+        }
         match self.engine.index.publish(hash, seen, at, &mut added, |address| record.set_previous(address)) {
             Published::Done => {
                 if added {
@@ -215,6 +221,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Ok(Step::Done(self.engine.epochs.within(&pin, || update_word(value, update))));
         }
         let old = match self.old_word(&found, known) {
+            // A bucket was moving: the closure must not take for absent what is not.
+            Step::Done(None) if !found.is_in_memory() && !self.engine.index.is_settled(&seen) => return Ok(Step::Again),
             Step::Done(old) => old,
             missing => return Ok(missing.then(|| 0)),
         };

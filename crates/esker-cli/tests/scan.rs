@@ -1,0 +1,59 @@
+//! `scan`, `aggregate` and `export` over what `load` stored, each as a program run of its own.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use common::Place;
+
+const ORDERS: &str = "id,amount\nde:1,10\nde:2,20\nfr:1,5\nfr:2,2.5\nfr:3,none\n";
+
+fn orders() -> Place {
+    let place = Place::new();
+    place.write("orders.csv", ORDERS);
+    place.ok("load store orders.csv --key id --value amount");
+    place
+}
+
+fn sorted(text: &str) -> Vec<&str> {
+    let mut lines: Vec<_> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn a_scan_prints_every_pair() {
+    let place = orders();
+    assert_eq!(sorted(&place.ok("scan store")), ["de:1\t10", "de:2\t20", "fr:1\t5", "fr:2\t2.5", "fr:3\tnone"]);
+    assert_eq!(sorted(&place.ok("scan store --prefix fr --keys-only")), ["fr:1", "fr:2", "fr:3"]);
+    assert_eq!(place.ok("scan store --limit 2").lines().count(), 2);
+    place.ok("delete store de:1");
+    assert_eq!(place.ok("scan store --prefix de"), "de:2\t20\n");
+    assert_ne!(place.run("scan nowhere").code, 0);
+}
+
+#[test]
+fn figures_of_all_and_of_groups() {
+    let place = orders();
+    assert_eq!(place.ok("aggregate store"), "count 5\n");
+    assert_eq!(place.ok("aggregate store --sum --count --min --max --mean"), "count 5\tsum 37.5\tmin 2.5\tmax 20.0\tmean 9.375\n");
+    assert_eq!(place.ok("aggregate store --prefix de --sum --by delimiter::"), "de\tsum 30\n");
+    assert_eq!(
+        place.ok("aggregate store --by prefix:2 --count --sum --json --threads 2"),
+        "{\"count\":2,\"group\":\"de\",\"sum\":30}\n{\"count\":3,\"group\":\"fr\",\"sum\":7.5}\n"
+    );
+    assert_eq!(place.ok("aggregate store --prefix nothing --sum --max"), "sum 0\tmax -\n");
+    assert_eq!(place.run("aggregate store --by length:2").code, 2);
+}
+
+#[test]
+fn what_is_exported_can_be_loaded_again() {
+    let place = orders();
+    place.ok("put store odd a,\"b\"");
+    for format in ["csv", "jsonl"] {
+        let exported = place.ok(&format!("export store --format {format}"));
+        place.write(&format!("all.{format}"), &exported);
+        place.ok(&format!("load copy-{format} all.{format} --key key --value value"));
+        assert_eq!(sorted(&place.ok(&format!("scan copy-{format}"))), sorted(&place.ok("scan store")), "{format}");
+    }
+}

@@ -1,0 +1,320 @@
+//! Sums, means, spreads, quantiles.
+
+use super::Aggregate;
+use crate::types::{Key, Value};
+use sketches_ddsketch::{Config, DDSketch};
+
+/// A number that a closure found in a pair, or did not: integers to 64 bits, floats, and options of them.
+pub trait Number {
+    /// How such numbers are summed.
+    type Total: Total<Self::Of>;
+    /// The number itself.
+    type Of: Copy;
+
+    /// The number, if there is one.
+    fn number(self) -> Option<Self::Of>;
+    /// The nearest float.
+    fn float(of: Self::Of) -> f64;
+}
+
+/// A sum under way.
+pub trait Total<N>: Default + Send {
+    /// What it ends as.
+    type Sum;
+
+    /// One number more.
+    fn add(&mut self, number: N);
+    /// Another sum.
+    fn merge(&mut self, other: Self);
+    /// The sum.
+    fn sum(self) -> Self::Sum;
+}
+
+impl<N: Into<i128>> Total<N> for i128 {
+    type Sum = i128;
+
+    #[inline(always)]
+    fn add(&mut self, number: N) {
+        *self += number.into();
+    }
+    fn merge(&mut self, other: Self) {
+        *self += other;
+    }
+    fn sum(self) -> i128 {
+        self
+    }
+}
+
+/// A float sum, and what rounding took from it (Neumaier 1974).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Compensated {
+    sum: f64,
+    lost: f64,
+}
+
+impl<N: Into<f64>> Total<N> for Compensated {
+    type Sum = f64;
+
+    #[inline(always)]
+    fn add(&mut self, number: N) {
+        let number = number.into();
+        let sum = self.sum + number;
+        self.lost += if self.sum.abs() >= number.abs() { (self.sum - sum) + number } else { (number - sum) + self.sum };
+        self.sum = sum;
+    }
+    fn merge(&mut self, other: Self) {
+        Total::<f64>::add(self, other.sum);
+        self.lost += other.lost;
+    }
+    fn sum(self) -> f64 {
+        // Once the sum is infinite, what was lost is not a number.
+        if self.sum.is_finite() { self.sum + self.lost } else { self.sum }
+    }
+}
+
+macro_rules! numbers {
+    ($total:ty: $($number:ty)*) => {
+        $(
+            impl Number for $number {
+                type Total = $total;
+                type Of = $number;
+
+                #[inline(always)]
+                fn number(self) -> Option<$number> {
+                    #[allow(clippy::eq_op, reason = "a number that differs from itself is NaN")]
+                    (self == self).then_some(self)
+                }
+                #[inline(always)]
+                fn float(of: $number) -> f64 {
+                    of as f64
+                }
+            }
+        )*
+    };
+}
+
+numbers!(i128: u8 u16 u32 u64 i8 i16 i32 i64);
+numbers!(Compensated: f32 f64);
+
+impl<N: Number> Number for Option<N> {
+    type Total = N::Total;
+    type Of = N::Of;
+
+    #[inline(always)]
+    fn number(self) -> Option<N::Of> {
+        self.and_then(N::number)
+    }
+    #[inline(always)]
+    fn float(of: N::Of) -> f64 {
+        N::float(of)
+    }
+}
+
+/// The number that these bytes spell in decimal, as `1`, `-2.5` or `6.02e23`.
+#[must_use]
+pub fn decimal(text: &[u8]) -> Option<f64> {
+    std::str::from_utf8(text).ok()?.trim_ascii().parse().ok()
+}
+
+/// The integer that these bytes spell in decimal.
+#[must_use]
+pub fn integer(text: &[u8]) -> Option<i64> {
+    std::str::from_utf8(text).ok()?.trim_ascii().parse().ok()
+}
+
+/// The sum: `i128` of integers, `f64` of floats, 0 of nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Sum<P>(pub P);
+
+impl<K: Key + ?Sized, V: Value + ?Sized, P, N: Number> Aggregate<K, V> for Sum<P>
+where
+    P: for<'k, 'v> Fn(K::View<'k>, V::View<'v>) -> N + Sync,
+{
+    type State = N::Total;
+    type Output = <N::Total as Total<N::Of>>::Sum;
+
+    fn init(&self) -> N::Total {
+        N::Total::default()
+    }
+    #[inline(always)]
+    fn add(&self, state: &mut N::Total, key: K::View<'_>, value: V::View<'_>) {
+        if let Some(number) = self.0(key, value).number() {
+            state.add(number);
+        }
+    }
+    fn merge(&self, into: &mut N::Total, other: N::Total) {
+        into.merge(other);
+    }
+    fn finish(&self, state: N::Total) -> Self::Output {
+        state.sum()
+    }
+}
+
+/// Mean and spread of some numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Moments {
+    /// How many there were; at least one.
+    pub count: u64,
+    /// Their mean.
+    pub mean: f64,
+    /// Sum of the squared distances from the mean.
+    squares: f64,
+}
+
+impl Moments {
+    /// The variance of these numbers, if they are all there are.
+    #[must_use]
+    pub fn variance(&self) -> f64 {
+        self.squares / self.count as f64
+    }
+
+    /// The variance that they are a sample of; `None` for one number.
+    #[must_use]
+    pub fn sample_variance(&self) -> Option<f64> {
+        (self.count > 1).then(|| self.squares / (self.count - 1) as f64)
+    }
+
+    /// Welford's update.
+    #[inline(always)]
+    fn add(&mut self, number: f64) {
+        self.count += 1;
+        let before = number - self.mean;
+        self.mean += before / self.count as f64;
+        self.squares += before * (number - self.mean);
+    }
+
+    fn merge(&mut self, other: Self) {
+        if other.count == 0 {
+            return;
+        }
+        let (a, b) = (self.count as f64, other.count as f64);
+        let apart = other.mean - self.mean;
+        self.count += other.count;
+        self.mean += apart * b / (a + b);
+        self.squares += other.squares + apart * apart * a * b / (a + b);
+    }
+}
+
+/// Mean and variance, in one pass without cancellation.
+#[derive(Clone, Copy, Debug)]
+pub struct Variance<P>(pub P);
+
+/// The mean.
+#[derive(Clone, Copy, Debug)]
+pub struct Mean<P>(pub P);
+
+/// How many numbers lie below the first of some ascending bounds, from each to the next, and from the last on.
+#[derive(Clone, Debug)]
+pub struct Histogram<P>(pub Vec<f64>, pub P);
+
+/// Quantiles, each to within one percent of its value.
+#[derive(Clone, Copy, Debug)]
+pub struct Quantiles<P>(pub P);
+
+/// Aggregates of floats: their states, and what is done with each number.
+macro_rules! of_floats {
+    ($name:ident, $state:ty => $output:ty, init $init:expr, add $add:expr, merge $merge:expr, finish $finish:expr) => {
+        impl<K: Key + ?Sized, V: Value + ?Sized, P, N: Number> Aggregate<K, V> for $name<P>
+        where
+            P: for<'k, 'v> Fn(K::View<'k>, V::View<'v>) -> N + Sync,
+        {
+            type State = $state;
+            type Output = $output;
+
+            fn init(&self) -> $state {
+                $init(self)
+            }
+            #[inline(always)]
+            fn add(&self, state: &mut $state, key: K::View<'_>, value: V::View<'_>) {
+                if let Some(number) = (projection(self))(key, value).number() {
+                    $add(self, state, N::float(number));
+                }
+            }
+            fn merge(&self, into: &mut $state, other: $state) {
+                $merge(into, other);
+            }
+            fn finish(&self, state: $state) -> $output {
+                $finish(state)
+            }
+        }
+    };
+}
+
+/// Where an aggregate keeps its closure.
+trait Projecting {
+    type Projection;
+    fn projection(&self) -> &Self::Projection;
+}
+
+fn projection<A: Projecting>(aggregate: &A) -> &A::Projection {
+    aggregate.projection()
+}
+
+macro_rules! projecting {
+    ($($name:ident $at:tt),*) => {
+        $(impl<P> Projecting for $name<P> {
+            type Projection = P;
+            fn projection(&self) -> &P {
+                &self.$at
+            }
+        })*
+    };
+}
+
+projecting!(Variance 0, Mean 0, Quantiles 0, Histogram 1);
+
+fn known(moments: Moments) -> Option<Moments> {
+    (moments.count > 0).then_some(moments)
+}
+
+of_floats!(Variance, Moments => Option<Moments>, init |_| Moments::default(), add |_, moments: &mut Moments, number| moments.add(number),
+    merge Moments::merge, finish known);
+of_floats!(Mean, Moments => Option<f64>, init |_| Moments::default(), add |_, moments: &mut Moments, number| moments.add(number),
+    merge Moments::merge, finish |moments| known(moments).map(|moments| moments.mean));
+of_floats!(Histogram, Vec<u64> => Vec<u64>, init |own: &Self| vec![0; own.0.len() + 1],
+    add |own: &Self, counts: &mut Vec<u64>, number| counts[own.0.partition_point(|bound| *bound <= number)] += 1,
+    merge |into: &mut Vec<u64>, other: Vec<u64>| into.iter_mut().zip(other).for_each(|(into, other)| *into += other), finish |counts| counts);
+of_floats!(Quantiles, Sketch => Sketch, init |_| Sketch::default(), add |_, sketch: &mut Sketch, number: f64| sketch.add(number),
+    merge Sketch::merge, finish |sketch| sketch);
+
+/// The distribution of some numbers, to within one percent.
+#[derive(Clone)]
+pub struct Sketch(DDSketch);
+
+impl std::fmt::Debug for Sketch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sketch of {} numbers", self.count())
+    }
+}
+
+impl Default for Sketch {
+    fn default() -> Self {
+        Self(DDSketch::new(Config::defaults()))
+    }
+}
+
+impl Sketch {
+    /// The number below which this part of all numbers lies, from 0 to 1; `None` of nothing, or for another part.
+    #[must_use]
+    pub fn quantile(&self, part: f64) -> Option<f64> {
+        self.0.quantile(part).ok().flatten()
+    }
+
+    /// How many numbers it is of.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.count() as u64
+    }
+
+    fn add(&mut self, number: f64) {
+        if number.is_finite() {
+            self.0.add(number);
+        }
+    }
+
+    fn merge(&mut self, other: Self) {
+        // Refused only if the two were set up differently.
+        let merged = self.0.merge(&other.0);
+        debug_assert!(merged.is_ok());
+    }
+}

@@ -1,0 +1,69 @@
+//! Snapshots: a version as of the cut, while a writer goes on superseding it.
+
+use super::{Model, Shared, sound, spawn, without};
+use crate::engine::Engine;
+use crate::snapshot::{Newest, Snapshot};
+use crate::store::Store;
+use crate::sync::Rule;
+use crate::sync::atomic::Ordering::*;
+use std::sync::Arc;
+
+/// The only key's value as of a snapshot.
+fn value_of(engine: &Engine, snapshot: &Snapshot) -> Option<u64> {
+    let _pin = engine.epochs.pin().expect("open");
+    let seen = engine.index.lookup(engine.hash_of(&[]));
+    match engine.newest_in(&snapshot.view, seen.address(), 0, |_| true) {
+        Newest::Memory(record) => Some(record.word_value(0).load(Acquire)),
+        _ => None,
+    }
+}
+
+/// A writer counts to two, in place or by new records, while a snapshot is drawn.
+fn a_snapshot_beside_a_writer(model: Model) {
+    model.check(|| {
+        let engine = Arc::new(Engine::for_model());
+        let store = Shared::new(Store::<(), u64>::for_model(engine.clone()));
+        let engine = Shared::new(engine);
+        store.put(&(), &0).expect("room");
+        // The record is frozen: the first count copies it.
+        engine.freeze(engine.log.tail());
+        engine.epochs.slot().expect("few threads");
+        let writer = spawn(1, {
+            let (store, engine) = (store.clone(), engine.clone());
+            move || {
+                engine.epochs.idle_slot().expect("no pin yet");
+                store.put(&(), &1).expect("room");
+                store.put(&(), &2).expect("room");
+            }
+        });
+        let snapshot = engine.snapshot().expect("open");
+        let first = value_of(&engine, &snapshot);
+        writer.join();
+        let second = value_of(&engine, &snapshot);
+        assert!(first.is_some() && first == second, "a snapshot does not stand still: {first:?}, then {second:?}");
+        drop(snapshot);
+    });
+}
+
+#[test]
+fn a_snapshot_stands_still() {
+    a_snapshot_beside_a_writer(sound().preemptions(2));
+}
+
+#[test]
+#[should_panic(expected = "a snapshot does not stand still")]
+fn twin_links_go_past_what_is_held() {
+    a_snapshot_beside_a_writer(without(Rule::SnapshotHoldsLinks).preemptions(2));
+}
+
+#[test]
+#[should_panic(expected = "a snapshot does not stand still")]
+fn twin_line_is_drawn_before_everybody_holds() {
+    a_snapshot_beside_a_writer(without(Rule::HoldDrains).preemptions(2));
+}
+
+#[test]
+#[should_panic(expected = "a snapshot does not stand still")]
+fn twin_line_does_not_wait() {
+    a_snapshot_beside_a_writer(without(Rule::DrainWaits).preemptions(2));
+}

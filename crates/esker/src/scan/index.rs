@@ -1,0 +1,164 @@
+//! By index: all entries are walked, some buckets at a time, in an order that growth does not disturb (`index/walk.rs`).
+//!
+//! An entry stands for one key, nearly always; but keys may share it, chains lead to older versions, and after a split two
+//! buckets may lead to the same records. So of each chain those records are taken whose key this entry stands for, in this
+//! bucket, and of each key the first that counts. Chains that go on on the device are followed there together.
+
+use super::rows::{ROWS_BYTES, Rows};
+use super::{Frame, Visit, chains};
+use crate::error::Result;
+use crate::index::{Bucketful, position};
+use crate::record::{ADDRESS_MASK, Record};
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::types::{Key, Value};
+
+/// Buckets whose cache misses overlap.
+pub(super) const BUCKETS: usize = 16;
+/// Chains that are kept before they are read from the device.
+const COLD_CHAINS: usize = 1 << 14;
+/// Parts of the index that threads take in turns.
+const PARTS_BITS: u32 = 8;
+pub(super) const PARTS: u64 = 1 << PARTS_BITS;
+
+/// A scan by index that several threads share.
+pub(super) struct ByIndex<'a, K: Key + ?Sized, V: Value + ?Sized> {
+    frame: &'a Frame<'a, K, V>,
+    next: AtomicU64,
+}
+
+/// A chain that goes on on the device.
+struct ColdChain {
+    at: u64,
+    taken: Taken,
+    entry: usize,
+    /// Its keys that were met in memory.
+    keys: Vec<Box<[u8]>>,
+}
+
+/// A walker's buffers.
+#[derive(Default)]
+pub(super) struct Walker {
+    buckets: Vec<Taken>,
+    met: Vec<u64>,
+    cold: Vec<ColdChain>,
+}
+
+/// A bucket that was copied, and which positions are taken from it.
+#[derive(Clone, Default)]
+struct Taken {
+    bucket: Bucketful,
+    from: u64,
+    last: u64,
+}
+
+impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByIndex<'a, K, V> {
+    pub(super) fn new(frame: &'a Frame<'a, K, V>) -> Self {
+        Self { frame, next: AtomicU64::new(0) }
+    }
+
+    /// One thread's share.
+    pub(super) fn work(&self, visit: &mut impl Visit) -> Result<()> {
+        let (mut walker, mut rows) = (Walker::default(), Rows::default());
+        loop {
+            let part = self.next.fetch_add(1, Relaxed);
+            if part >= PARTS {
+                return self.frame.follow_cold(&mut walker, visit);
+            }
+            let from = part << (64 - PARTS_BITS);
+            let last = from | (u64::MAX >> PARTS_BITS);
+            let mut at = Some(from);
+            while let Some(from) = at {
+                at = self.frame.walk(&mut walker, from, last, BUCKETS, &mut rows)?;
+                self.frame.show(&mut rows, visit);
+                if walker.cold.len() >= COLD_CHAINS {
+                    self.frame.follow_cold(&mut walker, visit)?;
+                }
+            }
+            self.frame.control.advance(1)?;
+        }
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
+    /// Takes the keys of some buckets, at most, from position `from` to `last`; where to go on, if there is more.
+    pub(super) fn walk(&self, walker: &mut Walker, from: u64, last: u64, buckets: usize, rows: &mut Rows) -> Result<Option<u64>> {
+        let index = &self.engine().index;
+        let mut ahead = Some(from);
+        for _ in 0..buckets {
+            ahead = ahead.and_then(|at| index.prefetch_position(at)).filter(|at| *at <= last);
+        }
+        walker.buckets.resize_with(buckets, Taken::default);
+        let (mut next, mut count) = (Some(from), 0);
+        for taken in &mut walker.buckets {
+            let Some(at) = next else { break };
+            let end = index.copy_bucket(at, &mut taken.bucket);
+            (taken.from, taken.last) = (at, end.map_or(u64::MAX, |end| end - 1).min(last));
+            taken.bucket.addresses().for_each(|address| self.prefetch_record(address));
+            next = end.filter(|at| *at <= last);
+            count += 1;
+        }
+        let _pin = self.engine().epochs.pin()?;
+        for taken in &walker.buckets[..count] {
+            if rows.bytes() > ROWS_BYTES {
+                return Ok(Some(taken.from));
+            }
+            for (entry, address) in taken.bucket.addresses().enumerate() {
+                self.take_chain(taken, entry, address, &mut walker.met, &mut walker.cold, rows);
+            }
+        }
+        Ok(next)
+    }
+
+    /// Takes the keys of one chain as far as it lies in memory. Under a pin.
+    #[inline(always)]
+    fn take_chain(&self, taken: &Taken, entry: usize, mut at: u64, met: &mut Vec<u64>, cold: &mut Vec<ColdChain>, rows: &mut Rows) {
+        let engine = self.engine();
+        let head = engine.log.bounds.head.load(Acquire);
+        met.clear();
+        // SAFETY: addresses at or above `head`, read under the caller's pin; entries and chains hold published ones only.
+        let record_at = |at| unsafe { Record::new(engine.log.pointer(at)) };
+        while at != 0 && at >= self.view.begin {
+            if at < head {
+                let keys = met.iter().map(|at| Box::from(self.key_of(&record_at(*at)))).collect();
+                cold.push(ColdChain { at, taken: taken.clone(), entry, keys });
+                return;
+            }
+            let record = record_at(at);
+            let header = record.header().load(Acquire);
+            if self.view.counts(at, header) {
+                let key = self.key_of(&record);
+                if taken.takes(entry, self.hash(key)) && !met.iter().any(|at| self.key_of(&record_at(*at)) == key) {
+                    if self.wants(key) {
+                        self.copy(&record, rows);
+                    }
+                    met.push(at);
+                }
+            }
+            at = header & ADDRESS_MASK;
+        }
+    }
+
+    /// Follows the chains that go on on the device.
+    pub(super) fn follow_cold(&self, walker: &mut Walker, visit: &mut impl Visit) -> Result<()> {
+        let chains = walker.cold.drain(..).map(|chain| (chain.at, chain));
+        chains::follow(self.engine(), self.view.begin, chains, |chain, at, record| {
+            let key = record.key;
+            let is_new = || !chain.keys.iter().any(|met| **met == *key);
+            if self.view.counts(at, record.header) && chain.taken.takes(chain.entry, self.hash(key)) && is_new() {
+                if self.is_value(record.header, record.expires) && self.wants(key) {
+                    visit(key, record.value);
+                }
+                chain.keys.push(Box::from(key));
+            }
+            true
+        })
+    }
+}
+
+impl Taken {
+    /// True if this entry stands for the hash, and the walk takes it from this bucket.
+    #[inline(always)]
+    fn takes(&self, entry: usize, hash: u64) -> bool {
+        (self.from..=self.last).contains(&position(hash)) && self.bucket.entry_for(hash) == Some(entry)
+    }
+}

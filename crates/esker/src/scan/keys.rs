@@ -1,0 +1,101 @@
+//! By keys: each key of a list is looked up, in groups whose cache misses overlap; what is cold is read from the device together.
+
+use super::rows::{ROWS_BYTES, Rows};
+use super::{Frame, Visit, chains};
+use crate::error::Result;
+use crate::index::Seen;
+use crate::snapshot::Newest;
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::hint;
+use crate::types::{Key, Value};
+
+const GROUP: usize = 64;
+/// Groups that a thread takes at once, and cold keys whose reads overlap.
+const KEYS_TAKEN: usize = 64 * GROUP;
+
+/// A scan by keys that several threads share.
+pub(super) struct ByKeys<'a, K: Key + ?Sized, V: Value + ?Sized> {
+    frame: &'a Frame<'a, K, V>,
+    keys: &'a [&'a [u8]],
+    next: AtomicU64,
+}
+
+impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
+    pub(super) fn new(frame: &'a Frame<'a, K, V>, keys: &'a [&'a [u8]]) -> Self {
+        Self { frame, keys, next: AtomicU64::new(0) }
+    }
+
+    /// One thread's share.
+    pub(super) fn work(&self, visit: &mut impl Visit) -> Result<()> {
+        let mut rows = Rows::default();
+        let mut cold = Vec::new();
+        loop {
+            let from = self.next.fetch_add(KEYS_TAKEN as u64, Relaxed) as usize;
+            let Some(keys) = self.keys.get(from..(from + KEYS_TAKEN).min(self.keys.len())).filter(|keys| !keys.is_empty()) else {
+                return Ok(());
+            };
+            for group in keys.chunks(GROUP) {
+                self.look_up(group, &mut rows, &mut cold, visit)?;
+            }
+            let (engine, view) = (self.frame.engine(), &self.frame.view);
+            chains::follow(engine, view.begin, cold.drain(..), |key: &mut &[u8], at, record| {
+                if !view.counts(at, record.header) || record.key != *key {
+                    return true;
+                }
+                if self.frame.is_value(record.header, record.expires) {
+                    visit(key, record.value);
+                }
+                false
+            })?;
+            self.frame.control.advance(keys.len() as u64)?;
+        }
+    }
+
+    #[inline(always)]
+    fn look_up(&self, group: &[&'a [u8]], rows: &mut Rows, cold: &mut Vec<(u64, &'a [u8])>, visit: &mut impl Visit) -> Result<()> {
+        let engine = self.frame.engine();
+        let mut hashes = [0; GROUP];
+        let mut seen = [Seen::default(); GROUP];
+        for (hash, key) in hashes.iter_mut().zip(group) {
+            *hash = self.frame.hash(key);
+            engine.index.prefetch(*hash);
+        }
+        for hash in &hashes[..group.len()] {
+            // Should the entry lie behind the first bucket, that is fetched as well.
+            self.frame.prefetch_record(engine.index.first_match_in_front(*hash).0);
+        }
+        for (seen, hash) in seen.iter_mut().zip(&hashes[..group.len()]) {
+            *seen = engine.index.lookup(*hash);
+        }
+        let mut rest = group.iter().copied().zip(hashes).zip(seen).peekable();
+        while rest.peek().is_some() {
+            let pin = engine.epochs.pin()?;
+            while rows.bytes() < ROWS_BYTES
+                && let Some(((key, hash), seen)) = rest.next()
+            {
+                if self.frame.wants(key) {
+                    self.find(key, hash, seen, rows, cold);
+                }
+            }
+            drop(pin);
+            self.frame.show(rows, visit);
+        }
+        Ok(())
+    }
+
+    /// Under a pin.
+    #[inline(always)]
+    fn find(&self, key: &'a [u8], hash: u64, mut seen: Seen, rows: &mut Rows, cold: &mut Vec<(u64, &'a [u8])>) {
+        let frame = self.frame;
+        loop {
+            match frame.engine().newest_in(&frame.view, seen.address(), 0, |record| frame.key_of(record) == key) {
+                Newest::Memory(record) => return frame.copy(&record, rows),
+                // The wrong bucket, if it was moving.
+                _ if !frame.engine().index.is_settled(&seen) => hint::spin_loop(),
+                Newest::Cold(at) => return cold.push((at, key)),
+                Newest::Nowhere { .. } => return,
+            }
+            seen = frame.engine().index.lookup(hash);
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! Scans: every key with a value, once, as of one moment, while writers, growth, lines and compaction go on.
+//!
+//! A scan draws a snapshot (`snapshot.rs`) and goes through it one of three ways:
+//!
+//! | way        | reads                               | costs in memory, a key          | cold                         |
+//! |------------|-------------------------------------|---------------------------------|------------------------------|
+//! | `log.rs`   | the log from its beginning to the cut | a few ns; more where keys changed | streams                    |
+//! | `index.rs` | the entries, and what they lead to  | two cache misses, overlapped    | a read each, many at a time  |
+//! | `keys.rs`  | the keys of a list                  | the same                        | the same                     |
+//!
+//! Unless told, a scan takes the one that it estimates to be the cheapest (`plan.rs`), and can say so.
+//!
+//! **Closures run outside the store**, on copies: they may take their time, and use the store. Under the short pins in between
+//! nothing of the user's runs.
+//!
+//! `page.rs` has what outlives a call: cursors, which draw no snapshot, and iterators, which keep one.
+
+mod chains;
+mod index;
+mod keys;
+mod log;
+mod page;
+mod plan;
+mod rows;
+
+pub use page::{Cursor, Iter, Page};
+pub use plan::{Plan, Strategy};
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::memory::prefetch;
+use crate::record::{self, ABSENT, Record};
+use crate::snapshot::View;
+use crate::store::Store;
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::types::{Key, Value};
+use index::ByIndex;
+use keys::ByKeys;
+use log::ByLog;
+use rows::Rows;
+use std::borrow::Borrow;
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+
+/// What is done with a pair.
+trait Visit: FnMut(&[u8], &[u8]) {}
+impl<F: FnMut(&[u8], &[u8])> Visit for F {}
+
+type Filter<'a, K, V> = dyn for<'v> Fn(<K as Value>::View<'v>, <V as Value>::View<'v>) -> bool + Sync + 'a;
+type Progress<'a> = dyn Fn(f64) -> ControlFlow<()> + Sync + 'a;
+
+/// A scan that is being described; [`Scan::for_each`] and its kin run it.
+///
+/// # Examples
+/// ```
+/// # let visits: esker::Store<str, u64> = esker::Options::new().memory("64MiB").in_memory()?;
+/// for (page, count) in [("docs/a", 3), ("docs/b", 4), ("blog/a", 5)] {
+///     visits.put(page, &count)?;
+/// }
+/// let mut docs = Vec::new();
+/// visits.scan().prefix(b"docs/").for_each(|page, count| docs.push((page.to_owned(), count)))?;
+/// docs.sort();
+/// assert_eq!(docs, [("docs/a".to_owned(), 3), ("docs/b".to_owned(), 4)]);
+/// # Ok::<(), esker::Error>(())
+/// ```
+#[must_use = "a scan does nothing until it is run"]
+pub struct Scan<'a, K: Key + ?Sized, V: Value + ?Sized> {
+    store: &'a Store<K, V>,
+    strategy: Option<Strategy>,
+    threads: usize,
+    keys: Option<Vec<&'a [u8]>>,
+    prefix: Option<Vec<u8>>,
+    filter: Option<Box<Filter<'a, K, V>>>,
+    progress: Option<Box<Progress<'a>>>,
+}
+
+/// What all ways of scanning need.
+struct Frame<'a, K: Key + ?Sized, V: Value + ?Sized> {
+    store: &'a Store<K, V>,
+    view: View,
+    /// What has ended by then is absent, in milliseconds since 1970.
+    now: u64,
+    prefix: Option<Vec<u8>>,
+    /// Of a list of keys, where it is not the list that is walked.
+    keys: Option<HashSet<&'a [u8]>>,
+    control: Control<'a>,
+}
+
+/// How far a scan is, and whether it is to go on.
+struct Control<'a> {
+    done: AtomicU64,
+    total: u64,
+    progress: Option<Box<Progress<'a>>>,
+}
+
+impl Control<'_> {
+    fn advance(&self, by: u64) -> Result<()> {
+        let Some(progress) = &self.progress else { return Ok(()) };
+        let done = self.done.fetch_add(by, Relaxed) + by;
+        match progress((done as f64 / self.total.max(1) as f64).min(1.0)) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::Cancelled),
+        }
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
+    fn engine(&self) -> &Engine {
+        &self.store.engine
+    }
+
+    #[inline(always)]
+    fn hash(&self, key: &[u8]) -> u64 {
+        self.store.hash(key)
+    }
+
+    /// True unless all keys are asked for.
+    fn selects(&self) -> bool {
+        self.prefix.is_some() || self.keys.is_some()
+    }
+
+    /// True if a key is among those asked for.
+    #[inline(always)]
+    fn wants(&self, key: &[u8]) -> bool {
+        self.prefix.as_ref().is_none_or(|prefix| key.starts_with(prefix)) && self.keys.as_ref().is_none_or(|keys| keys.contains(key))
+    }
+
+    /// Key and value of a record's bytes.
+    #[inline(always)]
+    fn pair<'r>(&self, bytes: &'r [u8]) -> (&'r [u8], &'r [u8]) {
+        if Store::<K, V>::WORD {
+            let record = record::parse_word(bytes, Store::<K, V>::KEY_WIDTH);
+            return (record.key, &record.value[..Store::<K, V>::VALUE_WIDTH]);
+        }
+        // Lengths that do not fit were refused where the record's own was read.
+        record::parse_bytes(bytes).map_or((&[], &[]), |record| (record.key, record.value))
+    }
+
+    #[inline(always)]
+    fn key_of<'r>(&self, record: &'r Record) -> &'r [u8] {
+        if Store::<K, V>::WORD { record.word_key(Store::<K, V>::KEY_WIDTH) } else { record.bytes_key() }
+    }
+
+    /// True if a record with this header, which ends then, holds a value.
+    #[inline(always)]
+    fn is_value(&self, header: u64, expires: u64) -> bool {
+        header & ABSENT == 0 && expires > self.now
+    }
+
+    #[cold]
+    fn is_special_value(&self, record: &Record) -> bool {
+        self.is_value(record.header().load(Acquire), self.engine().expiry_of(*record))
+    }
+
+    /// Copies a record's key and value, if it has one. Under a pin.
+    #[inline(always)]
+    fn copy(&self, record: &Record, rows: &mut Rows) {
+        if !record.is_plain() && !self.is_special_value(record) {
+            return;
+        }
+        if Store::<K, V>::WORD {
+            let word = record.word_value(Store::<K, V>::KEY_WIDTH).load(Acquire).to_ne_bytes();
+            return rows.push_fixed(self.key_of(record), &word[..Store::<K, V>::VALUE_WIDTH]);
+        }
+        record.read_value(&mut rows.value);
+        rows.push_value(self.key_of(record));
+    }
+
+    /// Shows what was copied.
+    #[inline(always)]
+    fn show(&self, rows: &mut Rows, visit: &mut impl Visit) {
+        if Store::<K, V>::WORD {
+            rows.drain_fixed(Store::<K, V>::KEY_WIDTH, Store::<K, V>::VALUE_WIDTH, visit);
+        } else {
+            rows.drain(visit);
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_record(&self, at: u64) {
+        let record = self.engine().log.pointer(at);
+        prefetch(record);
+        // A record of three words may lie across two lines.
+        prefetch(record.wrapping_add(23));
+    }
+}
+
+/// The way a scan takes.
+enum Way<'a, K: Key + ?Sized, V: Value + ?Sized> {
+    Keys(ByKeys<'a, K, V>),
+    Index(ByIndex<'a, K, V>),
+    Log(ByLog<'a, K, V>),
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Way<'_, K, V> {
+    /// One thread's share; several may do theirs together.
+    #[inline(always)]
+    fn work(&self, mut visit: impl Visit) -> Result<()> {
+        match self {
+            Self::Keys(way) => way.work(&mut visit),
+            Self::Index(way) => way.work(&mut visit),
+            Self::Log(way) => way.work(&mut visit),
+        }
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    /// A scan through all keys with a value, as of the moment it is run.
+    pub fn scan(&self) -> Scan<'_, K, V> {
+        Scan { store: self, strategy: None, threads: 1, keys: None, prefix: None, filter: None, progress: None }
+    }
+}
+
+impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
+    /// Only these keys; list each once.
+    pub fn keys<Q: Borrow<K>>(mut self, keys: &'a [Q]) -> Self {
+        self.keys = Some(keys.iter().map(|key| key.borrow().bytes()).collect());
+        self
+    }
+
+    /// Only keys that begin with these bytes. Keys are in no order: what is saved is looking at the others' values.
+    pub fn prefix(mut self, prefix: impl Into<Vec<u8>>) -> Self {
+        self.prefix = Some(prefix.into());
+        self
+    }
+
+    /// Only pairs for which this is true.
+    pub fn filter(mut self, wanted: impl for<'v> Fn(K::View<'v>, V::View<'v>) -> bool + Sync + 'a) -> Self {
+        self.filter = Some(Box::new(wanted));
+        self
+    }
+
+    /// So many threads for [`Scan::fold`] and [`Scan::aggregate`], the calling one among them; at least one.
+    pub fn parallel(mut self, threads: usize) -> Self {
+        self.threads = threads.max(1);
+        self
+    }
+
+    /// Through the log, from its beginning on.
+    pub fn by_log(self) -> Self {
+        self.by(Strategy::ByLog)
+    }
+
+    /// Through the index. The cost follows its size, and each cold key is a device read.
+    pub fn by_index(self) -> Self {
+        self.by(Strategy::ByIndex)
+    }
+
+    /// This way, instead of the one estimated to be the cheapest. `ByKeys` needs a list of keys.
+    pub fn by(mut self, strategy: Strategy) -> Self {
+        self.strategy = Some(strategy);
+        self
+    }
+
+    /// Calls this now and then, on any of the threads, with the part that is done, from 0 to 1. `Break` ends the scan with
+    /// [`Error::Cancelled`].
+    pub fn progress(mut self, report: impl Fn(f64) -> ControlFlow<()> + Sync + 'a) -> Self {
+        self.progress = Some(Box::new(report));
+        self
+    }
+
+    /// Calls `visit` once for each key with a value, in no order, on this thread. It may use the store.
+    ///
+    /// What is visited is the store as of one moment: all that had returned before the call, nothing that begins after it. A key
+    /// that had expired by then is absent; one that expires later is not.
+    ///
+    /// # Errors
+    /// As [`Store::get`], [`Error::Cancelled`], and `Invalid` inside a closure that the store runs or for a strategy that
+    /// cannot serve. Some keys may have been visited then.
+    ///
+    /// # Cost
+    /// [`Scan::explain`] estimates it. While it runs no space is given back, and each record that was there before is copied
+    /// once when it changes: a store in memory or a cache needs room for that, and answers `Full` to writers when it has none.
+    pub fn for_each(self, mut visit: impl for<'v> FnMut(K::View<'v>, V::View<'v>)) -> Result<()> {
+        self.run(|way, filter| {
+            way.work(|key, value| {
+                if filter.is_none_or(|wanted| wanted(K::view(key), V::view(value))) {
+                    visit(K::view(key), V::view(value));
+                }
+            })
+        })
+    }
+
+    /// As [`Scan::for_each`], until `visit` breaks; what it broke with.
+    ///
+    /// # Errors
+    /// As [`Scan::for_each`].
+    pub fn try_for_each<B: Send + Sync>(
+        mut self,
+        mut visit: impl for<'v> FnMut(K::View<'v>, V::View<'v>) -> ControlFlow<B>,
+    ) -> Result<Option<B>> {
+        let is_over = crate::sync::atomic::AtomicBool::new(false);
+        let (is_over, mut broke) = (&is_over, None);
+        let progress = self.progress.take();
+        let stopped = Scan {
+            progress: Some(Box::new(move |part| {
+                if is_over.load(Relaxed) {
+                    return ControlFlow::Break(());
+                }
+                progress.as_ref().map_or(ControlFlow::Continue(()), |report| report(part))
+            })),
+            ..self
+        };
+        let result = stopped.for_each(|key, value| {
+            if broke.is_none()
+                && let ControlFlow::Break(with) = visit(key, value)
+            {
+                broke = Some(with);
+                is_over.store(true, Relaxed);
+            }
+        });
+        match result {
+            Err(error) if broke.is_none() => Err(error),
+            _ => Ok(broke),
+        }
+    }
+
+    /// Folds all pairs: each thread begins with an `init()` of its own and adds what it meets, then they are merged.
+    ///
+    /// # Errors
+    /// As [`Scan::for_each`].
+    pub fn fold<A: Send>(
+        self,
+        init: impl Fn() -> A + Sync,
+        add: impl for<'v> Fn(&mut A, K::View<'v>, V::View<'v>) + Sync,
+        merge: impl FnMut(&mut A, A),
+    ) -> Result<A> {
+        self.gather(init, |state, key, value| add(state, K::view(key), V::view(value)), merge)
+    }
+
+    /// [`Scan::fold`] of bytes.
+    #[inline(always)]
+    fn gather<A: Send>(
+        self,
+        init: impl Fn() -> A + Sync,
+        add: impl Fn(&mut A, &[u8], &[u8]) + Sync,
+        mut merge: impl FnMut(&mut A, A),
+    ) -> Result<A> {
+        let threads = self.threads;
+        self.run(|way, filter| {
+            let work = || {
+                let mut state = init();
+                way.work(|key, value| {
+                    if filter.is_none_or(|wanted| wanted(K::view(key), V::view(value))) {
+                        add(&mut state, key, value);
+                    }
+                })?;
+                Ok(state)
+            };
+            if threads == 1 {
+                return work();
+            }
+            std::thread::scope(|scope| {
+                let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+                let mut all = work();
+                for other in others {
+                    let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                    match (&mut all, other) {
+                        (Ok(all), Ok(other)) => merge(all, other),
+                        (Ok(_), Err(error)) => all = Err(error),
+                        (Err(_), _) => {}
+                    }
+                }
+                all
+            })
+        })
+    }
+
+    /// All pairs, in no order.
+    ///
+    /// # Errors
+    /// As [`Scan::for_each`].
+    pub fn collect<C>(self) -> Result<C>
+    where
+        C: Default + Extend<(K::Owned, V::Owned)> + IntoIterator<Item = (K::Owned, V::Owned)> + Send,
+    {
+        self.gather(C::default, |all, key, value| all.extend([(K::own(key), V::own(value))]), C::extend)
+    }
+
+    /// Draws the snapshot and runs the scan over it.
+    #[inline(always)]
+    fn run<R>(mut self, act: impl FnOnce(&Way<'_, K, V>, Option<&Filter<'_, K, V>>) -> Result<R>) -> Result<R> {
+        let plan = self.plan()?;
+        let snapshot = self.store.engine.snapshot()?;
+        let filter = self.filter.take();
+        let listed = if plan.strategy == Strategy::ByKeys { self.keys.take() } else { None }.unwrap_or_default();
+        let total = match plan.strategy {
+            Strategy::ByKeys => listed.len() as u64,
+            Strategy::ByIndex => index::PARTS,
+            Strategy::ByLog => snapshot.view.cut - snapshot.view.begin,
+        };
+        let frame = self.frame(snapshot.view, total);
+        let way = match plan.strategy {
+            Strategy::ByKeys => Way::Keys(ByKeys::new(&frame, &listed)),
+            Strategy::ByIndex => Way::Index(ByIndex::new(&frame)),
+            Strategy::ByLog => Way::Log(ByLog::new(&frame)?),
+        };
+        act(&way, filter.as_deref())
+    }
+
+    fn frame(self, view: View, total: u64) -> Frame<'a, K, V> {
+        let control = Control { done: AtomicU64::new(0), total, progress: self.progress };
+        let keys = self.keys.map(|keys| keys.into_iter().collect());
+        let now = self.store.engine.expiry.now();
+        Frame { store: self.store, view, now, prefix: self.prefix, keys, control }
+    }
+}

@@ -1,0 +1,164 @@
+//! What outlives a call: cursors and iterators. Both walk the index, by position.
+
+use super::index::{BUCKETS, Walker};
+use super::rows::Rows;
+use super::{Filter, Frame, Scan};
+use crate::error::Result;
+use crate::snapshot::Snapshot;
+use crate::store::Store;
+use crate::types::{Key, Value};
+use std::collections::VecDeque;
+
+/// Where a walk through the keys is between two calls. It stays valid as long as the store, whatever happens to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cursor(u64);
+
+impl Cursor {
+    /// The beginning.
+    pub const START: Self = Self(0);
+
+    /// The cursor as a number: 0 is the beginning, and no other cursor.
+    #[must_use]
+    pub fn to_u64(self) -> u64 {
+        self.0
+    }
+
+    /// The cursor with this number. Any number is one.
+    #[must_use]
+    pub fn from_u64(number: u64) -> Self {
+        Self(number)
+    }
+}
+
+/// Some pairs, and where to go on.
+#[derive(Debug)]
+pub struct Page<K: Key + ?Sized, V: Value + ?Sized> {
+    /// Pairs, in no order that means anything.
+    pub pairs: Vec<(K::Owned, V::Owned)>,
+    /// The next page's cursor; `None` behind the last page.
+    pub next: Option<Cursor>,
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    /// About `limit` pairs from a cursor on; [`Scan::page`] without conditions.
+    ///
+    /// # Errors
+    /// As [`Scan::page`].
+    ///
+    /// # Examples
+    /// ```
+    /// # let store: esker::Store<u64, u64> = esker::Options::new().memory("64MiB").in_memory()?;
+    /// # for n in 0..1000 { store.put(&n, &n)?; }
+    /// let (mut cursor, mut keys) = (Some(esker::Cursor::START), Vec::new());
+    /// while let Some(at) = cursor {
+    ///     let page = store.scan_page(at, 100)?;
+    ///     keys.extend(page.pairs.into_iter().map(|(key, _)| key));
+    ///     cursor = page.next;
+    /// }
+    /// keys.sort();
+    /// assert!(keys.into_iter().eq(0..1000));
+    /// # Ok::<(), esker::Error>(())
+    /// ```
+    pub fn scan_page(&self, cursor: Cursor, limit: usize) -> Result<Page<K, V>> {
+        self.scan().page(cursor, limit)
+    }
+}
+
+impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
+    /// About `limit` pairs from a cursor on (the pairs of one bucket, some ten, are not divided), as they are at some time
+    /// during this call. Strategy and threads mean nothing here.
+    ///
+    /// From the first page to the last, a key that is there all the time is returned exactly once, whatever comes, changes,
+    /// goes or grows meanwhile; one that comes or goes may be returned or not.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    ///
+    /// # Cost
+    /// That of a `get_many` of its pairs and of those that its conditions leave out. It draws no snapshot.
+    pub fn page(mut self, cursor: Cursor, limit: usize) -> Result<Page<K, V>> {
+        let filter = self.filter.take();
+        let hold = self.store.engine.hold()?;
+        let frame = self.frame(hold.view(), 0);
+        let (mut walker, mut rows) = (Walker::default(), Rows::default());
+        let (mut pairs, mut next) = (Vec::new(), Some(cursor.0));
+        while let Some(from) = next
+            && pairs.len() < limit.max(1)
+        {
+            let buckets = ((limit - pairs.len().min(limit)) / 4).clamp(1, BUCKETS);
+            next = frame.walk(&mut walker, from, u64::MAX, buckets, &mut rows)?;
+            take(&frame, filter.as_deref(), &mut walker, &mut rows, &mut |pair| pairs.push(pair))?;
+        }
+        Ok(Page { pairs, next: next.map(Cursor) })
+    }
+
+    /// All pairs, each by itself, as of this moment. Until the iterator is dropped no space is given back.
+    ///
+    /// # Errors
+    /// As [`Scan::for_each`]. An error while iterating is the last item.
+    pub fn iter(mut self) -> Result<Iter<'a, K, V>> {
+        let filter = self.filter.take();
+        let snapshot = self.store.engine.snapshot()?;
+        let frame = self.frame(snapshot.view, 0);
+        Ok(Iter {
+            frame,
+            filter,
+            next: Some(0),
+            pairs: VecDeque::new(),
+            walker: Walker::default(),
+            rows: Rows::default(),
+            _snapshot: snapshot,
+        })
+    }
+}
+
+/// Shows what a walk has taken.
+fn take<'a, K: Key + ?Sized + 'a, V: Value + ?Sized + 'a>(
+    frame: &Frame<'_, K, V>,
+    filter: Option<&Filter<'a, K, V>>,
+    walker: &mut Walker,
+    rows: &mut Rows,
+    show: &mut impl FnMut((K::Owned, V::Owned)),
+) -> Result<()> {
+    let mut visit = |key: &[u8], value: &[u8]| {
+        if filter.is_none_or(|wanted| wanted(K::view(key), V::view(value))) {
+            show((K::own(key), V::own(value)));
+        }
+    };
+    frame.show(rows, &mut visit);
+    frame.follow_cold(walker, &mut visit)
+}
+
+/// The pairs of a store as of the moment when the iterator was made; [`Scan::iter`].
+pub struct Iter<'a, K: Key + ?Sized, V: Value + ?Sized> {
+    frame: Frame<'a, K, V>,
+    filter: Option<Box<Filter<'a, K, V>>>,
+    next: Option<u64>,
+    pairs: VecDeque<(K::Owned, V::Owned)>,
+    walker: Walker,
+    rows: Rows,
+    _snapshot: Snapshot,
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Iter<'_, K, V> {
+    fn fill(&mut self, from: u64) -> Result<()> {
+        self.next = self.frame.walk(&mut self.walker, from, u64::MAX, BUCKETS, &mut self.rows)?;
+        let pairs = &mut self.pairs;
+        take(&self.frame, self.filter.as_deref(), &mut self.walker, &mut self.rows, &mut |pair| pairs.push_back(pair))
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Iterator for Iter<'_, K, V> {
+    type Item = Result<(K::Owned, V::Owned)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.pairs.is_empty() {
+            let from = self.next.take()?;
+            if let Err(error) = self.fill(from) {
+                self.next = None;
+                return Some(Err(error));
+            }
+        }
+        self.pairs.pop_front().map(Ok)
+    }
+}

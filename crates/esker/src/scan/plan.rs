@@ -1,0 +1,145 @@
+//! Which way a scan takes, and why.
+//!
+//! The estimates are of this machine's kind: nanoseconds measured on one core with data in memory, larger than its caches
+//! (`esker-bench aggregate`). They need only be right where the ways are far apart.
+
+use super::Scan;
+use crate::error::{Error, Result};
+use crate::options::layout;
+use crate::record;
+use crate::sync::atomic::Ordering::*;
+use crate::types::{Key, Layout, Value};
+use crate::windows::WINDOW_BYTES;
+use std::time::Duration;
+
+/// A way to go through a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strategy {
+    /// Each key of a list is looked up.
+    ByKeys,
+    /// The index is walked.
+    ByIndex,
+    /// The log is read.
+    ByLog,
+}
+
+/// How a scan would run now.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The way it takes.
+    pub strategy: Strategy,
+    /// What each way that can serve is estimated to take, on one thread.
+    pub estimates: Vec<(Strategy, Duration)>,
+    /// Why, in a sentence.
+    pub reason: String,
+}
+
+/// Nanoseconds.
+const BYTE_OF_LOG: f64 = 0.12;
+const RECORD_OF_LOG: f64 = 1.0;
+const RECORD_ASKED: f64 = 20.0;
+const BYTE_OF_DEVICE: f64 = 0.8;
+const RECORD_OF_DEVICE: f64 = 15.0;
+const BUCKET: f64 = 10.0;
+const KEY: f64 = 28.0;
+const DEVICE_READ: f64 = 8_000.0;
+
+/// Windows of the log that are looked at.
+const SAMPLE: u64 = 1024;
+
+/// What estimates are made of.
+struct Facts {
+    cold_bytes: u64,
+    memory_bytes: u64,
+    /// The part of memory where something was superseded.
+    superseded: f64,
+    record_bytes: f64,
+    entries: u64,
+    buckets: u64,
+}
+
+impl Facts {
+    fn cold_part(&self) -> f64 {
+        self.cold_bytes as f64 / (self.cold_bytes + self.memory_bytes).max(1) as f64
+    }
+
+    fn by_log(&self) -> f64 {
+        let (memory, cold) = (self.memory_bytes as f64, self.cold_bytes as f64);
+        let in_memory = memory * BYTE_OF_LOG + memory / self.record_bytes * (RECORD_OF_LOG + self.superseded * RECORD_ASKED);
+        in_memory + cold * BYTE_OF_DEVICE + cold / self.record_bytes * RECORD_OF_DEVICE
+    }
+
+    fn by_index(&self) -> f64 {
+        self.buckets as f64 * BUCKET + self.by_keys(self.entries)
+    }
+
+    fn by_keys(&self, keys: u64) -> f64 {
+        keys as f64 * (KEY + self.cold_part() * DEVICE_READ)
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Scan<'_, K, V> {
+    /// How the scan would run now: which way, what each is estimated to cost, and why.
+    ///
+    /// # Errors
+    /// `Invalid` if the strategy asked for needs a list of keys and there is none.
+    pub fn explain(&self) -> Result<Plan> {
+        self.plan()
+    }
+
+    pub(super) fn plan(&self) -> Result<Plan> {
+        let facts = self.facts();
+        let mut estimates = vec![(Strategy::ByLog, facts.by_log()), (Strategy::ByIndex, facts.by_index())];
+        if let Some(keys) = &self.keys {
+            estimates.push((Strategy::ByKeys, facts.by_keys(keys.len() as u64)));
+        }
+        let best = estimates.iter().copied().reduce(|best, other| if other.1 < best.1 { other } else { best });
+        let strategy = self.strategy.or(best.map(|(strategy, _)| strategy)).unwrap_or(Strategy::ByLog);
+        if strategy == Strategy::ByKeys && self.keys.is_none() {
+            return Err(Error::invalid("a scan by keys needs a list of keys"));
+        }
+        let why = if self.strategy.is_some() { "as asked for" } else { "estimated to be the cheapest" };
+        let reason = format!(
+            "{strategy:?}, {why}: {} bytes of log on the device and {} in memory, of which {:.0} % had something superseded, {} entries in \
+             {} buckets{}",
+            facts.cold_bytes,
+            facts.memory_bytes,
+            100.0 * facts.superseded,
+            facts.entries,
+            facts.buckets,
+            self.keys.as_ref().map_or(String::new(), |keys| format!(", {} keys listed", keys.len())),
+        );
+        let estimates = estimates.into_iter().map(|(strategy, ns)| (strategy, Duration::from_nanos(ns as u64))).collect();
+        Ok(Plan { strategy, estimates, reason })
+    }
+
+    fn facts(&self) -> Facts {
+        let engine = &self.store.engine;
+        let bounds = &engine.log.bounds;
+        let (begin, tail) = (bounds.begin.load(Relaxed), engine.log.tail());
+        let head = bounds.head.load(Relaxed).clamp(begin, tail);
+        let waiting: u64 = engine.epochs.slots().map(|slot| slot.entries.load(Relaxed)).sum();
+        let entries = engine.index.entries_with(waiting);
+        let record_bytes = match layout::<K, V>() {
+            Layout::Word { key_bytes, .. } => record::word_record_bytes(key_bytes) as f64,
+            Layout::Bytes => ((tail - begin) as f64 / entries.max(1) as f64).max(32.0),
+        };
+        Facts {
+            cold_bytes: head - begin,
+            memory_bytes: tail - head,
+            superseded: self.superseded_part(head, tail),
+            record_bytes,
+            entries,
+            buckets: engine.index.buckets() + engine.index.overflow_buckets(),
+        }
+    }
+
+    /// Of a sample of windows: how many have something superseded.
+    fn superseded_part(&self, from: u64, until: u64) -> f64 {
+        let windows = &self.store.engine.log.windows;
+        let step = ((until - from) / SAMPLE).max(WINDOW_BYTES);
+        let sample = (from..until).step_by(step as usize);
+        let (superseded, all) = sample.fold((0, 0), |(yes, all), at| (yes + u64::from(windows.is_superseded(at)), all + 1u64));
+        superseded as f64 / all.max(1) as f64
+    }
+}

@@ -1,0 +1,559 @@
+//! Scans: every key once, as of one moment, whatever goes on; on all layouts, in memory and larger than it, by each way.
+
+use esker::{Cache, Cursor, Device, Error, ManualClock, MemoryDevice, Options, Scan, Storage, Store, Strategy};
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A generator that is the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(0xd129_0d3d_4b2f_2c8d).wrapping_add(1);
+        let mixed = (self.0 ^ (self.0 >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 32) % bound
+    }
+}
+
+/// Two stores of the same types: one in memory, one whose log is mostly on a device.
+fn both<K: esker::Key + ?Sized, V: esker::Value + ?Sized>() -> [Store<K, V>; 2] {
+    let cold = Options::new().memory("16MiB").open_on(Arc::new(MemoryDevice::new()));
+    [Options::new().memory("256MiB").in_memory().unwrap(), cold.unwrap()]
+}
+
+type Pairs<K, V> = Vec<(<K as esker::Value>::Owned, <V as esker::Value>::Owned)>;
+
+/// All pairs, by each way there is, in the order of keys.
+fn all_ways<K, V>(store: &Store<K, V>) -> Vec<(String, Pairs<K, V>)>
+where
+    K: esker::Key + ?Sized,
+    V: esker::Value + ?Sized,
+    K::Owned: Ord + Send,
+    V::Owned: Ord + Send,
+{
+    let by = |scan: Scan<'_, K, V>| scan.collect::<Vec<_>>().unwrap();
+    let parallel = |scan: Scan<'_, K, V>| scan.parallel(3).collect::<Vec<_>>().unwrap();
+    let (mut pages, mut cursor) = (Vec::new(), Some(Cursor::START));
+    while let Some(at) = cursor {
+        let page = store.scan_page(at, 100).unwrap();
+        pages.extend(page.pairs);
+        cursor = page.next;
+    }
+    let mut found = vec![
+        ("by log", by(store.scan().by_log())),
+        ("by index", by(store.scan().by_index())),
+        ("as planned", by(store.scan())),
+        ("by log, parallel", parallel(store.scan().by_log())),
+        ("by index, parallel", parallel(store.scan().by_index())),
+        ("pages", pages),
+        ("iterator", store.scan().iter().unwrap().map(Result::unwrap).collect()),
+    ];
+    found.iter_mut().for_each(|(_, pairs)| pairs.sort());
+    found.into_iter().map(|(way, pairs)| (way.to_owned(), pairs)).collect()
+}
+
+/// Random puts, updates and deletes, then each way against a map.
+fn agrees_with_a_map<K, V>(store: &Store<K, V>, keys: u64, key: impl Fn(u64) -> K::Owned, value: impl Fn(u64) -> V::Owned)
+where
+    K: esker::Key + ?Sized,
+    V: esker::Value + ?Sized,
+    K::Owned: Ord + Send + Clone + std::fmt::Debug,
+    V::Owned: Ord + Send + Clone + std::fmt::Debug,
+{
+    use std::borrow::Borrow;
+    let mut random = Random(keys);
+    let mut model = BTreeMap::new();
+    for round in 0..3 {
+        for step in 0..keys {
+            let (k, v) = (key(random.below(keys)), value(step + round * keys));
+            match random.below(8) {
+                0 | 1 => {
+                    assert_eq!(store.delete(k.borrow()).unwrap(), model.remove(&k).is_some());
+                }
+                2 => {
+                    store.rmw(k.borrow(), |_| v.clone()).unwrap();
+                    model.insert(k, v);
+                }
+                _ => {
+                    store.put(k.borrow(), v.borrow()).unwrap();
+                    model.insert(k, v);
+                }
+            }
+        }
+        let want: Vec<_> = model.clone().into_iter().collect();
+        for (way, found) in all_ways(store) {
+            assert_eq!(found.len(), want.len(), "{way}, round {round}");
+            assert!(found == want, "{way}, round {round}");
+        }
+        let listed: Vec<K::Owned> = (0..keys).step_by(3).map(&key).collect();
+        let mut listed_want: Vec<_> = listed.iter().filter_map(|k| Some((k.clone(), model.get::<K::Owned>(k)?.clone()))).collect();
+        listed_want.sort();
+        for strategy in [Strategy::ByKeys, Strategy::ByIndex, Strategy::ByLog] {
+            let mut found: Vec<_> = store.scan().keys(&listed).by(strategy).collect().unwrap();
+            found.sort();
+            assert!(found == listed_want, "{strategy:?}, listed keys, round {round}");
+        }
+        if round == 1 {
+            store.compact().unwrap();
+        }
+    }
+}
+
+#[test]
+fn words() {
+    for store in both::<u64, u64>() {
+        agrees_with_a_map(&store, 300_000, |n| n, |n| n);
+    }
+}
+
+#[test]
+fn short_words_under_long_keys() {
+    for store in both::<[u8; 19], u32>() {
+        let key = |n: u64| std::array::from_fn(|i| (n >> (i % 8 * 8)) as u8 ^ i as u8);
+        agrees_with_a_map(&store, 100_000, key, |n| n as u32);
+    }
+}
+
+#[test]
+fn fixed_values_longer_than_a_word() {
+    for store in both::<u64, [u8; 100]>() {
+        agrees_with_a_map(&store, 50_000, |n| n, |n| [n as u8; 100]);
+    }
+}
+
+#[test]
+fn bytes_of_any_length() {
+    for store in both::<[u8], [u8]>() {
+        let key = |n: u64| format!("{}:{n}", "k".repeat((n % 40) as usize)).into_bytes();
+        agrees_with_a_map(&store, 20_000, key, |n| vec![n as u8; (n % 1500) as usize]);
+    }
+}
+
+#[test]
+fn text_to_numbers() {
+    for store in both::<str, f64>() {
+        for n in 0..50_000 {
+            store.put(&format!("key {n}"), &f64::from(n)).unwrap();
+        }
+        let mut sum = 0.0;
+        store.scan().filter(|key, _| key.ends_with('7')).for_each(|_, value| sum += value).unwrap();
+        let want: f64 = (0..50_000).filter(|n| n % 10 == 7).map(f64::from).sum();
+        assert!((sum - want).abs() < 1e-6);
+        let mut count = 0;
+        store.scan().prefix("key 12").for_each(|_, _| count += 1).unwrap();
+        assert_eq!(count, 1 + 10 + 100 + 1000);
+    }
+}
+
+#[test]
+fn values_longer_than_a_window() {
+    for store in both::<u64, [u8]>() {
+        let value = |n: u64| vec![n as u8; 1 << (10 + n % 11)];
+        for n in 0..60 {
+            store.put(&n, &value(n)).unwrap();
+            store.put(&(n / 2), &value(n / 2)).unwrap();
+        }
+        let want: Vec<_> = (0..60).map(|n| (n, value(n))).collect();
+        for (way, found) in all_ways(&store) {
+            assert!(found == want, "{way}");
+        }
+    }
+}
+
+#[test]
+fn an_index_that_its_keys_share() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open_on(Arc::new(MemoryDevice::new())).unwrap();
+    let count = 900_000u64;
+    for n in 0..count {
+        store.put(&n, &n).unwrap();
+    }
+    for n in (0..count).step_by(2) {
+        store.put(&n, &(n + 1)).unwrap();
+    }
+    // By index each shared chain is followed to its end: a part of the keys will do here.
+    for scan in [store.scan().by_log(), store.scan().by_index().filter(|key, _| key < 1_000_000)] {
+        let (mut sum, mut seen) = (0, 0u64);
+        scan.for_each(|key, value| {
+            assert_eq!(value, key + u64::from(key % 2 == 0));
+            (sum, seen) = (sum + key, seen + 1);
+        })
+        .unwrap();
+        assert_eq!((sum, seen), (count * (count - 1) / 2, count));
+    }
+}
+
+#[test]
+fn an_emptied_store_shows_nothing() {
+    for store in both::<u64, u64>() {
+        for (way, found) in all_ways(&store) {
+            assert!(found.is_empty(), "{way}, before anything was put");
+        }
+        for n in 0..200_000 {
+            store.put(&n, &n).unwrap();
+        }
+        let keys: Vec<u64> = (0..200_000).collect();
+        assert_eq!(store.delete_many(&keys).unwrap(), 200_000);
+        for (way, found) in all_ways(&store) {
+            assert!(found.is_empty(), "{way}");
+        }
+        store.put(&1, &1).unwrap();
+        store.compact().unwrap();
+        for (way, found) in all_ways(&store) {
+            assert_eq!(found, [(1, 1)], "{way}");
+        }
+    }
+}
+
+#[test]
+fn what_a_scan_finds_it_may_change() {
+    for store in both::<u64, u64>() {
+        for n in 0..100_000 {
+            store.put(&n, &n).unwrap();
+        }
+        for scan in [store.scan().by_log(), store.scan().by_index()] {
+            let mut seen = 0;
+            scan.for_each(|key, _| {
+                store.rmw(&key, |old| old.unwrap() + 1).unwrap();
+                store.put(&(key + 1_000_000), &0).unwrap();
+                store.delete(&(key + 1_000_000)).unwrap();
+                seen += 1;
+            })
+            .unwrap();
+            assert_eq!(seen, 100_000);
+        }
+        let mut sum = 0;
+        store.scan().for_each(|_, value| sum += value).unwrap();
+        assert_eq!(sum, (0..100_000).sum::<u64>() + 200_000);
+    }
+}
+
+#[test]
+fn a_scan_ends_when_it_is_told_to() {
+    for store in both::<u64, u64>() {
+        for n in 0..400_000 {
+            store.put(&n, &n).unwrap();
+        }
+        for strategy in [Strategy::ByLog, Strategy::ByIndex] {
+            let (mut seen, calls) = (0, AtomicU64::new(0));
+            let scan = store.scan().by(strategy).progress(|part| {
+                assert!((0.0..=1.0).contains(&part));
+                if calls.fetch_add(1, Relaxed) == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            assert!(matches!(scan.for_each(|_, _| seen += 1), Err(Error::Cancelled)));
+            assert!(seen < 400_000, "{strategy:?}: {seen}");
+            let mut seen = 0;
+            let broke = store.scan().by(strategy).try_for_each(|key, _| {
+                seen += 1;
+                if seen == 5 { ControlFlow::Break(key) } else { ControlFlow::Continue(()) }
+            });
+            assert!(broke.unwrap().is_some() && seen == 5);
+        }
+        // Nothing is held any more.
+        for n in 0..400_000 {
+            store.put(&n, &n).unwrap();
+        }
+        assert!(store.compact().unwrap() > 0);
+    }
+}
+
+#[test]
+fn from_inside_a_closure_a_scan_is_refused() {
+    let [store, _] = both::<u64, u64>();
+    store.put(&1, &1).unwrap();
+    store
+        .rmw(&1, |old| {
+            assert!(matches!(store.scan().for_each(|_, _| ()), Err(Error::Invalid(_))));
+            old.unwrap()
+        })
+        .unwrap();
+    assert!(matches!(store.scan().by(Strategy::ByKeys).for_each(|_, _| ()), Err(Error::Invalid(_))));
+    store.close().unwrap();
+    assert!(matches!(store.scan().for_each(|_, _| ()), Err(Error::Closed)));
+}
+
+#[test]
+fn plans_say_what_they_do() {
+    let [memory, _] = both::<u64, u64>();
+    for n in 0..1_000_000 {
+        memory.put(&n, &n).unwrap();
+    }
+    let keys: Vec<u64> = (0..100).collect();
+    assert_eq!(memory.scan().keys(&keys).explain().unwrap().strategy, Strategy::ByKeys);
+    let plan = memory.scan().explain().unwrap();
+    assert_eq!(plan.strategy, Strategy::ByLog);
+    assert!(plan.reason.contains("ByLog") && plan.estimates.len() == 2, "{plan:?}");
+}
+
+/// A walk by cursor while the table grows from some thousand buckets to many times that, and keys come, go and move.
+#[test]
+fn a_cursor_misses_nothing_and_repeats_nothing_while_the_table_grows() {
+    for store in both::<u64, u64>() {
+        let steady = 20_000u64;
+        for n in 0..steady {
+            store.put(&n, &n).unwrap();
+        }
+        let (mut next, mut seen, buckets) = (steady, vec![0u32; steady as usize], store.stats().index.buckets);
+        let mut cursor = Some(Cursor::START);
+        while let Some(at) = cursor {
+            let page = store.scan_page(Cursor::from_u64(at.to_u64()), 50).unwrap();
+            for (key, value) in page.pairs.into_iter().filter(|(key, _)| *key < steady) {
+                assert_eq!(value, key);
+                seen[key as usize] += 1;
+            }
+            for _ in 0..if next < 300_000 { 1000 } else { 0 } {
+                store.put(&next, &next).unwrap();
+                store.delete(&(next - 1000).max(steady)).unwrap();
+                store.put(&(next % steady), &(next % steady)).unwrap();
+                next += 1;
+            }
+            cursor = page.next;
+        }
+        assert!(store.stats().index.buckets > 4 * buckets);
+        let wrong: Vec<_> = (0..).zip(seen).filter(|(_, count)| *count != 1).take(5).collect();
+        assert!(wrong.is_empty(), "{wrong:?}");
+    }
+}
+
+/// The count of entries once went below zero: compaction had removed some before those who added them had counted them.
+#[test]
+fn entries_that_go_before_they_are_counted() {
+    let [store, _] = both::<u64, u64>();
+    for n in 0..10 {
+        store.put(&n, &n).unwrap();
+        store.delete(&n).unwrap();
+    }
+    store.compact().unwrap();
+    assert!(store.stats().index.entries <= 16);
+    assert_eq!(store.scan().collect::<Vec<_>>().unwrap(), []);
+}
+
+/// A closure was once shown `None` for a key that was there, when its bucket was being split.
+#[test]
+fn growth_shows_no_closure_an_absence() {
+    let [store, _] = both::<u64, u64>();
+    let is_over = AtomicBool::new(false);
+    (0..1000).for_each(|n| store.put(&n, &1).unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            (1000..2_000_000).for_each(|n| store.put(&n, &n).unwrap());
+            is_over.store(true, Relaxed);
+        });
+        while !is_over.load(Relaxed) {
+            // Frozen records take the long way.
+            drop(store.scan().by(Strategy::ByKeys).keys(&[0]).for_each(|_, _| ()));
+            for n in 0..1000 {
+                store.rmw(&n, |old| old.expect("it is there") + 1).unwrap();
+            }
+        }
+    });
+}
+
+/// Each writer raises a, then b, of many pairs of its own; as of any moment, a is b or one more. Meanwhile the table grows,
+/// lines are drawn, and space comes back.
+fn no_scan_sees_half_of_it(store: &Store<u64, u64>, strategy: Strategy, scans: usize) {
+    const WRITERS: u64 = 4;
+    const PAIRS: u64 = 500;
+    let (is_over, returned) = (AtomicBool::new(false), AtomicU64::new(0));
+    let a = |writer: u64, pair: u64| writer << 32 | pair << 1;
+    for (writer, pair) in (0..WRITERS).flat_map(|writer| (0..PAIRS).map(move |pair| (writer, pair))) {
+        store.put(&a(writer, pair), &0).unwrap();
+        store.put(&(a(writer, pair) + 1), &0).unwrap();
+    }
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let (store, is_over, returned) = (store, &is_over, &returned);
+            scope.spawn(move || {
+                let mut random = Random(writer);
+                let mut fresh = 1 << 40 | writer << 32;
+                while !is_over.load(Relaxed) {
+                    let first = a(writer, random.below(PAIRS));
+                    store.rmw(&first, |old| old.unwrap() + 1).unwrap();
+                    store.rmw(&(first + 1), |old| old.unwrap() + 1).unwrap();
+                    returned.fetch_add(1, SeqCst);
+                    if random.below(4) == 0 && fresh & 0xffff_ffff < 60_000 {
+                        store.put(&fresh, &1).unwrap();
+                        store.delete(&(fresh - 10)).unwrap();
+                        fresh += 1;
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            while !is_over.load(Relaxed) {
+                let _ = store.commit();
+                store.compact().unwrap();
+                std::thread::yield_now();
+            }
+        });
+        let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for scan in 0..scans {
+                let before = returned.load(SeqCst);
+                let (mut found, mut sum) = (BTreeMap::new(), 0);
+                let visit = |key: u64, value| {
+                    if key < 1 << 40 {
+                        assert!(found.insert(key, value).is_none(), "{strategy:?}: key {key} twice");
+                        sum += value * (key & 1);
+                    }
+                };
+                store.scan().by(strategy).for_each(visit).unwrap();
+                assert_eq!(found.len() as u64, 2 * WRITERS * PAIRS, "{strategy:?}, scan {scan}");
+                for (key, value) in found.iter().filter(|(key, _)| *key % 2 == 0) {
+                    let (first, second) = (*value, found[&(key + 1)]);
+                    assert!(first == second || first == second + 1, "{strategy:?}, scan {scan}: {first} and {second}");
+                }
+                assert!(sum >= before, "{strategy:?}, scan {scan}: {before} had returned, {sum} were seen");
+                assert!(sum <= returned.load(SeqCst) + WRITERS);
+            }
+        }));
+        is_over.store(true, Relaxed);
+        checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+#[test]
+fn a_scan_by_log_is_of_one_moment() {
+    for store in both::<u64, u64>() {
+        no_scan_sees_half_of_it(&store, Strategy::ByLog, 15);
+    }
+}
+
+#[test]
+fn a_scan_by_index_is_of_one_moment() {
+    for store in both::<u64, u64>() {
+        no_scan_sees_half_of_it(&store, Strategy::ByIndex, 6);
+    }
+}
+
+#[test]
+fn scans_of_a_durable_store_are_of_one_moment_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let store: Store<u64, u64> = Options::new().memory("16MiB").space_amplification(1.2).open(folder.path()).unwrap();
+    for n in 0..300_000u64 {
+        store.put(&(n | 1 << 50), &n).unwrap();
+    }
+    no_scan_sees_half_of_it(&store, Strategy::ByLog, 5);
+    no_scan_sees_half_of_it(&store, Strategy::ByIndex, 1);
+    store.close().unwrap();
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open(folder.path()).unwrap();
+    let mut count = 0;
+    store.scan().by_log().for_each(|key, _| count += u64::from(key >= 1 << 50)).unwrap();
+    assert_eq!(count, 300_000);
+}
+
+/// Of three keys one stays, one ends soon and one late; some had an older value that would have stayed.
+fn hides_what_has_ended<V>(count: u64, value: impl Fn(u64) -> V::Owned)
+where
+    V: esker::Value + ?Sized,
+    V::Owned: Ord + Send,
+{
+    use std::borrow::Borrow;
+    let clock = Arc::new(ManualClock::default());
+    let options = || Options::new().background(false).clock(clock.clone());
+    let cold = options().memory("16MiB").open_on(Arc::new(MemoryDevice::new()));
+    for store in [options().memory("256MiB").in_memory::<u64, V>().unwrap(), cold.unwrap()] {
+        for n in (0..count).step_by(20) {
+            store.put(&n, value(n + 1).borrow()).unwrap();
+        }
+        for n in 0..count {
+            let (value, end) = (value(n), [None, Some(10), Some(1000)][n as usize % 3]);
+            match end.map(Duration::from_secs) {
+                Some(end) => store.put_with_ttl(&n, value.borrow(), end).unwrap(),
+                None => store.put(&n, value.borrow()).unwrap(),
+            }
+        }
+        for (round, kept) in [[true, true, true], [true, false, true], [true, false, false]].into_iter().enumerate() {
+            let is_there = |n: &u64| kept[*n as usize % 3];
+            let want: Vec<_> = (0..count).filter(is_there).map(|n| (n, value(n))).collect();
+            for (way, found) in all_ways(&store) {
+                assert!(found == want, "{way}, round {round}: {} pairs", found.len());
+            }
+            let listed: Vec<u64> = (0..count).step_by(5).collect();
+            for strategy in [Strategy::ByKeys, Strategy::ByIndex, Strategy::ByLog] {
+                let mut found: Vec<_> = store.scan().keys(&listed).by(strategy).collect().unwrap();
+                found.sort();
+                let want = listed.iter().copied().filter(is_there).map(|n| (n, value(n)));
+                assert!(want.eq(found), "{strategy:?}, listed keys, round {round}");
+            }
+            let before = store.scan().iter().unwrap();
+            clock.advance(Duration::from_secs([10, 990, 0][round]));
+            assert_eq!(before.map(Result::unwrap).count(), want.len(), "as of before the ends of round {round}");
+            if round == 1 {
+                store.compact().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn no_scan_sees_words_that_have_expired() {
+    hides_what_has_ended::<u64>(600_000, |n| n);
+}
+
+#[test]
+fn no_scan_sees_bytes_that_have_expired() {
+    hides_what_has_ended::<[u8]>(60_000, |n| vec![n as u8; 200 + n as usize % 200]);
+}
+
+/// What a cache dropped no scan shows; what one holds stays, though the cache be full.
+#[test]
+fn a_cache_drops_nothing_while_it_is_scanned() {
+    let options = Options::new().memory("16MiB").cache(Cache::new()).background(false);
+    let store: Store<u64, u64> = options.in_memory().unwrap();
+    for n in 0..2_000_000 {
+        store.put(&(n % 1_500_000), &n).unwrap();
+    }
+    let want: Vec<_> = (0..1_500_000).filter_map(|n| Some((n, store.get(&n).unwrap()?))).collect();
+    assert!(!want.is_empty() && want.len() < 1_000_000);
+    for (way, found) in all_ways(&store) {
+        assert!(found == want, "{way}: {} of {} pairs", found.len(), want.len());
+    }
+    let held = store.scan().iter().unwrap();
+    let full = (2_000_000..4_000_000).find_map(|n| store.put(&n, &n).err());
+    assert!(matches!(full, Some(Error::Full)), "{full:?}");
+    assert_eq!(held.map(Result::unwrap).count(), want.len());
+    store.put(&4_000_000, &4_000_000).unwrap();
+}
+
+/// Files in memory that outlive the store.
+#[derive(Default)]
+struct Files(Mutex<BTreeMap<String, Arc<MemoryDevice>>>);
+
+impl Storage for Files {
+    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
+        Ok(self.0.lock().unwrap().entry(name.into()).or_default().clone())
+    }
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.0.lock().unwrap().keys().cloned().collect())
+    }
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.lock().unwrap().remove(name).map(|_| ()).ok_or(io::ErrorKind::NotFound.into())
+    }
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_crashes_left_in_the_log_is_not_seen() {
+    let files = Arc::new(Files::default());
+    for round in 0..4u64 {
+        let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
+        for (way, found) in all_ways(&store) {
+            let want: Vec<_> = (0..round * 50_000).map(|n| (n, n + round - 1)).collect();
+            assert!(found == want, "{way}, round {round}: {} pairs", found.len());
+        }
+        for n in 0..(round + 1) * 50_000 {
+            store.put(&n, &(n + round)).unwrap();
+        }
+        store.commit().unwrap();
+        // Never durable; as much as spills to the device.
+        for n in 0..600_000 {
+            store.put(&n, &u64::MAX).unwrap();
+        }
+        std::mem::forget(store);
+    }
+}
