@@ -22,6 +22,7 @@ mod recovery;
 mod report;
 mod run;
 mod size;
+mod transactions;
 mod ycsb;
 
 use std::path::PathBuf;
@@ -56,6 +57,8 @@ enum Experiment {
     Commit(commit::Arguments),
     /// Opening a store that was not closed, beside reading its log.
     Recovery(recovery::Arguments),
+    /// Transactions of several keys by many threads.
+    Transactions(transactions::Arguments),
 }
 
 /// Where results go besides the standard output.
@@ -80,5 +83,6 @@ fn main() -> anyhow::Result<()> {
         Experiment::Cache(arguments) => cache::run(&arguments),
         Experiment::Commit(arguments) => commit::run(&arguments),
         Experiment::Recovery(arguments) => recovery::run(&arguments),
+        Experiment::Transactions(arguments) => transactions::run(&arguments),
     }
 }

@@ -158,6 +158,9 @@ pub(crate) struct Row {
     /// The same against the best other cache, in hundredths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hit_points_to_best_peer: Option<f64>,
+    /// Attempts that another transaction was quicker than, for each commit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) aborts_per_commit: Option<f64>,
     /// The rate of each tenth of a second in turn, of each run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) interval_ops_per_second: Vec<Vec<f64>>,

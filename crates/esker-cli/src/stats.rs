@@ -123,6 +123,8 @@ fn operations(done: &OperationStats) -> String {
         ("rmws", done.rmws),
         ("appends", done.appends),
         ("deletes", done.deletes),
+        ("transactions", done.transactions),
+        ("conflicts", done.conflicts),
         ("device reads", done.device_reads),
         ("promotions", done.promotions),
     ];

@@ -3,7 +3,8 @@
 //! The theory: each operation has a moment of calling and one of returning, read from one global clock.
 //! A history is linearizable when every operation can be given one instant between its two moments so
 //! that, carried out in that order by one thread, each gives what it gave. Keys are independent, so each
-//! key is judged alone. The search is Wing and Gong's with Lowe's memoisation: walk the events in order,
+//! key is judged alone; but not where transactions touch several ([`Together`]): then the state is all keys, and what is
+//! judged is strict serializability. The search is Wing and Gong's with Lowe's memoisation: walk the events in order,
 //! try each operation that had been called before the first return not yet explained, and back up when
 //! none fits; a set of (operations done, state) pairs already tried keeps it from trying twice.
 
@@ -31,8 +32,35 @@ pub enum Action {
     Append(Vec<u8>, usize),
 }
 
-impl Action {
-    /// The state after this action on `state`, or `None` if the action could not have answered so.
+/// What a history is made of.
+pub trait Effect: Clone {
+    /// What it acts on.
+    type State: Clone + Default + Eq + std::hash::Hash;
+
+    /// The state after this on `state`, or `None` if it could not have answered so.
+    fn step(&self, state: &Self::State) -> Option<Self::State>;
+}
+
+/// Actions on several keys at one moment, in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Together(pub Vec<(u64, Action)>);
+
+impl Effect for Together {
+    type State = BTreeMap<u64, Vec<u8>>;
+
+    fn step(&self, state: &Self::State) -> Option<Self::State> {
+        let mut state = state.clone();
+        for (key, action) in &self.0 {
+            let after = action.step(&state.remove(key))?;
+            state.extend(after.map(|value| (*key, value)));
+        }
+        Some(state)
+    }
+}
+
+impl Effect for Action {
+    type State = State;
+
     fn step(&self, state: &State) -> Option<State> {
         match self {
             Action::Get(seen) => (seen == state).then(|| state.clone()),
@@ -61,7 +89,7 @@ pub fn add(old: Option<&[u8]>, by: u64) -> Vec<u8> {
 
 /// One finished operation.
 #[derive(Clone, Debug)]
-pub struct Event {
+pub struct Event<E = Action> {
     /// The key it concerned.
     pub key: u64,
     /// When it was called.
@@ -69,7 +97,7 @@ pub struct Event {
     /// When it returned.
     pub returned: u64,
     /// What it was.
-    pub action: Action,
+    pub action: E,
 }
 
 /// The clock every thread reads; each reading is a new moment.
@@ -85,27 +113,32 @@ impl Clock {
 
 /// What one thread did.
 #[derive(Debug)]
-pub struct Recorder<'c> {
+pub struct Recorder<'c, E = Action> {
     clock: &'c Clock,
-    events: Vec<Event>,
+    events: Vec<Event<E>>,
 }
 
-impl<'c> Recorder<'c> {
+impl<'c, E> Recorder<'c, E> {
     /// An empty record on this clock.
-    pub fn new(clock: &'c Clock) -> Recorder<'c> {
+    pub fn new(clock: &'c Clock) -> Recorder<'c, E> {
         Recorder { clock, events: Vec::new() }
     }
 
     /// Does an operation on a key between two readings of the clock and records what it says it did.
-    pub fn record(&mut self, key: u64, operation: impl FnOnce() -> Action) {
+    pub fn record(&mut self, key: u64, operation: impl FnOnce() -> E) {
+        self.record_if(key, || Some(operation()));
+    }
+
+    /// The same for an operation that may have done nothing at all, which then is no part of the history.
+    pub fn record_if(&mut self, key: u64, operation: impl FnOnce() -> Option<E>) {
         let called = self.clock.now();
-        let action = operation();
+        let Some(action) = operation() else { return };
         let returned = self.clock.now();
         self.events.push(Event { key, called, returned, action });
     }
 
     /// The record.
-    pub fn finish(self) -> Vec<Event> {
+    pub fn finish(self) -> Vec<Event<E>> {
         self.events
     }
 }
@@ -119,28 +152,30 @@ pub fn by_key(events: impl IntoIterator<Item = Event>) -> BTreeMap<u64, Vec<Even
     parts
 }
 
-/// Judges the history of one key that began absent: `Err` holds the events round the place where no
-/// order fits.
-pub fn check(events: &[Event]) -> Result<(), Vec<Event>> {
+/// Judges a history, of one key that began absent or of several: `Err` holds the events round the place where no order fits.
+///
+/// # Errors
+/// Those events.
+pub fn check<E: Effect>(events: &[Event<E>]) -> Result<(), Vec<Event<E>>> {
     Search::new(events).run()
 }
 
 /// The moments in order as a doubly linked list, so that an operation is lifted out and put back at O(1).
 /// Node 0 is the head; operation `i` has the nodes `2i + 1` (call) and `2i + 2` (return).
-struct Search<'e> {
-    events: &'e [Event],
+struct Search<'e, E: Effect> {
+    events: &'e [Event<E>],
     next: Vec<usize>,
     previous: Vec<usize>,
     done: Vec<u64>,
-    tried: HashSet<(Vec<u64>, State)>,
-    trail: Vec<(usize, State)>,
+    tried: HashSet<(Vec<u64>, E::State)>,
+    trail: Vec<(usize, E::State)>,
     furthest: (usize, usize),
 }
 
 const HEAD: usize = 0;
 
-impl<'e> Search<'e> {
-    fn new(events: &'e [Event]) -> Search<'e> {
+impl<'e, E: Effect> Search<'e, E> {
+    fn new(events: &'e [Event<E>]) -> Search<'e, E> {
         let mut moments: Vec<(u64, usize)> = Vec::with_capacity(events.len() * 2);
         for (i, event) in events.iter().enumerate() {
             moments.push((event.called, 2 * i + 1));
@@ -165,8 +200,8 @@ impl<'e> Search<'e> {
         search
     }
 
-    fn run(mut self) -> Result<(), Vec<Event>> {
-        let mut state: State = None;
+    fn run(mut self) -> Result<(), Vec<Event<E>>> {
+        let mut state = E::State::default();
         let mut node = self.next[HEAD];
         while self.next[HEAD] != HEAD {
             let is_call = node % 2 == 1;
@@ -195,7 +230,7 @@ impl<'e> Search<'e> {
     }
 
     /// The state after `operation` if it fits and the pair was not tried yet.
-    fn advance(&mut self, operation: usize, state: &State) -> Option<State> {
+    fn advance(&mut self, operation: usize, state: &E::State) -> Option<E::State> {
         let after = self.events[operation].action.step(state)?;
         let mut done = self.done.clone();
         done[operation / 64] |= 1 << (operation % 64);
@@ -225,11 +260,11 @@ impl<'e> Search<'e> {
     }
 
     /// The events overlapping the one that could not be explained, and a few before it, in order of calling.
-    fn blame(&self) -> Vec<Event> {
+    fn blame(&self) -> Vec<Event<E>> {
         let culprit = &self.events[self.furthest.1];
         let from = culprit.called.saturating_sub(40);
-        let near = |e: &&Event| e.returned >= from && e.called <= culprit.returned;
-        let mut events: Vec<Event> = self.events.iter().filter(near).cloned().collect();
+        let near = |e: &&Event<E>| e.returned >= from && e.called <= culprit.returned;
+        let mut events: Vec<Event<E>> = self.events.iter().filter(near).cloned().collect();
         events.sort_by_key(|e| e.called);
         events
     }
@@ -260,7 +295,7 @@ mod tests {
             event(14, 15, Action::Contains(true)),
         ];
         assert!(check(&history).is_ok());
-        assert!(check(&[]).is_ok());
+        assert!(check::<Action>(&[]).is_ok());
     }
 
     #[test]
@@ -304,6 +339,25 @@ mod tests {
         assert!(check(&twice).is_err());
         let lost = [event(0, 5, Action::Append(vec![1], 1)), event(1, 6, Action::Append(vec![2], 1))];
         assert!(check(&lost).is_err());
+    }
+
+    /// Each reads what the other writes and writes something else: whoever is first, the other would have seen it.
+    #[test]
+    fn rejects_a_write_skew_and_a_long_fork() {
+        let together = |called, returned, actions: &[(u64, Action)]| Event { key: 0, called, returned, action: Together(actions.to_vec()) };
+        let (get, put) = (|seen: Option<u64>| Action::Get(seen.map(number)), |n| Action::Put(number(n)));
+        let skew = [together(0, 9, &[(1, get(None)), (2, put(1))]), together(1, 8, &[(2, get(None)), (1, put(1))])];
+        assert!(check(&skew).is_err());
+        let seen = [together(0, 9, &[(1, get(None)), (2, put(1))]), together(1, 8, &[(2, get(Some(1))), (1, put(1))])];
+        assert!(check(&seen).is_ok());
+        let (one, other) = (together(0, 90, &[(1, put(1))]), together(1, 91, &[(2, put(1))]));
+        let fork = [
+            one.clone(),
+            other.clone(),
+            together(2, 80, &[(1, get(Some(1))), (2, get(None))]),
+            together(3, 81, &[(2, get(Some(1))), (1, get(None))]),
+        ];
+        assert!(check(&fork).is_err() && check(&fork[..3]).is_ok());
     }
 
     /// A long history made by a real register, then the same with one read spoiled.

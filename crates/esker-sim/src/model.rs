@@ -88,6 +88,8 @@ pub enum Operation {
     Ttl(Bytes),
     /// So many milliseconds pass.
     Pass(u64),
+    /// Does operations on single keys in one transaction.
+    Transaction(Vec<Operation>),
     /// Sets the budget, in bytes.
     SetMemory(u64),
     /// Closes the store and opens it again.
@@ -114,6 +116,7 @@ impl std::fmt::Debug for Operation {
             Operation::Persist(k) => write!(f, "Persist({})", brief(k)),
             Operation::Ttl(k) => write!(f, "Ttl({})", brief(k)),
             Operation::Pass(ms) => write!(f, "Pass({ms})"),
+            Operation::Transaction(operations) => write!(f, "Transaction({operations:?})"),
             Operation::SetMemory(bytes) => write!(f, "SetMemory({bytes})"),
             Operation::Reopen => write!(f, "Reopen"),
         }
@@ -141,6 +144,8 @@ pub enum Outcome {
     Count(usize),
     /// How many milliseconds a key stays: no key, no end, so many.
     Left(Option<Option<u64>>),
+    /// What each operation of a transaction gave.
+    All(Vec<Outcome>),
 }
 
 impl std::fmt::Debug for Outcome {
@@ -153,6 +158,7 @@ impl std::fmt::Debug for Outcome {
             Outcome::Flag(b) => write!(f, "{b}"),
             Outcome::Count(n) => write!(f, "{n}"),
             Outcome::Left(left) => write!(f, "{left:?}"),
+            Outcome::All(outcomes) => write!(f, "{outcomes:?}"),
         }
     }
 }
@@ -249,6 +255,7 @@ impl Model {
                 ended.iter().for_each(|key| _ = self.remove(key));
                 Outcome::Done
             }
+            Operation::Transaction(operations) => Outcome::All(operations.iter().map(|operation| self.apply(operation)).collect()),
             Operation::SetMemory(_) | Operation::Reopen => Outcome::Done,
         }
     }
@@ -301,6 +308,9 @@ impl Uncertain {
     /// Takes note of an operation and what it gave (`None`: an error); says what is wrong if the outcome
     /// fits no state the keys may have been in.
     pub fn observe(&mut self, operation: &Operation, outcome: Option<&Outcome>) -> Result<(), String> {
+        if let (Operation::Transaction(operations), Some(Outcome::All(outcomes))) = (operation, outcome) {
+            return operations.iter().zip(outcomes).try_for_each(|(operation, outcome)| self.observe(operation, Some(outcome)));
+        }
         let fine = match (operation, outcome) {
             (Operation::Get(key) | Operation::View(key), Some(Outcome::Value(seen))) => self.narrow(key, |s| s == seen),
             (Operation::Contains(key), Some(Outcome::Flag(there))) => self.narrow(key, |s| s.is_some() == *there),
@@ -350,6 +360,8 @@ impl Uncertain {
                     self.transform(key, surely, |_, _| None);
                 }
             }
+            // That all or none of it happened is for the crash lane to judge.
+            Operation::Transaction(operations) => operations.iter().for_each(|operation| self.write(operation, surely)),
             _ => {}
         }
     }
@@ -438,7 +450,8 @@ impl Generator {
             870..910 => Operation::GetMany(self.keys()),
             910..940 => Operation::PutMany(self.pairs()),
             940..965 => Operation::RmwMany(self.keys()),
-            965..990 => Operation::DeleteMany(self.keys()),
+            965..980 => Operation::DeleteMany(self.keys()),
+            980..990 => self.transaction(),
             990..996 => Operation::SetMemory(self.random.random_range(16..=24) << 20),
             _ if self.shape.reopens => Operation::Reopen,
             _ => Operation::Get(self.key()),
@@ -455,6 +468,19 @@ impl Generator {
             65..80 => Operation::Ttl(self.key()),
             _ => Operation::Pass(self.random.random_range(0..100)),
         }
+    }
+
+    fn transaction(&mut self) -> Operation {
+        let count = self.random.random_range(0..8);
+        let one = |generator: &mut Self| match generator.random.random_range(0..6) {
+            0 => Operation::Get(generator.key()),
+            1 => Operation::Delete(generator.key()),
+            2 => Operation::Contains(generator.key()),
+            3 => Operation::Put(generator.key(), generator.value()),
+            4 => Operation::Rmw(generator.key(), generator.random.random()),
+            _ => generator.append(),
+        };
+        Operation::Transaction((0..count).map(|_| one(self)).collect())
     }
 
     fn append(&mut self) -> Operation {

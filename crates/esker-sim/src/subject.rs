@@ -6,7 +6,7 @@
 
 use crate::disk::SimDisk;
 use crate::model::{Bytes, Layout, Operation, Outcome, change, operand};
-use esker::{Clock, Error, ManualClock, Options, Result, Stats, Store, Ttl};
+use esker::{Clock, Error, ManualClock, Options, Result, Stats, Store, Transaction, Ttl};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,6 +61,8 @@ pub trait Subject: Send + Sync {
     fn ttl(&self, key: &[u8]) -> Result<Option<Option<u64>>>;
     /// The store's clock.
     fn clock(&self) -> &ManualClock;
+    /// Does operations on single keys in one transaction.
+    fn transaction(&self, operations: &[Operation]) -> Result<Vec<Outcome>>;
     /// Sets the budget.
     fn set_memory(&self, bytes: u64) -> Result<()>;
     /// The store's account of itself.
@@ -122,6 +124,7 @@ pub fn apply(subject: &dyn Subject, layout: Layout, operation: &Operation) -> Re
             subject.clock().advance(Duration::from_millis(*ms));
             Outcome::Done
         }
+        Operation::Transaction(operations) => Outcome::All(subject.transaction(operations)?),
         Operation::SetMemory(bytes) => done(subject.set_memory(*bytes)?),
         Operation::Reopen => Outcome::Done,
     })
@@ -176,6 +179,18 @@ fn no_append<S>(_: &S, _: &[u8], _: &[u8]) -> Result<usize> {
     Err(Error::Invalid("this layout cannot append".into()))
 }
 
+fn no_append_with<S>(_: &mut S, _: &[u8], _: &[u8]) -> Result<usize> {
+    Err(Error::Invalid("this layout cannot append".into()))
+}
+
+fn append_blob_with(tx: &mut Transaction<'_, [u8], [u8]>, key: &[u8], bytes: &[u8]) -> Result<usize> {
+    tx.append(key, bytes)
+}
+
+fn append_named_with(tx: &mut Transaction<'_, str, [u8]>, key: &[u8], bytes: &[u8]) -> Result<usize> {
+    tx.append(&text(key), bytes)
+}
+
 fn append_blob(store: &Store<[u8], [u8]>, key: &[u8], bytes: &[u8]) -> Result<usize> {
     store.append(key, bytes)
 }
@@ -195,7 +210,7 @@ fn tell(slots: &mut [Option<Option<Bytes>>], position: usize, value: Option<Byte
 }
 
 macro_rules! subject {
-    ($name:ident, $key:ty, $value:ty, $to_key:expr, $to_value:expr, $append:expr) => {
+    ($name:ident, $layout:expr, $key:ty, $value:ty, $to_key:expr, $to_value:expr, $append:expr, $append_with:expr) => {
         struct $name(Store<$key, $value>, Arc<ManualClock>);
 
         impl $name {
@@ -295,6 +310,29 @@ macro_rules! subject {
                 &self.1
             }
 
+            fn transaction(&self, operations: &[Operation]) -> Result<Vec<Outcome>> {
+                let width = $layout.width();
+                let one = |tx: &mut Transaction<'_, $key, $value>, operation: &Operation| {
+                    Ok(match operation {
+                        Operation::Get(key) => Outcome::Value(tx.get(&$to_key(key))?.map(|v| v.seen())),
+                        Operation::View(key) => Outcome::Value(tx.get_with(&$to_key(key), |view| view.seen())?),
+                        Operation::Contains(key) => Outcome::Flag(tx.contains(&$to_key(key))?),
+                        Operation::Put(key, value) => done(tx.put(&$to_key(key), &$to_value(value))?),
+                        Operation::Delete(key) => Outcome::Flag(tx.delete(&$to_key(key))?),
+                        Operation::Append(key, bytes) => Outcome::Count($append_with(tx, key, bytes)?),
+                        Operation::Rmw(key, by) => {
+                            let new = tx.rmw(&$to_key(key), |old| {
+                                let old = old.map(|v| v.seen());
+                                $to_value(&change(old.as_deref(), *by, width))
+                            })?;
+                            Outcome::Value(Some(new.seen()))
+                        }
+                        other => return Err(Error::Invalid(format!("no part of a transaction: {other:?}"))),
+                    })
+                };
+                self.0.transaction(|tx| operations.iter().map(|operation| one(tx, operation)).collect())
+            }
+
             fn set_memory(&self, bytes: u64) -> Result<()> {
                 self.0.set_memory(bytes)
             }
@@ -322,7 +360,7 @@ macro_rules! subject {
     };
 }
 
-subject!(Pairs, u64, u64, number, number, no_append);
-subject!(Records, u64, [u8; 24], number, array::<24>, no_append);
-subject!(Blobs, [u8], [u8], <[u8]>::to_vec, <[u8]>::to_vec, append_blob);
-subject!(Named, str, [u8], text, <[u8]>::to_vec, append_named);
+subject!(Pairs, Layout::Pairs, u64, u64, number, number, no_append, no_append_with);
+subject!(Records, Layout::Records, u64, [u8; 24], number, array::<24>, no_append, no_append_with);
+subject!(Blobs, Layout::Blobs, [u8], [u8], <[u8]>::to_vec, <[u8]>::to_vec, append_blob, append_blob_with);
+subject!(Named, Layout::Named, str, [u8], text, <[u8]>::to_vec, append_named, append_named_with);

@@ -6,6 +6,7 @@
 //!                     ^ except records of the next line    and a manifest slot that says so
 //! ```
 //! **Drawing a line**, while operations go on:
+//! 0. Where there are transactions: those in their commit end, and no other enters it before step 2 is done.
 //! 1. `read_only` moves to [`NOWHERE`]: from now on nothing is changed in place. The line number goes up: records made from
 //!    now on carry the other parity.
 //! 2. The tail is the `cut`. `floor` and `read_only` move there: threads leave their pieces below it, and change in place
@@ -34,9 +35,9 @@ use crate::error::{Error, Result};
 use crate::image;
 use crate::log::NOWHERE;
 use crate::manifest::State;
-use crate::sync::MutexGuard;
-use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
 use crate::sync::waiting::{self, Condvar, Mutex, Thread, thread};
+use crate::sync::{MutexGuard, Rule, broken};
 use std::time::Duration;
 
 /// When writes become durable without being asked to (a `commit` always makes them so).
@@ -58,6 +59,8 @@ pub(crate) struct Commits {
     ended: AtomicU64,
     /// For the one who closes.
     at_rest: Condvar,
+    /// The line's number is about to change: no transaction may begin its commit.
+    is_cutting: AtomicBool,
 }
 
 /// A thread that sleeps until its line was drawn, or is its own to draw. It is on the list exactly while it sleeps or has not
@@ -187,7 +190,7 @@ impl Engine {
     }
 
     /// All but the manifest: the line's number and cut, or `None` if nothing was written since the last one.
-    fn cut_log(&self) -> Result<Option<Line>> {
+    pub(crate) fn cut_log(&self) -> Result<Option<Line>> {
         let guard = lock(&self.boundaries);
         self.check_writable()?;
         let bounds = &self.log.bounds;
@@ -211,17 +214,37 @@ impl Engine {
     /// Ends a line at the tail: when it returns, nobody writes below its cut any more.
     pub(crate) fn draw(&self, _: &MutexGuard<'_, ()>) -> Line {
         let bounds = &self.log.bounds;
+        self.hold_transactions();
         bounds.read_only.store(NOWHERE, SeqCst);
         let number = bounds.line.fetch_add(1, SeqCst);
         // A read-modify-write: whoever claims a place above the cut does it after this one, and sees the new number.
         let cut = bounds.tail.0.fetch_add(0, AcqRel);
         bounds.floor.store(cut, SeqCst);
         bounds.read_only.store(cut, SeqCst);
+        // Release: a transaction that finds it open again finds all of the above.
+        self.commits.is_cutting.store(false, Release);
         if !cfg!(esker_planted_bug = "cut_without_drain") {
             self.epochs.drain();
         }
         bounds.safe_read_only.store(cut, Release);
         Line { number, window: bounds.drawn.swap(cut, Relaxed), cut }
+    }
+
+    /// Returns when no transaction is in its commit, and lets none enter until `is_cutting` falls: the line's number and the
+    /// boundary change between transactions, never within one. They wait for as long as a pin is held.
+    fn hold_transactions(&self) {
+        self.commits.is_cutting.store(true, SeqCst);
+        // SeqCst fence: pairs with the one in the drain of `begin_latching`. Who begins the first transaction after we found
+        // no latches sees the flag.
+        fence(SeqCst);
+        if self.latches.exist() && !broken(Rule::LinesWaitForTransactions) {
+            self.epochs.drain();
+        }
+    }
+
+    /// True if a transaction must not enter its commit now. Under a pin: who does not see it is waited for.
+    pub(crate) fn is_cutting(&self) -> bool {
+        self.commits.is_cutting.load(Acquire) && !broken(Rule::LinesWaitForTransactions)
     }
 
     /// A line, and an image of the index as of the line, so that the log below need not be read again. Nobody else is in

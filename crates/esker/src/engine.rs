@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::expiry::{Clock, Expiry};
 use crate::image::Images;
 use crate::index::{Chain, Index, Records};
+use crate::latches::Latches;
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log, PIECE_BYTES};
 use crate::manifest::{Identity, Manifest};
 use crate::promotion::Lately;
@@ -38,6 +39,7 @@ pub(crate) struct Engine {
     pub(crate) epochs: Epochs,
     pub(crate) index: Index,
     pub(crate) log: Log,
+    pub(crate) latches: Latches,
     pub(crate) layout: Layout,
     pub(crate) hasher: Hasher,
     /// Where the store lives, until it closes; none for a store in memory or on a bare device.
@@ -105,6 +107,11 @@ impl Hasher {
         }
         xxhash_rust::xxh3::xxh3_64_with_secret(key, &self.secret)
     }
+
+    /// Tells values apart: no two met so far have the same.
+    pub(crate) fn fingerprint(&self, value: &[u8]) -> u128 {
+        xxhash_rust::xxh3::xxh3_128_with_secret(value, &self.secret)
+    }
 }
 
 #[inline(always)]
@@ -154,6 +161,7 @@ impl Engine {
             epochs: Epochs::new(),
             index: Index::new()?,
             log: Log::new(parts.device, identity.store_id, FIRST_ADDRESS, huge)?.verifying_reads(parts.verifies_reads),
+            latches: Latches::default(),
             layout: parts.layout,
             hasher: Hasher::new(identity.hash_seed),
             home: Mutex::new(parts.home),
@@ -484,6 +492,8 @@ impl Engine {
                 rmws: count(Counter::Rmw),
                 appends: count(Counter::Append),
                 deletes: count(Counter::Delete),
+                transactions: count(Counter::Transaction),
+                conflicts: count(Counter::Conflict),
                 device_reads: count(Counter::DeviceRead),
                 promotions: count(Counter::Promotion),
             },
@@ -566,6 +576,7 @@ impl Engine {
             epochs: Epochs::new(),
             index: Index::new().expect("a modelled region"),
             log,
+            latches: Latches::default(),
             layout: Layout::Word { key_bytes: 0, value_bytes: 8 },
             hasher: Hasher::new([1, 2]),
             home: Mutex::new(None),

@@ -54,10 +54,13 @@ pub(crate) enum Counter {
     Promotion,
     /// Gets that found nothing.
     Miss,
+    /// Transactions that committed, and those that met another and did not.
+    Transaction,
+    Conflict,
 }
 
 impl Counter {
-    pub(crate) const COUNT: usize = 9;
+    pub(crate) const COUNT: usize = 11;
 }
 
 impl Slot {
@@ -77,6 +80,14 @@ impl Slot {
         }
     }
 
+    /// The next record goes above all there is. What is left of the piece is dead; and the next piece is a short one, or two
+    /// threads that write one key by turns would fill the log with what they leave.
+    pub(crate) fn leave_piece(&self) {
+        self.count(Counter::DeadByte, self.end.load(Relaxed).saturating_sub(self.cursor.load(Relaxed)));
+        self.end.store(0, Relaxed);
+        self.piece_bytes.store(0, Relaxed);
+    }
+
     pub(crate) fn count(&self, what: Counter, by: u64) {
         // Only the owner writes: a load and a store, no locked instruction.
         let counter = &self.counters[what as usize];
@@ -84,12 +95,18 @@ impl Slot {
     }
 }
 
+/// In `Epochs::ways`: a pin must take the long way.
+const LONG_WAY: u64 = 1;
+/// Whoever reads or changes a key asks its latch.
+const LATCHED: u64 = 2;
+
 pub(crate) struct Epochs {
     /// Never reused within the process, never 0.
     id: u64,
     current: AtomicU64,
-    /// A pin must take the long way: the store is closed, or pins must fence.
-    long_way: AtomicBool,
+    /// What a fast operation has no time for; 0 nearly always. [`LONG_WAY`]: the store is closed, or pins must fence.
+    /// [`LATCHED`]: keys have latches (`latches.rs`).
+    ways: AtomicU64,
     closed: AtomicBool,
     fence_on_pin: bool,
     chunks: Box<[AtomicPtr<[Slot; SLOTS_PER_CHUNK]>]>,
@@ -115,7 +132,7 @@ impl Epochs {
         Self {
             id: NEXT_ID.fetch_add(1, Relaxed),
             current: AtomicU64::new(1),
-            long_way: AtomicBool::new(fence_on_pin),
+            ways: AtomicU64::new(if fence_on_pin { LONG_WAY } else { 0 }),
             closed: AtomicBool::new(false),
             fence_on_pin,
             chunks: (0..CHUNKS).map(|_| AtomicPtr::new(ptr::null_mut())).collect(),
@@ -126,7 +143,7 @@ impl Epochs {
     /// Enters the store. `Invalid` inside a closure of the same store on the same thread: waiting there would deadlock.
     #[inline]
     pub(crate) fn pin(&self) -> Result<Pin<'_>> {
-        match self.pin_fast() {
+        match self.pin_unless(LONG_WAY) {
             Some(pin) => Ok(pin),
             None => self.pin_slowly(self.idle_slot()?),
         }
@@ -140,14 +157,20 @@ impl Epochs {
         Ok(Pin { slot })
     }
 
-    /// The pin of a thread that was here last, in an open store: nearly always. `None` says nothing; `pin` knows.
+    /// The pin of a thread that was here last, in an open store whose keys have no latches: nearly always. `None` says
+    /// nothing; `pin` knows.
     #[inline(always)]
     pub(crate) fn pin_fast(&self) -> Option<Pin<'_>> {
+        self.pin_unless(LONG_WAY | LATCHED)
+    }
+
+    #[inline(always)]
+    fn pin_unless(&self, ways: u64) -> Option<Pin<'_>> {
         let (owner, slot) = LAST_SLOT.with(Cell::get);
         if owner != self.id {
             return None;
         }
-        let looked_early = broken(Rule::FlagAfterPin).then(|| self.long_way.load(Relaxed));
+        let looked_early = broken(Rule::FlagAfterPin).then(|| self.ways.load(Relaxed));
         // SAFETY: ids are never reused, so `slot` is one of `self`'s, which live as long as `self`.
         let pin = Pin { slot: unsafe { &*slot } };
         debug_assert_eq!(pin.slot.epoch.load(Relaxed), 0, "the remembered slot is withdrawn while a closure runs");
@@ -161,7 +184,7 @@ impl Epochs {
         pin.slot.light_fence();
         // Only now: `close` raises the flag and then drains, so a pin that does not see the flag is one it waits for.
         // Looked at before the store, a write could be acknowledged after the last flush, and lost.
-        (!looked_early.unwrap_or_else(|| self.long_way.load(Relaxed))).then_some(pin)
+        (looked_early.unwrap_or_else(|| self.ways.load(Relaxed)) & ways == 0).then_some(pin)
     }
 
     /// A pin that fences, and looks at everything.
@@ -271,14 +294,26 @@ impl Epochs {
 
     pub(crate) fn close(&self) -> bool {
         let was_open = !self.closed.swap(true, SeqCst);
-        self.long_way.store(true, SeqCst);
+        self.ways.fetch_or(LONG_WAY, SeqCst);
         self.drain();
         was_open
     }
 
     /// From now on every pin takes the long way, where more can be asked than a fast operation has time for.
     pub(crate) fn slow_down(&self) {
-        self.long_way.store(true, SeqCst);
+        self.ways.fetch_or(LONG_WAY, SeqCst);
+    }
+
+    /// From now on every operation asks the latches: when this returns, those that did not have ended. Not under a pin.
+    pub(crate) fn begin_latching(&self) {
+        self.ways.fetch_or(LATCHED, SeqCst);
+        self.drain();
+    }
+
+    /// True if keys have latches. Under a pin taken before: whoever does not see it yet is waited for.
+    #[inline(always)]
+    pub(crate) fn is_latching(&self) -> bool {
+        self.ways.load(Relaxed) & LATCHED != 0
     }
 
     pub(crate) fn is_closed(&self) -> bool {

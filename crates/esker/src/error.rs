@@ -18,6 +18,11 @@ pub enum Error {
     Locked(PathBuf),
     /// A loader given to `get_or_insert_with` failed; what it failed with.
     Load(Arc<dyn std::error::Error + Send + Sync>),
+    /// Another writer was quicker with this key: the transaction changed nothing. Do it again.
+    Conflict {
+        /// The key's bytes.
+        key: Box<[u8]>,
+    },
     /// The store was closed.
     Closed,
     /// A scan stopped because its progress callback asked for it.
@@ -46,6 +51,7 @@ impl fmt::Display for Error {
             Self::Invalid(what) => write!(f, "invalid: {what}"),
             Self::Locked(path) => write!(f, "locked by another process path={}", path.display()),
             Self::Load(error) => write!(f, "the loader failed: {error}"),
+            Self::Conflict { key } => write!(f, "conflict with another writer key={}", key.escape_ascii()),
             Self::Closed => f.write_str("the store is closed"),
             Self::Cancelled => f.write_str("cancelled"),
         }

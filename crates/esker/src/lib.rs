@@ -31,6 +31,7 @@ mod error;
 mod expiry;
 mod image;
 mod index;
+mod latches;
 mod log;
 #[cfg(all(loom, test))]
 mod loom_models;
@@ -67,6 +68,6 @@ pub use expiry::{Clock, ManualClock, SystemClock};
 pub use options::{ByteCount, Options};
 pub use scan::{Cursor, Iter, Page, Plan, Scan, Strategy};
 pub use stats::{CacheStats, ExpiryStats, IndexStats, LoadStats, LogStats, MemoryStats, OperationStats, SpaceStats, Stats, Warning};
-pub use store::{Store, Ttl};
+pub use store::{Store, Transaction, Ttl, Version};
 pub use types::{Key, Value};
 pub use verify::{Verification, verify, verify_in};

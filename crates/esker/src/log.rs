@@ -212,6 +212,17 @@ impl Log {
         self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, self.reserve.load(Relaxed)))
     }
 
+    /// As [`Log::allocate`], over the budget if need be: for who can neither wait nor go back.
+    #[cold]
+    pub(crate) fn allocate_anyway(&self, slot: &Slot, bytes: u64) -> Option<u64> {
+        self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, u64::MAX / 2))
+    }
+
+    /// The most that a record of so many bytes takes of the log, with what it leaves unused.
+    pub(crate) fn room_of(bytes: u64) -> u64 {
+        if bytes > PIECE_RECORD_MAX { bytes.next_multiple_of(BLOCK_BYTES) } else { bytes + bytes / 3 }
+    }
+
     /// A thread's first piece after a line is one block, each further one twice as long: a commit for every write must not
     /// fill the log with what it leaves unused.
     #[cold]

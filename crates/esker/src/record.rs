@@ -246,6 +246,11 @@ impl Record {
         unsafe { std::slice::from_raw_parts(self.at.add(BYTES_HEADER_BYTES as usize), self.key_len()) }
     }
 
+    /// How often a bytes record has changed in place.
+    pub(crate) fn version(&self) -> u64 {
+        self.word(8).load(Acquire) / VERSION
+    }
+
     pub(crate) fn capacity(&self) -> usize {
         (self.word(16).load(Relaxed) >> 32) as usize
     }

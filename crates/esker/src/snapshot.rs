@@ -192,7 +192,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::snapshot`].
-    pub(crate) fn hold(self: &Arc<Self>) -> Result<Hold> {
+    pub(crate) fn hold_space(self: &Arc<Self>) -> Result<Hold> {
         drop(self.epochs.pin()?);
         Ok(Hold::new(self, 0))
     }

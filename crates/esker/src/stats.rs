@@ -236,6 +236,10 @@ pub struct OperationStats {
     pub rmws: u64,
     pub appends: u64,
     pub deletes: u64,
+    /// Transactions that committed.
+    pub transactions: u64,
+    /// Attempts at a transaction that ended in a conflict.
+    pub conflicts: u64,
     /// Reads of cold records from the device.
     pub device_reads: u64,
     /// Cold records copied into memory because gets asked for them repeatedly.

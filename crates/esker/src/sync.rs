@@ -126,6 +126,16 @@ pub(crate) enum Rule {
     HoldDrains,
     /// A reader of a bytes record checks the version again.
     VersionStandsStill,
+    /// Where keys have latches, a plain writer holds its key's.
+    WritersLatch,
+    /// A plain reader looks whether its key's latch is held.
+    ReadersLook,
+    /// A transaction asks whether what it read stood still.
+    ReadsAreValidated,
+    /// A transaction's latches are seen to be held before it looks at other latches.
+    HeldBeforeLook,
+    /// A line's number changes while no transaction is in its commit.
+    LinesWaitForTransactions,
 }
 
 /// True in the twin that breaks this rule.

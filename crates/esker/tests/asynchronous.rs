@@ -110,7 +110,8 @@ const KEYS: u64 = 1_000_000;
 
 /// A store whose first keys are cold.
 fn spilled(device: Arc<dyn Device>) -> Store<u64, u64> {
-    let store = Options::new().memory("16MiB").open_on(device).unwrap();
+    // What is cold stays cold.
+    let store = Options::new().memory("16MiB").promotion(false).open_on(device).unwrap();
     for key in 0..KEYS {
         store.put(&key, &(key * 3)).unwrap();
     }

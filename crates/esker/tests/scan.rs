@@ -428,6 +428,36 @@ fn a_scan_by_index_is_of_one_moment() {
     }
 }
 
+/// What is moved from key to key by transactions is neither missed nor met twice.
+#[test]
+fn a_scan_is_on_one_side_of_each_transaction() {
+    const KEYS: u64 = 2000;
+    for store in both::<u64, u64>() {
+        (0..KEYS).for_each(|n| store.put(&n, &1000).unwrap());
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for writer in 0..3 {
+                let (store, is_over) = (&store, &is_over);
+                scope.spawn(move || {
+                    let mut random = Random(writer);
+                    while !is_over.load(Relaxed) {
+                        let (from, to) = (random.below(KEYS), random.below(KEYS));
+                        let moved = store.transaction(|tx| {
+                            tx.rmw(&from, |old| old.unwrap().wrapping_sub(1))?;
+                            tx.rmw(&to, |old| old.unwrap().wrapping_add(1))
+                        });
+                        moved.unwrap();
+                    }
+                });
+            }
+            let sum = |scan: Scan<'_, u64, u64>| scan.fold(|| 0u64, |sum, _, value| *sum = sum.wrapping_add(value), |a, b| *a += b);
+            let sums: Vec<_> = (0..200).map(|n| sum(store.scan().by([Strategy::ByLog, Strategy::ByIndex][n % 2])).unwrap()).collect();
+            is_over.store(true, Relaxed);
+            assert!(sums.iter().all(|sum| *sum == KEYS * 1000), "{sums:?}");
+        });
+    }
+}
+
 #[test]
 fn scans_of_a_durable_store_are_of_one_moment_too() {
     let folder = tempfile::tempdir().unwrap();

@@ -264,3 +264,30 @@ fn fewer_entries_than_none_are_none() {
     assert!(index.entries <= 1, "{} entries", index.entries);
     assert_eq!(index.buckets, buckets);
 }
+
+/// Each insertion over the other thread's deletion once cost a whole piece of the log: sixty-four kilobytes that nobody counted.
+#[test]
+fn two_threads_that_insert_one_key_by_turns_do_not_fill_the_log() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
+    const FAILED: u64 = u64::MAX;
+    let turn = AtomicU64::new(0);
+    let insert_and_remove = |me| {
+        for round in 0..2_000 {
+            while turn.load(Acquire) != 2 * round + me {
+                if turn.load(Relaxed) == FAILED {
+                    return Ok(());
+                }
+                std::thread::yield_now();
+            }
+            let done = store.put(&1, &me).and_then(|()| store.delete(&1));
+            turn.store(if done.is_ok() { 2 * round + me + 1 } else { FAILED }, Release);
+            done?;
+        }
+        Ok::<(), Error>(())
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| insert_and_remove(1));
+        insert_and_remove(0).unwrap();
+        other.join().unwrap().unwrap();
+    });
+}

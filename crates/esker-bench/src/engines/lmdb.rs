@@ -7,6 +7,8 @@
 
 use heed::types::Bytes;
 use heed::{CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, IntegerComparator, RoTxn, RwTxn, WithTls};
+use std::path::Path;
+
 use tempfile::TempDir;
 
 use super::disk::{integer, must};
@@ -15,7 +17,8 @@ use super::{Engine, Session, Settings};
 /// Address space of the map; the file is sparse and takes what is written.
 const MAP_BYTES: usize = 1 << 40;
 
-type Table = Database<'static, Bytes, Bytes, IntegerComparator>;
+/// Numbers by numbers, as bytes.
+pub(crate) type Table = Database<'static, Bytes, Bytes, IntegerComparator>;
 
 /// The environment and its directory.
 pub(crate) struct Lmdb {
@@ -28,15 +31,21 @@ impl Lmdb {
     /// An empty database.
     pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
         let directory = settings.temporary()?;
-        let mut options = EnvOpenOptions::new();
-        options.map_size(MAP_BYTES);
-        // SAFETY: without syncs a crash of the system may leave a damaged file, which nobody opens again.
-        unsafe { options.flags(EnvFlags::NO_SYNC | EnvFlags::WRITE_MAP | EnvFlags::NO_READ_AHEAD) };
-        // SAFETY: the directory is fresh and only this process knows of it, so nobody else changes the file under the map.
-        let environment = unsafe { options.open(directory.path()) }?;
-        let table = create_table(&environment)?;
+        let (environment, table) = open(directory.path(), EnvFlags::NO_SYNC)?;
         Ok(Self { environment, table, _directory: directory })
     }
+}
+
+/// An empty table in a fresh directory, with these flags besides those that are always set.
+pub(crate) fn open(directory: &Path, flags: EnvFlags) -> heed::Result<(Env, Table)> {
+    let mut options = EnvOpenOptions::new();
+    options.map_size(MAP_BYTES);
+    // SAFETY: without syncs a crash of the system may leave a damaged file, which nobody opens again.
+    unsafe { options.flags(flags | EnvFlags::WRITE_MAP | EnvFlags::NO_READ_AHEAD) };
+    // SAFETY: the directory is fresh and only this process knows of it, so nobody else changes the file under the map.
+    let environment = unsafe { options.open(directory) }?;
+    let table = create_table(&environment)?;
+    Ok((environment, table))
 }
 
 fn create_table(environment: &Env) -> heed::Result<Table> {

@@ -16,7 +16,7 @@ mod fjall;
 #[cfg(feature = "peers")]
 mod hashbrown;
 #[cfg(feature = "peers-disk")]
-mod lmdb;
+pub(crate) mod lmdb;
 #[cfg(feature = "peers")]
 mod papaya;
 #[cfg(feature = "peers")]
@@ -24,7 +24,7 @@ mod papaya_atomic;
 #[cfg(feature = "peers-disk")]
 mod redb;
 #[cfg(feature = "peers-disk")]
-mod rocksdb;
+pub(crate) mod rocksdb;
 #[cfg(feature = "peers")]
 mod scc;
 

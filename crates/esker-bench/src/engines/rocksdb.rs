@@ -42,7 +42,8 @@ impl Rocksdb {
     }
 }
 
-fn options(memory: u64) -> anyhow::Result<Options> {
+/// How RocksDB is opened, with this memory.
+pub(crate) fn options(memory: u64) -> anyhow::Result<Options> {
     let shares = Shares::of(memory);
     let mut options = Options::default();
     options.create_if_missing(true);

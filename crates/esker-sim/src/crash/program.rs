@@ -96,6 +96,9 @@ impl fmt::Display for Program {
 
 fn step(random: &mut ChaCha8Rng, layout: Layout, number: u64) -> Step {
     let key = layout.key(random.random_range(0..KEYS));
+    if random.random_ratio(1, 8) {
+        return Step::Do(transaction(random, layout, number));
+    }
     Step::Do(match random.random_range(0..26) {
         0..6 => return Step::Commit,
         6 => return Step::Reopen,
@@ -121,6 +124,21 @@ fn end_step(random: &mut ChaCha8Rng, layout: Layout, number: u64) -> Step {
         6 => Operation::Persist(key),
         _ => Operation::Pass(ms),
     })
+}
+
+/// One of two to five operations, which must be there all or not at all.
+fn transaction(random: &mut ChaCha8Rng, layout: Layout, number: u64) -> Operation {
+    let count = random.random_range(2..=5);
+    let mut one = || {
+        let key = layout.key(random.random_range(0..KEYS));
+        match random.random_range(0..5) {
+            0 => Operation::Delete(key),
+            1 => Operation::Rmw(key, random.random_range(1..=255)),
+            2 if layout.width().is_none() => Operation::Append(key, value(random, layout, number)),
+            _ => Operation::Put(key, value(random, layout, number)),
+        }
+    };
+    Operation::Transaction((0..count).map(|_| one()).collect())
 }
 
 /// A value that names its step, of a length that may cross pieces and sectors.

@@ -229,8 +229,12 @@ impl Live for LiveToy {
             self.save(false)?;
         }
         let outcome = self.model.apply(operation);
-        if let Operation::Put(key, _) | Operation::Delete(key) | Operation::Rmw(key, _) | Operation::Append(key, _) = operation {
-            self.record(key);
+        // A transaction is a record of several keys in one batch, which is whole or not at all.
+        let parts = if let Operation::Transaction(parts) = operation { parts } else { std::slice::from_ref(operation) };
+        for part in parts {
+            if let Operation::Put(key, _) | Operation::Delete(key) | Operation::Rmw(key, _) | Operation::Append(key, _) = part {
+                self.record(key);
+            }
         }
         Ok(outcome)
     }

@@ -21,6 +21,7 @@ mod epoch;
 mod log;
 mod snapshot;
 mod store;
+mod transaction;
 
 use crate::sync::{Rule, Weakness};
 use std::mem::ManuallyDrop;

@@ -5,12 +5,14 @@ use super::Store;
 use super::chain::{Places, Walk, Walked};
 use super::find::Found;
 use super::read::with_scratch;
+use super::step::SPINS;
 use crate::device::{DeviceRead, ReadSource};
-use crate::epoch::Counter;
+use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::Seen;
 use crate::memory::prefetch;
 use crate::sync::atomic::Ordering::*;
+use crate::sync::{hint, thread};
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::io;
@@ -98,10 +100,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 let (key, value) = (key.borrow().bytes(), super::to_word(value.borrow().bytes()));
                 let (hash, first) = (group.hashes[i], group.firsts[i]);
                 // Looked up before the pin; a live record above `read_only` is still the newest one.
-                let done = match first {
-                    0 => self.put_word_fast(&pin, key, hash, value),
-                    at => self.put_word_at(at, key, value),
-                };
+                let done = !self.engine.epochs.is_latching()
+                    && match first {
+                        0 => self.put_word_fast(&pin, key, hash, value),
+                        at => self.put_word_at(at, key, value),
+                    };
                 if done {
                     continue;
                 }
@@ -131,7 +134,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 };
                 let mut update = |old| Self::updated_word(old, &mut update);
                 held.slot.count(Counter::Rmw, 1);
-                if self.rmw_word_at(held, group.firsts[i], key, &mut update).is_none() {
+                let is_plain = !self.engine.epochs.is_latching();
+                if !is_plain || self.rmw_word_at(held, group.firsts[i], key, &mut update).is_none() {
                     drop(pin.take());
                     self.rmw_word_slowly(key, hash, &mut update)?;
                     pin = Some(self.engine.epochs.pin()?);
@@ -214,10 +218,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let group = self.fetch_group(keys.iter().map(Borrow::borrow))?;
         let mut words = [0u64; GROUP];
         let (mut live, mut waiting) = (0u64, 0u64);
-        let pin = self.engine.epochs.pin()?;
+        let mut pin = self.engine.epochs.pin()?;
         pin.slot.count(Counter::Get, keys.len() as u64);
         for (i, key) in keys.iter().enumerate() {
             let key = key.borrow().bytes();
+            if self.engine.is_held(group.hashes[i]) {
+                drop(pin);
+                pin = self.pin_when_free(group.hashes[i])?;
+            }
             match self.record_of(group.firsts[i], key) {
                 // Looked up before the pin: it may be superseded by now, and then this get came first.
                 Some(record) if record.is_plain() => {
@@ -264,7 +272,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let group = self.fetch_group(keys.iter().map(Borrow::borrow))?;
         for (i, key) in keys.iter().enumerate() {
             let bytes = key.borrow().bytes();
-            let pin = self.engine.epochs.pin()?;
+            let pin = self.pin_when_free(group.hashes[i])?;
             pin.slot.count(Counter::Get, 1);
             let (seen, found) = self.locate(bytes, group.hashes[i]);
             match found {
@@ -286,6 +294,20 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             }
         }
         Ok(())
+    }
+
+    /// A pin under which nobody holds the key's latch at first.
+    fn pin_when_free(&self, hash: u64) -> Result<Pin<'_>> {
+        let mut again = 0u32;
+        loop {
+            let pin = self.engine.epochs.pin()?;
+            if !self.engine.is_held(hash) {
+                return Ok(pin);
+            }
+            drop(pin);
+            again += 1;
+            if again < SPINS { hint::spin_loop() } else { thread::yield_now() }
+        }
     }
 
     fn cold_get(&self, key: usize, hash: u64, seen: Seen, found: &Found) -> ColdGet {

@@ -7,25 +7,26 @@ use super::step::{Held, Known, Step};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::Seen;
+use crate::latches::Hold;
 use crate::record::{self, ABSENT, EXPIRES, NEVER, Record, SEALED, TOMBSTONE};
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::borrow::{Borrow, Cow};
 
 /// What an update makes of the value it saw.
-enum Change<'v> {
+pub(super) enum Change<'v> {
     /// This value, in a record with room for so many bytes, which ends then.
     Set(Cow<'v, [u8]>, usize, u64),
     Remove,
-    /// Nothing; there is a value.
+    /// None at all.
     Keep,
 }
 
 /// The value that an update sees, and when it ends.
-type Old<'o> = Option<(&'o [u8], u64)>;
+pub(super) type Old<'o> = Option<(&'o [u8], u64)>;
 
 /// When the value ends that an update makes of this one.
-fn kept_end(old: Old<'_>) -> u64 {
+pub(super) fn kept_end(old: Old<'_>) -> u64 {
     old.map_or(NEVER, |(_, expires)| expires)
 }
 
@@ -135,13 +136,20 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(length)
     }
 
+    /// Room for a value that grew from `old` to this length, and may grow on.
+    pub(super) fn room_to_grow(old: &[u8], length: usize, most: usize) -> usize {
+        // A first value gets no room to spare: most never grow.
+        if old.is_empty() { length } else { (length + length / 2).min(most.max(length)) }
+    }
+
     /// Where the key's record is mutable and has room.
     #[inline(always)]
     pub(super) fn append_at_once(&self, key: &[u8], hash: u64, bytes: &[u8]) -> Result<Option<usize>> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         pin.slot.count(Counter::Append, 1);
-        Ok(self.append_in_place(key, hash, bytes))
+        // Held by another: the next attempt waits.
+        Ok(self.engine.hold(hash).and_then(|held| self.append_in_place(&held, key, hash, bytes)))
     }
 
     /// One attempt at an append; `length` becomes the new one.
@@ -151,16 +159,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let expires = kept_end(old);
             let (old, _) = old.unwrap_or_default();
             *length = old.len() + bytes.len();
-            // A first value gets no room to spare: most never grow.
-            let room = if old.is_empty() { *length } else { (*length + *length / 2).min(most.max(*length)) };
-            Change::Set(Cow::Owned([old, bytes].concat()), room, expires)
+            Change::Set(Cow::Owned([old, bytes].concat()), Self::room_to_grow(old, *length, most), expires)
         };
         self.change(key, hash, known, false, &mut decide)
     }
 
     /// Under a pin.
     #[inline(always)]
-    fn append_in_place(&self, key: &[u8], hash: u64, bytes: &[u8]) -> Option<usize> {
+    fn append_in_place(&self, _: &Hold<'_>, key: &[u8], hash: u64, bytes: &[u8]) -> Option<usize> {
         let (at, record) = self.find_fast(key, hash)?;
         if at < self.engine.log.bounds.read_only.load(Acquire) {
             return None;
@@ -176,7 +182,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// One attempt at the one way a bytes record changes. `decide` sees the old value (never for a blind update, which may
     /// not read the device) and says what becomes of it; it may run again. Done: whether a value was there.
-    fn change<'v>(
+    pub(super) fn change<'v>(
         &self,
         key: &[u8],
         hash: u64,
@@ -186,6 +192,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ) -> Result<Step<bool>> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
+        let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let (seen, found) = self.locate(key, hash);
         let mut decide = |old: Old<'_>| self.engine.epochs.within(&pin, || decide(old));
         let copied;
@@ -193,7 +200,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Found::Memory { at, record } => match self.region(*at) {
                 Region::Mutable => {
                     let record = *record;
-                    return self.change_mutable(&pin, &Sight { key, hash, seen, found }, record, &mut decide);
+                    return self.change_mutable(&pin, &held, &Sight { key, hash, seen, found }, record, &mut decide);
                 }
                 Region::Fuzzy if !blind => return Ok(Step::Again),
                 _ if blind || !self.is_live(*record) => None,
@@ -216,13 +223,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let old_bytes = old.map_or(0, |(value, _)| record::bytes_record_bytes(key.len(), value.len()));
         let change = decide(old);
-        match change {
-            Change::Keep => return Ok(Step::Done(true)),
+        if matches!((&change, was_there), (Change::Remove, false) | (Change::Keep, _)) {
             // Removing what is not there changes nothing.
-            Change::Remove if !was_there => return Ok(Step::Done(false)),
-            _ => {}
+            return Ok(Step::Done(was_there));
         }
-        let step = self.supersede(&pin, &Sight { key, hash, seen, found }, &change)?;
+        let step = self.supersede(&pin, &held, &Sight { key, hash, seen, found }, &change)?;
         if let (Step::Done(()), Change::Remove) = (&step, &change) {
             // A deletion is dead as soon as it is made, and counted as what it stands for: so is that.
             pin.slot.count(Counter::DeadByte, old_bytes);
@@ -233,6 +238,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     fn change_mutable<'v>(
         &self,
         pin: &Pin<'_>,
+        held: &Hold<'_>,
         sight: &Sight<'_>,
         record: Record,
         decide: &mut impl FnMut(Old<'_>) -> Change<'v>,
@@ -259,7 +265,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Ok(Step::Done(true))
             }
             Change::Set(..) => {
-                let step = self.supersede(pin, sight, &change)?;
+                let step = self.supersede(pin, held, sight, &change)?;
                 if let Step::Done(()) = step {
                     record.header().fetch_or(SEALED, Release);
                 }
@@ -269,16 +275,27 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     /// Appends what a key holds once more.
-    pub(super) fn add_bytes(&self, pin: &Pin<'_>, key: &[u8], hash: u64, seen: Seen, found: Found, held: &Held) -> Step<()> {
+    #[expect(clippy::too_many_arguments, reason = "the facts of one publication")]
+    pub(super) fn add_bytes(
+        &self,
+        pin: &Pin<'_>,
+        hold: &Hold<'_>,
+        key: &[u8],
+        hash: u64,
+        seen: Seen,
+        found: Found,
+        held: &Held,
+    ) -> Step<()> {
         let change = Change::Set(Cow::Borrowed(&held.value), held.value.len(), held.expires);
-        self.supersede(pin, &Sight { key, hash, seen, found }, &change).unwrap_or(Step::Again)
+        self.supersede(pin, hold, &Sight { key, hash, seen, found }, &change).unwrap_or(Step::Again)
     }
 
     /// Appends the changed record to the log and publishes it.
-    fn supersede(&self, pin: &Pin<'_>, sight: &Sight<'_>, change: &Change<'_>) -> Result<Step<()>> {
+    fn supersede(&self, pin: &Pin<'_>, held: &Hold<'_>, sight: &Sight<'_>, change: &Change<'_>) -> Result<Step<()>> {
         let (value, capacity, expires, flags) = match change {
             Change::Set(value, capacity, expires) => (&**value, *capacity, *expires, record::expiry_flags(*expires)),
-            Change::Remove | Change::Keep => (&[][..], 0, NEVER, TOMBSTONE),
+            Change::Remove => (&[][..], 0, NEVER, TOMBSTONE),
+            Change::Keep => return Ok(Step::Done(())),
         };
         self.check_value(value.len())?;
         let log = &self.engine.log;
@@ -291,7 +308,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let previous = self.previous_for(sight.key, &sight.seen, &sight.found);
         record.write_bytes(sight.key, value, capacity, expires, previous, flags | log.line_flag());
-        let published = self.publish(pin, sight.hash, &sight.seen, &sight.found, at, record, bytes);
+        let published = self.publish(pin, held, sight.hash, &sight.seen, &sight.found, at, record, bytes);
         Ok(if published { Step::Done(()) } else { Step::Again })
     }
 }

@@ -201,6 +201,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     fn ttl_step(&self, key: &[u8], hash: u64, known: &mut Known) -> Result<Step<Option<u64>>> {
         let pin = self.engine.epochs.pin()?;
+        if self.engine.is_held(hash) {
+            return Ok(Step::Again);
+        }
         if let (_, Found::Memory { record, .. }) = self.locate(key, hash) {
             return Ok(Step::Done(self.is_live(record).then(|| self.engine.expiry_of(record))));
         }
@@ -215,6 +218,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     fn end_word_step(&self, key: &[u8], hash: u64, known: &Known, end: NewEnd, left: &mut Option<u64>) -> Result<Step<bool>> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
+        let Some(hold) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let (seen, found) = self.locate(key, hash);
         let old = match found {
             // Nobody has written it since the drain.
@@ -237,7 +241,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         };
         match old {
             Step::Done(Some((_, expires))) if !end.changes(expires) => Ok(Step::Done(false)),
-            Step::Done(Some((value, _))) => Ok(self.add_word(&pin, key, hash, &seen, &found, value, end.expires(), 0).then(|| true)),
+            Step::Done(Some((value, _))) => Ok(self.add_word(&pin, &hold, key, hash, &seen, &found, value, end.expires(), 0).then(|| true)),
             Step::Done(None) if !matches!(found, Found::Absent) || self.engine.index.is_settled(&seen) => Ok(Step::Done(false)),
             Step::Done(None) => Ok(Step::Again),
             missing => Ok(missing.then(|| false)),

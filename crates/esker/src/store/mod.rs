@@ -20,6 +20,7 @@
 mod batch;
 mod bytes;
 pub(crate) mod chain;
+mod conditional;
 mod expire;
 mod find;
 mod helpers;
@@ -27,6 +28,7 @@ mod load;
 mod promote;
 mod read;
 mod step;
+mod transaction;
 mod waiting;
 mod word;
 
@@ -46,8 +48,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+pub use conditional::Version;
 pub use expire::Ttl;
 use helpers::Helpers;
+pub use transaction::Transaction;
 
 /// A key-value store. Cloning it is cheap and gives the same store; it closes with its last clone.
 pub struct Store<K: Key + ?Sized, V: Value + ?Sized> {
@@ -141,6 +145,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub(crate) fn hash(&self, key: &[u8]) -> u64 {
         self.engine.hasher.hash(key, K::WIDTH.filter(|_| Self::WORD))
+    }
+
+    /// What a fast path counts where it is not open.
+    #[cold]
+    fn count_slowly(&self, what: Counter) {
+        // A thread too many is told so by the path that comes next.
+        if let Ok(slot) = self.engine.epochs.slot() {
+            slot.count(what, 1);
+        }
     }
 
     fn count(&self, what: Counter) -> Result<()> {

@@ -27,12 +27,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if !is_old || !self.is_live(record) || !matches!(self.region(at), Region::Frozen) || self.engine.check_writable().is_err() {
             return;
         }
+        let Some(hold) = self.engine.hold(hash) else { return };
         let held = Held { value: self.value_of(record), expires: self.engine.expiry_of(record) };
         let step = if Self::WORD {
-            self.add_word(pin, key, hash, &seen, &found, super::to_word(&held.value), held.expires, 0)
+            self.add_word(pin, &hold, key, hash, &seen, &found, super::to_word(&held.value), held.expires, 0)
         } else {
-            self.add_bytes(pin, key, hash, seen, found, &held)
+            self.add_bytes(pin, &hold, key, hash, seen, found, &held)
         };
+        // The key holds what it held.
+        hold.unchanged();
         pin.slot.count(Counter::Promotion, u64::from(matches!(step, Step::Done(()))));
     }
 }

@@ -40,7 +40,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Where the key's record is live and the first of its entry, in memory.
     #[inline(always)]
     pub(super) fn get_word_at_once(&self, key: &[u8], hash: u64) -> Option<u64> {
-        let pin = self.engine.epochs.pin_fast()?;
+        let Some(pin) = self.engine.epochs.pin_fast() else {
+            self.count_slowly(Counter::Get);
+            return None;
+        };
         pin.slot.count(Counter::Get, 1);
         let (_, record) = self.find_fast(key, hash)?;
         Some(record.word_value(Self::KEY_WIDTH).load(Acquire))
@@ -50,11 +53,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     fn get_word_slowly(&self, key: &[u8]) -> Result<Option<u64>> {
         let hash = self.hash(key);
         let pin = self.engine.epochs.pin()?;
-        let (seen, found) = self.locate(key, hash);
-        if let Some(word) = self.word_if_known(&seen, &found) {
-            self.count_miss(&pin, word.is_none());
-            self.promote_in_memory(&pin, key, hash, seen, found);
-            return Ok(word);
+        if !self.engine.is_held(hash) {
+            let (seen, found) = self.locate(key, hash);
+            if let Some(word) = self.word_if_known(&seen, &found) {
+                self.count_miss(&pin, word.is_none());
+                self.promote_in_memory(&pin, key, hash, seen, found);
+                return Ok(word);
+            }
         }
         drop(pin);
         Ok(self.get_slowly(key, hash)?.map(|held| super::to_word(&held.value)))
@@ -75,7 +80,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let hash = self.hash(key);
         let pin = self.engine.epochs.pin()?;
         pin.slot.count(Counter::Get, 1);
-        if let Some((_, record)) = self.find_fast(key, hash) {
+        if !self.engine.is_held(hash)
+            && let Some((_, record)) = self.find_fast(key, hash)
+        {
             return with_scratch(|buffer| {
                 record.read_value(buffer);
                 drop(pin);
@@ -99,6 +106,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// One attempt at a get.
     pub(super) fn get_step(&self, key: &[u8], hash: u64, known: &mut Known) -> Result<Step<Option<Held>>> {
         let pin = self.engine.epochs.pin()?;
+        if self.engine.is_held(hash) {
+            return Ok(Step::Again);
+        }
         let (seen, found) = self.locate(key, hash);
         Ok(match found {
             Found::Memory { record, .. } => {

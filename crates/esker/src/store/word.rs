@@ -6,6 +6,7 @@ use super::step::{Known, Step};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::{Probe, Published, Seen};
+use crate::latches::Hold;
 use crate::record::{self, ABSENT, NEVER, Record, TOMBSTONE};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
@@ -24,7 +25,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     #[inline(always)]
     pub(super) fn put_word_at_once(&self, key: &[u8], hash: u64, value: u64) -> bool {
-        let Some(pin) = self.engine.epochs.pin_fast() else { return false };
+        let Some(pin) = self.engine.epochs.pin_fast() else {
+            self.count_slowly(Counter::Put);
+            return false;
+        };
         pin.slot.count(Counter::Put, 1);
         self.put_word_fast(&pin, key, hash, value)
     }
@@ -80,10 +84,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     /// A record was made that cannot be published here.
-    fn give_up(&self, pin: &Pin<'_>, record: Record) {
+    pub(super) fn give_up(&self, pin: &Pin<'_>, record: Record) {
         record.abandon();
         // Should the reason be that our piece lies below another thread's newer record: leave it.
-        pin.slot.end.store(0, Relaxed);
+        pin.slot.leave_piece();
     }
 
     #[inline(always)]
@@ -104,13 +108,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn put_word_step(&self, key: &[u8], hash: u64, value: u64, expires: u64) -> Result<Step<()>> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
+        let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let (seen, found) = self.locate(key, hash);
         // Value and end are two words: they change together by a new record only.
-        if let Some(record) = self.mutable_word(&found).filter(|record| expires == NEVER && record.is_plain()) {
+        if let Some(record) = self.mutable_word(&held, &found).filter(|record| expires == NEVER && record.is_plain()) {
             record.word_value(Self::KEY_WIDTH).store(value, Release);
             return Ok(Step::Done(()));
         }
-        Ok(self.add_word(&pin, key, hash, &seen, &found, value, expires, 0))
+        Ok(self.add_word(&pin, &held, key, hash, &seen, &found, value, expires, 0))
     }
 
     /// Writes and publishes a word record.
@@ -118,6 +123,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn add_word(
         &self,
         pin: &Pin<'_>,
+        held: &Hold<'_>,
         key: &[u8],
         hash: u64,
         seen: &Seen,
@@ -138,12 +144,22 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let previous = self.previous_for(key, seen, found);
         record.write_word(&key[..Self::KEY_WIDTH], value, previous, flags | log.line_flag());
-        if self.publish(pin, hash, seen, found, at, record, bytes) { Step::Done(()) } else { Step::Again }
+        if self.publish(pin, held, hash, seen, found, at, record, bytes) { Step::Done(()) } else { Step::Again }
     }
 
     /// Makes the index lead to a new record; false when somebody was quicker.
     #[expect(clippy::too_many_arguments, reason = "the facts of one publication")]
-    pub(super) fn publish(&self, pin: &Pin<'_>, hash: u64, seen: &Seen, found: &Found, at: u64, record: Record, bytes: u64) -> bool {
+    pub(super) fn publish(
+        &self,
+        pin: &Pin<'_>,
+        _: &Hold<'_>,
+        hash: u64,
+        seen: &Seen,
+        found: &Found,
+        at: u64,
+        record: Record,
+        bytes: u64,
+    ) -> bool {
         let mut added = false;
         // Before it is: under this pin, which a snapshot waits for. What is cold needs no mark.
         if let Found::Memory { at, .. } = found {
@@ -185,7 +201,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     #[inline(always)]
     pub(super) fn rmw_word_at_once(&self, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Option<u64> {
-        let pin = self.engine.epochs.pin_fast()?;
+        let Some(pin) = self.engine.epochs.pin_fast() else {
+            self.count_slowly(Counter::Rmw);
+            return None;
+        };
         pin.slot.count(Counter::Rmw, 1);
         self.rmw_word_at(&pin, self.engine.index.first_match(hash), key, update)
     }
@@ -215,8 +234,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ) -> Result<Step<u64>> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
+        let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let (seen, found) = self.locate(key, hash);
-        if let Some(record) = self.mutable_word(&found) {
+        if let Some(record) = self.mutable_word(&held, &found) {
             let value = record.word_value(Self::KEY_WIDTH);
             return Ok(Step::Done(self.engine.epochs.within(&pin, || update_word(value, update))));
         }
@@ -228,11 +248,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         };
         let new = self.engine.epochs.within(&pin, || update(old.map(|(value, _)| value)));
         let expires = old.map_or(NEVER, |(_, expires)| expires);
-        Ok(self.add_word(&pin, key, hash, &seen, &found, new, expires, 0).then(|| new))
+        Ok(self.add_word(&pin, &held, key, hash, &seen, &found, new, expires, 0).then(|| new))
     }
 
     /// The record, if its value may change in place. Under a pin.
-    fn mutable_word(&self, found: &Found) -> Option<Record> {
+    pub(super) fn mutable_word(&self, _: &Hold<'_>, found: &Found) -> Option<Record> {
         match found {
             Found::Memory { at, record } if matches!(self.region(*at), Region::Mutable) => {
                 (self.is_live(*record) && !record.is_sealed()).then_some(*record)
@@ -272,6 +292,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn delete_word_step(&self, key: &[u8], hash: u64, known: &Known) -> Result<Step<bool>> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
+        let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let (seen, found) = self.locate(key, hash);
         if let Found::Memory { at, record } = found
             && matches!(self.region(at), Region::Mutable)
@@ -286,7 +307,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         match self.old_word(&found, known) {
             Step::Done(Some(_)) => {
-                let step = self.add_word(&pin, key, hash, &seen, &found, 0, NEVER, TOMBSTONE);
+                let step = self.add_word(&pin, &held, key, hash, &seen, &found, 0, NEVER, TOMBSTONE);
                 // A deletion is dead as soon as it is made, and so is what it stands for.
                 pin.slot.count(Counter::DeadByte, if let Step::Done(()) = step { Self::RECORD_BYTES } else { 0 });
                 Ok(step.then(|| true))

@@ -1,0 +1,224 @@
+//! Transactions of several keys by many threads, beside those of other engines.
+//!
+//! Each transaction reads a few keys and adds one to each. One that another was quicker than begins again, with the same keys, until
+//! it commits; such attempts are reported beside the rate of commits. The keys of one transaction are in ascending order, so that
+//! engines which lock as they go do not deadlock. At the end the sum of all values must be the number of commits times the keys of each:
+//! a lost update ends the experiment.
+//!
+//! Without `--sync` nothing is made durable (RocksDB writes no log then); with it each commit is durable when it returns.
+
+mod ledgers;
+
+use std::path::PathBuf;
+use std::sync::Barrier;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use hdrhistogram::Histogram;
+
+use crate::keys::{self, Distribution, Sequence};
+use crate::report::{self, Latency, Row, Spread};
+use crate::{Outputs, progress, run, size};
+use ledgers::{Kind, Ledger};
+
+/// Of so many transactions one is timed.
+const TIMED: u64 = 16;
+const LOAD_BATCH: usize = 1024;
+
+/// The options of `transactions`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Number of keys
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    keys: u64,
+    /// Keys of each transaction
+    #[arg(long, default_value_t = 4)]
+    per_transaction: usize,
+    /// How keys are chosen
+    #[arg(long, value_delimiter = ',', default_value = "uniform,zipf")]
+    distribution: Vec<Distribution>,
+    /// Numbers of threads
+    #[arg(long, value_delimiter = ',', default_value = "48")]
+    threads: Vec<usize>,
+    /// Engines, all that were built if not given
+    #[arg(long, value_delimiter = ',')]
+    engine: Vec<Kind>,
+    /// Make each commit durable
+    #[arg(long)]
+    sync: bool,
+    /// Memory of each engine
+    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = size::parse)]
+    memory: u64,
+    /// Measured seconds per setting
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// Number of runs
+    #[arg(long, default_value_t = 3)]
+    runs: usize,
+    /// Directory on the device to measure; the system's for temporary files if not given
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs,
+}
+
+/// An engine under one load.
+struct Setting {
+    kind: Kind,
+    distribution: Distribution,
+    threads: usize,
+    rates: Vec<f64>,
+    tally: Tally,
+}
+
+/// What threads did.
+struct Tally {
+    commits: u64,
+    aborts: u64,
+    latency: Histogram<u64>,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self { commits: 0, aborts: 0, latency: run::histogram() }
+    }
+}
+
+impl Tally {
+    fn add(&mut self, other: &Self) {
+        self.commits += other.commits;
+        self.aborts += other.aborts;
+        self.latency += &other.latency;
+    }
+}
+
+/// Runs the experiment.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    ensure!(arguments.runs > 0 && arguments.seconds > 0.0, "there must be a run");
+    ensure!((1..=1024).contains(&arguments.per_transaction), "a transaction has one to 1024 keys");
+    ensure!(arguments.threads.iter().all(|&threads| threads > 0), "there must be a thread");
+    let mut settings = settings(arguments);
+    let bar = progress::bar((arguments.runs * settings.len()) as u64);
+    for &distribution in &arguments.distribution {
+        // One for all threads, which begin in different places.
+        let sequence = Sequence::draw(distribution, arguments.keys, 0);
+        for _ in 0..arguments.runs {
+            for setting in settings.iter_mut().filter(|setting| setting.distribution == distribution) {
+                bar.set_message(format!("{}, {}, {} threads", setting.kind.name(), distribution.name(), setting.threads));
+                setting.run(arguments, &sequence)?;
+                bar.inc(1);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    let mut rows: Vec<Row> = settings.iter().map(|setting| setting.row(arguments)).collect();
+    report::compare(&mut rows);
+    let head = ["engine", "keys", "threads", "commits/s", "min", "max", "to best peer", "aborts", "p50", "p99", "p99.9"];
+    report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
+    report::write_json(arguments.outputs.json.as_deref(), &rows)
+}
+
+fn settings(arguments: &Arguments) -> Vec<Setting> {
+    let kinds = if arguments.engine.is_empty() { Kind::all() } else { arguments.engine.clone() };
+    let loads =
+        arguments.distribution.iter().flat_map(|distribution| arguments.threads.iter().map(move |threads| (*distribution, *threads)));
+    let all = loads.flat_map(|(distribution, threads)| {
+        let setting = move |&kind: &Kind| Setting { kind, distribution, threads, rates: Vec::new(), tally: Tally::default() };
+        kinds.iter().map(setting).collect::<Vec<_>>()
+    });
+    all.collect()
+}
+
+impl Setting {
+    /// A fresh ledger, loaded, used for the time given, and summed up.
+    fn run(&mut self, arguments: &Arguments, sequence: &Sequence) -> Result<()> {
+        let parent = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
+        let folder = tempfile::tempdir_in(parent)?;
+        let ledger = self.kind.open(folder.path(), arguments.memory, arguments.sync)?;
+        let batches = || (0..arguments.keys).step_by(LOAD_BATCH);
+        let batch = |from: u64| (from..(from + LOAD_BATCH as u64).min(arguments.keys)).map(keys::key).collect::<Vec<_>>();
+        batches().try_for_each(|from| ledger.load(&batch(from)))?;
+        let (tally, seconds) = self.drive(&*ledger, arguments, sequence)?;
+        let sum = batches().try_fold(0, |sum, from| Ok::<_, anyhow::Error>(sum + ledger.sum(&batch(from))?))?;
+        ensure!(sum == tally.commits * arguments.per_transaction as u64, "{} lost updates: {sum}", self.kind.name());
+        self.rates.push(tally.commits as f64 / seconds);
+        self.tally.add(&tally);
+        Ok(())
+    }
+
+    fn drive(&self, ledger: &dyn Ledger, arguments: &Arguments, sequence: &Sequence) -> Result<(Tally, f64)> {
+        let barrier = Barrier::new(self.threads);
+        let part = sequence.keys.len() / self.threads;
+        let begun = Instant::now();
+        let tallies: Vec<Result<Tally>> = std::thread::scope(|scope| {
+            let barrier = &barrier;
+            let work = |thread: usize| {
+                let keys = &sequence.keys[thread * part..][..part];
+                move || {
+                    barrier.wait();
+                    work(ledger, keys, arguments)
+                }
+            };
+            let threads: Vec<_> = (0..self.threads).map(|thread| scope.spawn(work(thread))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a worker does not panic")).collect()
+        });
+        let seconds = begun.elapsed().as_secs_f64();
+        let mut all = Tally::default();
+        for tally in tallies {
+            all.add(&tally?);
+        }
+        Ok((all, seconds))
+    }
+
+    fn row(&self, arguments: &Arguments) -> Row {
+        Row {
+            experiment: "transactions",
+            engine: self.kind.name().to_owned(),
+            operation: if arguments.sync { "durable transaction" } else { "transaction" }.to_owned(),
+            distribution: self.distribution.name(),
+            threads: self.threads,
+            keys: arguments.keys,
+            value_bytes: 8,
+            batch: arguments.per_transaction,
+            runs: arguments.runs,
+            ops_per_second: Spread::of(&self.rates),
+            memory_bytes: Some(arguments.memory),
+            latency_ns: Some(Latency::of(&self.tally.latency)),
+            aborts_per_commit: Some(self.tally.aborts as f64 / self.tally.commits.max(1) as f64),
+            ..Row::default()
+        }
+    }
+}
+
+fn work(ledger: &dyn Ledger, keys: &[u64], arguments: &Arguments) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let mut chosen = Vec::with_capacity(arguments.per_transaction);
+    let start = Instant::now();
+    for part in keys.chunks_exact(arguments.per_transaction).cycle() {
+        let timed = tally.commits.is_multiple_of(TIMED).then(Instant::now);
+        if timed.is_some_and(|begun| (begun - start).as_secs_f64() >= arguments.seconds) {
+            break;
+        }
+        chosen.clear();
+        chosen.extend_from_slice(part);
+        chosen.sort_unstable();
+        while !ledger.add_one_to_each(&chosen)? {
+            tally.aborts += 1;
+        }
+        tally.commits += 1;
+        if let Some(begun) = timed {
+            tally.latency.saturating_record(begun.elapsed().as_nanos() as u64);
+        }
+    }
+    Ok(tally)
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    let rates = row.ops_per_second;
+    let mut cells = vec![row.engine.clone(), row.distribution.to_owned(), row.threads.to_string()];
+    cells.extend([rates.median, rates.min, rates.max].map(report::rate));
+    cells.push(report::optional(row.ratio_to_best_peer));
+    cells.push(row.aborts_per_commit.map_or_else(|| "-".to_owned(), |aborts| format!("{:.2} %", aborts * 100.0)));
+    cells.extend(row.latency_ns.map_or(["-"; 3].map(str::to_owned), |ns| [ns.p50, ns.p99, ns.p999].map(report::nanoseconds)));
+    cells
+}

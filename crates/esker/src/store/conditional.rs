@@ -1,0 +1,163 @@
+//! Changes of one key that depend on what it holds: a test and a change at one moment, in one attempt.
+//!
+//! They are read-modify-writes that may decide to leave the key alone, and need no transaction. But one: a word cannot be tested
+//! and removed at one moment, for its value and the mark of its removal are two atomics. Where that is asked for, keys
+//! get latches (`latches.rs`), and nobody comes between.
+
+use super::find::Found;
+use super::step::{Known, Step};
+use super::{Store, to_word};
+use crate::epoch::Counter;
+use crate::error::Result;
+use crate::record::{NEVER, TOMBSTONE};
+use crate::sync::atomic::Ordering::*;
+use crate::types::{Key, Value};
+use std::borrow::Cow;
+
+use super::bytes::{Change, Old, kept_end};
+
+/// Names a value that a key had: the same as long as the value is, wherever it lies and after reopening too. A value that
+/// changed and came back has its old version again.
+///
+/// 128 bits, keyed by the store; of a value of up to eight bytes the value itself.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Version(u128);
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    /// The value of `key`, and its version for [`Store::put_if_version`].
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    ///
+    /// # Cost
+    /// As [`Store::get`], and a hash of the value.
+    pub fn get_versioned(&self, key: &K) -> Result<Option<(V::Owned, Version)>> {
+        let value = self.get(key)?;
+        Ok(value.map(|value| {
+            let version = self.version_of(std::borrow::Borrow::<V>::borrow(&value).bytes());
+            (value, version)
+        }))
+    }
+
+    /// Sets the value of `key` if it has one of this version; true if it did.
+    ///
+    /// # Errors
+    /// As [`Store::rmw`].
+    pub fn put_if_version(&self, key: &K, version: Version, value: &V) -> Result<bool> {
+        self.change_if(key, Some(value), |old| old.is_some_and(|old| self.version_of(old) == version))
+    }
+
+    /// Sets the value of `key` if it has none; true if it did.
+    ///
+    /// # Errors
+    /// As [`Store::rmw`].
+    ///
+    /// # Examples
+    /// ```
+    /// use esker::{Options, Store};
+    ///
+    /// let owners: Store<str, [u8]> = Options::new().memory("16MiB").in_memory()?;
+    /// assert!(owners.put_if_absent("boat", b"ada")?);
+    /// assert!(!owners.put_if_absent("boat", b"ben")?);
+    /// assert!(owners.compare_and_swap("boat", Some(b"ada"), None)?);
+    /// # Ok::<(), esker::Error>(())
+    /// ```
+    pub fn put_if_absent(&self, key: &K, value: &V) -> Result<bool> {
+        self.change_if(key, Some(value), |old| old.is_none())
+    }
+
+    /// Makes `new` of `expected` (`None`: no value): true if the key held just that, and holds `new` now.
+    ///
+    /// # Errors
+    /// As [`Store::rmw`].
+    ///
+    /// # Cost
+    /// As [`Store::rmw`]. The first removal (`new` is `None`) in a store whose values are words of up to eight bytes
+    /// makes the plain calls of that store somewhat slower, as a transaction does.
+    pub fn compare_and_swap(&self, key: &K, expected: Option<&V>, new: Option<&V>) -> Result<bool> {
+        self.change_if(key, new, |old| old == expected.map(V::bytes))
+    }
+
+    fn version_of(&self, value: &[u8]) -> Version {
+        Version(if Self::WORD { to_word(value).into() } else { self.engine.hasher.fingerprint(value) })
+    }
+
+    fn change_if(&self, key: &K, new: Option<&V>, test: impl Fn(Option<&[u8]>) -> bool) -> Result<bool> {
+        let (key, new) = (key.bytes(), new.map(V::bytes));
+        Self::check_key(key)?;
+        self.check_value(new.map_or(0, <[u8]>::len))?;
+        if Self::WORD && new.is_none() {
+            self.engine.begin_latching()?;
+        }
+        let hash = self.hash(key);
+        self.count(if new.is_some() { Counter::Rmw } else { Counter::Delete })?;
+        let changed = match Self::WORD {
+            true => self.run(key, |known| self.change_word_if_step(key, hash, known, new, &test))?,
+            false => self.change_bytes_if(key, hash, new, &test)?,
+        };
+        if changed { self.written(true) } else { Ok(false) }
+    }
+
+    fn change_bytes_if(&self, key: &[u8], hash: u64, new: Option<&[u8]>, test: &impl Fn(Option<&[u8]>) -> bool) -> Result<bool> {
+        let mut passed = false;
+        self.run(key, |known| {
+            let mut decide = |old: Old<'_>| {
+                passed = test(old.map(|(value, _)| value));
+                match new {
+                    _ if !passed => Change::Keep,
+                    Some(new) => Change::Set(Cow::Borrowed(new), new.len(), kept_end(old)),
+                    None => Change::Remove,
+                }
+            };
+            self.change(key, hash, known, false, &mut decide)
+        })?;
+        Ok(passed)
+    }
+
+    /// One attempt. Done: whether the test passed.
+    fn change_word_if_step(
+        &self,
+        key: &[u8],
+        hash: u64,
+        known: &Known,
+        new: Option<&[u8]>,
+        test: &impl Fn(Option<&[u8]>) -> bool,
+    ) -> Result<Step<bool>> {
+        self.engine.check_writable()?;
+        let pin = self.engine.epochs.pin()?;
+        let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
+        let (seen, found) = self.locate(key, hash);
+        let passes = |old: Option<u64>| test(old.map(u64::to_ne_bytes).as_ref().map(|bytes| &bytes[..Self::VALUE_WIDTH]));
+        let new = new.map(to_word);
+        if let Some(record) = self.mutable_word(&held, &found) {
+            let value = record.word_value(Self::KEY_WIDTH);
+            let old = value.load(Acquire);
+            if !passes(Some(old)) {
+                return Ok(Step::Done(false));
+            }
+            let Some(new) = new else {
+                // Whoever changes the value holds the latch, and we do.
+                record.header().fetch_or(TOMBSTONE, Release);
+                pin.slot.count(Counter::DeadByte, record.bytes(self.engine.layout));
+                return Ok(Step::Done(true));
+            };
+            let swapped = value.compare_exchange(old, new, AcqRel, Relaxed).is_ok();
+            return Ok(if swapped { Step::Done(true) } else { Step::Again });
+        }
+        let old = match self.old_word(&found, known) {
+            Step::Done(old) => old,
+            missing => return Ok(missing.then(|| false)),
+        };
+        let is_sure = old.is_some() || matches!(found, Found::Memory { .. }) || self.engine.index.is_settled(&seen);
+        let expires = old.map_or(NEVER, |(_, expires)| expires);
+        match (passes(old.map(|(value, _)| value)), old, new) {
+            _ if !is_sure => Ok(Step::Again),
+            (false, ..) => Ok(Step::Done(false)),
+            (true, None, None) => Ok(Step::Done(true)),
+            (true, _, new) => {
+                let (flags, expires) = if new.is_none() { (TOMBSTONE, NEVER) } else { (0, expires) };
+                Ok(self.add_word(&pin, &held, key, hash, &seen, &found, new.unwrap_or(0), expires, flags).then(|| true))
+            }
+        }
+    }
+}

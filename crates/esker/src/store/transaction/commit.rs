@@ -1,0 +1,299 @@
+//! The commit: many keys change at one moment, on one side of a line.
+//!
+//! All of it under one pin, in this order:
+//! 1. **Latch** the keys to be written, in the order of their latches; and those read whose version has moved.
+//! 2. **Validate**: of what was read, latched keys by their witness, the others by their version.
+//! 3. **Plan**: a value that fits its mutable record will change in place; for any other a record is made at the log's tail.
+//!    Up to here everything can be given up: what was made is abandoned, the versions stay what they were.
+//! 4. **Publish** the records, then **change in place**. Nothing fails any more: who finds the one or the other finds the key
+//!    latched, and waits.
+//! 5. **Let go**: the versions move on.
+//!
+//! **One moment.** Call P the moment at which the last latch was taken. What is latched changes by nobody else's hand from P on,
+//! and was found as it was read: so it was at P. What is not latched had its version when it was read, before P, and has it
+//! still, after P: so at P it was what was read. Hence at P all that was read was true, and from P until they are let go the written
+//! keys are seen by nobody: the transaction happened at P. Two transactions that each write what the other reads both hold before they
+//! look (SeqCst, `latches.rs`), so one of them sees the other.
+//!
+//! **One side of a line.** While a line's number changes and its cut is taken, no transaction is between pin and unpin of its
+//! commit: the drawer raises a flag and drains the epoch first, and who pins and sees the flag comes back later
+//! (`Engine::hold_transactions`). So a transaction that was before has made everything below the cut, under the old number; and one
+//! that comes after finds the new number, and pieces and `read_only` at the cut. Nothing but that small gate is needed: without it
+//! a record that had to be made anew in the middle could land beyond the cut while the others lie below.
+//!
+//! **Publishing cannot fail**, but it may have to be done again when compaction, or a key that shares the entry, was quicker.
+//! Then a new place is needed, in the middle of it: it is taken even if the budget is spent (`Log::allocate_anyway`).
+
+use super::super::find::{Found, Region};
+use super::super::step::Step;
+use super::super::{Store, to_word};
+use super::{Touched, Write};
+use crate::epoch::{Counter, Pin, Slot};
+use crate::error::{Error, Result};
+use crate::index::Seen;
+use crate::latches::{Hold, LatchNumber};
+use crate::log::{Log, PIECE_BYTES};
+use crate::record::{self, NEVER, Record, SEALED, TOMBSTONE};
+use crate::sync::atomic::Ordering::*;
+use crate::sync::{Rule, broken};
+use crate::types::{Key, Value};
+use std::borrow::Borrow;
+
+/// The latches of a commit, in order.
+struct Latches<'a> {
+    held: Vec<(LatchNumber, Hold<'a>)>,
+    /// What they guard was changed.
+    changed: bool,
+}
+
+impl Latches<'_> {
+    fn get(&self, hash: u64) -> Option<&Hold<'_>> {
+        let at = self.held.binary_search_by_key(&LatchNumber::of(hash), |(number, _)| *number).ok()?;
+        Some(&self.held[at].1)
+    }
+}
+
+impl Drop for Latches<'_> {
+    fn drop(&mut self) {
+        if !self.changed {
+            self.held.drain(..).for_each(|(_, held)| held.unchanged());
+        }
+    }
+}
+
+/// A write on its way.
+struct Change<'a, K: Key + ?Sized, V: Value + ?Sized> {
+    touched: &'a Touched<K, V>,
+    write: &'a Write<V>,
+    held: &'a Hold<'a>,
+    plan: Plan,
+}
+
+/// What a write will be.
+enum Plan {
+    /// Nothing: the key has no value as it is.
+    Nothing,
+    /// This record stays, and is mutable as long as we are pinned.
+    InPlace(Record),
+    Append(Made),
+}
+
+/// A record that was made, and what it will be published over.
+struct Made {
+    at: u64,
+    record: Record,
+    seen: Seen,
+    found: Found,
+    /// The mutable record that it takes the place of.
+    replaced: Option<Record>,
+}
+
+/// How a place in the log is taken.
+type Allocate = fn(&Log, &Slot, u64) -> Option<u64>;
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    /// Makes the changes at one moment at which all that was read was true; without a change, asks whether there is one.
+    pub(super) fn change_together(&self, touched: &[Touched<K, V>]) -> Result<()> {
+        let room = self.room_for(touched)?;
+        self.run(&[], |_| self.commit_step(touched, room))?;
+        if touched.iter().any(|touched| touched.write.is_some()) { self.written(()) } else { Ok(()) }
+    }
+
+    /// The most log that the writes may take.
+    fn room_for(&self, touched: &[Touched<K, V>]) -> Result<u64> {
+        let records = touched.iter().filter_map(|touched| Some(Self::record_bytes_of(touched, touched.write.as_ref()?)));
+        let room = records.map(Log::room_of).sum::<u64>() + PIECE_BYTES;
+        let most = self.engine.log.budget.load(Relaxed) / 8 * 7;
+        if room > most {
+            return Err(Error::invalid(format!("a transaction is larger than the log's memory max={most} transaction={room}")));
+        }
+        Ok(room)
+    }
+
+    fn record_bytes_of(touched: &Touched<K, V>, write: &Write<V>) -> u64 {
+        match write {
+            _ if Self::WORD => record::word_record_bytes(Self::KEY_WIDTH),
+            Write::Put(_, room) => record::bytes_record_bytes(touched.key().len(), *room),
+            Write::Delete => record::bytes_record_bytes(touched.key().len(), 0),
+        }
+    }
+
+    /// One attempt.
+    fn commit_step(&self, touched: &[Touched<K, V>], room: u64) -> Result<Step<()>> {
+        self.engine.check_writable()?;
+        let pin = self.engine.epochs.pin()?;
+        if self.engine.is_cutting() {
+            return Ok(Step::Again);
+        }
+        let mut latches = self.latch(touched)?;
+        self.validate(touched, &latches)?;
+        match self.plan_all(&pin, touched, &latches) {
+            Step::Done(changes) => self.carry_out(&pin, &changes),
+            Step::Room(_) => return Ok(Step::Room(room)),
+            missing => return Ok(missing.then(|| ())),
+        }
+        latches.changed = true;
+        Ok(Step::Done(()))
+    }
+
+    // ---- latch and validate --------------------------------------------------------------------------------------
+
+    fn latch(&self, touched: &[Touched<K, V>]) -> Result<Latches<'_>> {
+        let needed = touched.iter().filter(|touched| self.needs_latch(touched));
+        let mut order: Vec<_> = needed.map(|touched| (LatchNumber::of(touched.hash), touched)).collect();
+        order.sort_unstable_by_key(|(number, _)| *number);
+        order.dedup_by_key(|(number, _)| *number);
+        let mut latches = Latches { held: Vec::with_capacity(order.len()), changed: false };
+        for (number, touched) in order {
+            let held = self.engine.latches.hold(number).ok_or_else(|| self.met_conflict(touched.conflict()))?;
+            latches.held.push((number, held));
+        }
+        Ok(latches)
+    }
+
+    /// What is written; and what was read if its version has moved, for only a latch tells whether it means this key.
+    fn needs_latch(&self, touched: &Touched<K, V>) -> bool {
+        let has_moved = |version| !self.engine.latches.stands(LatchNumber::of(touched.hash), version);
+        touched.write.is_some() || touched.read.is_some_and(|read| has_moved(read.version))
+    }
+
+    fn validate(&self, touched: &[Touched<K, V>], latches: &Latches<'_>) -> Result<()> {
+        for touched in touched {
+            let Some(read) = touched.read else { continue };
+            let stands = match latches.get(touched.hash) {
+                Some(held) => held.version() == read.version || self.is_still(touched.key(), touched.hash, read.witness),
+                None => self.engine.latches.stands(LatchNumber::of(touched.hash), read.version),
+            };
+            if !stands && !broken(Rule::ReadsAreValidated) {
+                return Err(self.met_conflict(touched.conflict()));
+            }
+        }
+        Ok(())
+    }
+
+    // ---- plan ----------------------------------------------------------------------------------------------------
+
+    fn plan_all<'a>(&self, pin: &Pin<'_>, touched: &'a [Touched<K, V>], latches: &'a Latches<'a>) -> Step<Vec<Change<'a, K, V>>> {
+        let mut changes: Vec<Change<'a, K, V>> = Vec::with_capacity(touched.len());
+        for touched in touched {
+            let (Some(write), Some(held)) = (&touched.write, latches.get(touched.hash)) else { continue };
+            match self.plan(pin, touched, write) {
+                Step::Done(plan) => changes.push(Change { touched, write, held, plan }),
+                missing => {
+                    let made = changes.iter().filter_map(|change| if let Plan::Append(made) = &change.plan { Some(made) } else { None });
+                    made.for_each(|made| made.record.abandon());
+                    return missing.then(|| unreachable!("not done"));
+                }
+            }
+        }
+        Step::Done(changes)
+    }
+
+    fn plan(&self, pin: &Pin<'_>, touched: &Touched<K, V>, write: &Write<V>) -> Step<Plan> {
+        let (seen, found) = self.locate(touched.key(), touched.hash);
+        let mutable = match found {
+            Found::Memory { at, record } if matches!(self.region(at), Region::Mutable) => Some(record),
+            _ => None,
+        };
+        let append = || {
+            let made = self.make(pin, touched, write, Log::allocate);
+            made.map_or(Step::Room(0), |made| Step::Done(Plan::Append(Made { replaced: mutable, ..made })))
+        };
+        match (write, mutable) {
+            (Write::Delete, Some(record)) if !self.is_live(record) => Step::Done(Plan::Nothing),
+            // A word on its way to a new record: see where it goes.
+            (Write::Delete, Some(record)) if Self::WORD && record.is_sealed() => Step::Again,
+            (Write::Delete, Some(record)) => Step::Done(Plan::InPlace(record)),
+            // A put takes a key's end away: what has one gets a new record.
+            (Write::Put(value, _), Some(record)) if record.is_plain() && Self::fits(record, value) => Step::Done(Plan::InPlace(record)),
+            (Write::Delete, None) if !matches!(found, Found::Absent) => append(),
+            (Write::Delete, None) if self.engine.index.is_settled(&seen) => Step::Done(Plan::Nothing),
+            (Write::Delete, None) => Step::Again,
+            (Write::Put(..), _) => append(),
+        }
+    }
+
+    fn fits(record: Record, value: &V::Owned) -> bool {
+        Self::WORD || value.borrow().bytes().len() <= record.capacity()
+    }
+
+    /// A record of what is to be written, above the key's entry.
+    fn make(&self, pin: &Pin<'_>, touched: &Touched<K, V>, write: &Write<V>, allocate: Allocate) -> Option<Made> {
+        let log = &self.engine.log;
+        let bytes = Self::record_bytes_of(touched, write);
+        loop {
+            let (seen, found) = self.locate(touched.key(), touched.hash);
+            let at = allocate(log, pin.slot, bytes)?;
+            // SAFETY: just allocated under the pin: ours alone, in memory.
+            let record = unsafe { Record::new(log.pointer(at)) };
+            Self::fill(record, touched.key(), write, self.previous_for(touched.key(), &seen, &found), log.line_flag());
+            if at > seen.address() {
+                return Some(Made { at, record, seen, found, replaced: None });
+            }
+            // Our piece lies below another thread's newer record.
+            self.give_up(pin, record);
+        }
+    }
+
+    fn fill(record: Record, key: &[u8], write: &Write<V>, previous: u64, line_flag: u64) {
+        let (value, room, flags) = match write {
+            Write::Put(value, room) => (value.borrow().bytes(), *room, line_flag),
+            Write::Delete => (&[][..], 0, line_flag | TOMBSTONE),
+        };
+        if Self::WORD {
+            record.write_word(&key[..Self::KEY_WIDTH], to_word(value), previous, flags);
+        } else {
+            record.write_bytes(key, value, room, NEVER, previous, flags);
+        }
+    }
+
+    // ---- carry out -----------------------------------------------------------------------------------------------
+
+    fn carry_out(&self, pin: &Pin<'_>, changes: &[Change<'_, K, V>]) {
+        for change in changes {
+            if let Plan::Append(made) = &change.plan {
+                self.publish_made(pin, change, made);
+            }
+        }
+        for change in changes {
+            if let Plan::InPlace(record) = change.plan {
+                self.change_in_place(pin, change, record);
+            }
+            pin.slot.count(if let Write::Delete = change.write { Counter::Delete } else { Counter::Put }, 1);
+        }
+    }
+
+    fn make_anyway(&self, pin: &Pin<'_>, change: &Change<'_, K, V>) -> Made {
+        let made = self.make(pin, change.touched, change.write, Log::allocate_anyway);
+        made.unwrap_or_else(|| unreachable!("a place is taken whatever the budget"))
+    }
+
+    /// Makes the index lead to a record, or to another one like it.
+    fn publish_made(&self, pin: &Pin<'_>, change: &Change<'_, K, V>, made: &Made) {
+        let bytes = Self::record_bytes_of(change.touched, change.write);
+        let publish =
+            |made: &Made| self.publish(pin, change.held, change.touched.hash, &made.seen, &made.found, made.at, made.record, bytes);
+        if !publish(made) {
+            while !publish(&self.make_anyway(pin, change)) {}
+        }
+        if let Some(replaced) = made.replaced
+            && !Self::WORD
+        {
+            replaced.header().fetch_or(SEALED, Release);
+        }
+    }
+
+    fn change_in_place(&self, pin: &Pin<'_>, change: &Change<'_, K, V>, record: Record) {
+        let latched = (!Self::WORD).then(|| record.latch());
+        match (change.write, &latched) {
+            (Write::Put(value, _), Some(latched)) => latched.set_value(0, value.borrow().bytes()),
+            (Write::Put(value, _), None) => {
+                record.word_value(Self::KEY_WIDTH).store(to_word(value.borrow().bytes()), Release);
+            }
+            (Write::Delete, _) => {
+                record.header().fetch_or(TOMBSTONE, Release);
+                pin.slot.count(Counter::DeadByte, record.bytes(self.engine.layout));
+            }
+        }
+    }
+}

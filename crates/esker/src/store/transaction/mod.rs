@@ -1,0 +1,290 @@
+//! Transactions: several keys or none, at one moment.
+//!
+//! ```text
+//! begin ... get, put, rmw, delete, append ... commit
+//!           reads note what they saw           latch - validate - carry out - let go
+//!           writes stay here                   `commit.rs`; all of it under one pin
+//! ```
+//! Optimistic: nothing is held and nothing is changed before the commit. A commit that finds that something read has changed since
+//! is a [`Error::Conflict`] and changes nothing; [`Store::transaction`] begins again then. What committed is strictly
+//! serializable with all other transactions and with every plain operation on one key.
+//!
+//! * **No deadlock, by construction**: a transaction holds latches only inside its commit, and waits for nothing while it does: a
+//!   latch that is held for longer than a moment is a conflict. Plain operations hold one, and wait for no other.
+//! * **No lost progress**: latches are taken in one order, so of transactions that get into each other's way while latching one
+//!   gets through. Those that met while validating back off for random times.
+//! * **Reads before the commit** are each of some moment, perhaps not the same. A transaction that saw a mixture cannot commit; until
+//!   then its closure must do nothing that matters outside. Not even its errors count: [`Store::transaction`] passes them on only
+//!   if what was read still stands.
+//!
+//! `witness.rs` says what a read has seen, `commit.rs` how many keys change at once, `latches.rs` (of the engine) who keeps
+//! out of whose way.
+
+mod backoff;
+mod commit;
+mod witness;
+
+use super::Store;
+use super::read::with_scratch;
+use crate::epoch::Counter;
+use crate::error::{Error, Result};
+use crate::types::{Key, Value};
+use backoff::Backoff;
+use hashbrown::HashTable;
+use std::borrow::Borrow;
+use witness::Read;
+
+/// A transaction under way. It changes nothing before [`Transaction::commit`]; dropped without, it has changed nothing at all.
+pub struct Transaction<'s, K: Key + ?Sized, V: Value + ?Sized> {
+    store: &'s Store<K, V>,
+    /// Every key that was read or written, once.
+    touched: Vec<Touched<K, V>>,
+    by_key: HashTable<usize>,
+}
+
+struct Touched<K: Key + ?Sized, V: Value + ?Sized> {
+    key: K::Owned,
+    hash: u64,
+    /// What the store held, if that was asked.
+    read: Option<Read>,
+    write: Option<Write<V>>,
+}
+
+enum Write<V: Value + ?Sized> {
+    /// This value, in a record with room for so many bytes.
+    Put(V::Owned, usize),
+    Delete,
+}
+
+impl<V: Value + ?Sized> Write<V> {
+    fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            Self::Put(value, _) => Some(value.borrow().bytes()),
+            Self::Delete => None,
+        }
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Touched<K, V> {
+    fn key(&self) -> &[u8] {
+        self.key.borrow().bytes()
+    }
+
+    fn conflict(&self) -> Error {
+        Error::Conflict { key: self.key().into() }
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    /// Runs `body` in a transaction and commits it: all its changes at one moment, or none. When another writer was quicker,
+    /// `body` runs again, up to a hundred times with growing pauses; so it must do nothing outside but through the transaction.
+    ///
+    /// It may use this store besides, which then is not part of the transaction. Its first use makes the plain calls of this
+    /// store somewhat slower from then on (`# Cost`).
+    ///
+    /// # Errors
+    /// What `body` answers: then nothing was changed, and what it had read was true. [`Error::Conflict`] if others were quicker
+    /// every time. `Full`, `Io`, `Invalid` as [`Store::put`]; `Invalid` also for a transaction that the log's memory cannot take at
+    /// once, before it changes anything. With [`Durability::Always`](crate::Durability::Always) an `Io` may come after the change.
+    ///
+    /// # Cost
+    /// A commit of n keys: what n puts cost, and some 40 ns a key. In a store where there ever was a transaction a plain call
+    /// looks at its key's latch: some nanoseconds, more for a put in place.
+    ///
+    /// # Examples
+    /// ```
+    /// use esker::{Options, Store};
+    ///
+    /// let accounts: Store<str, u64> = Options::new().memory("16MiB").in_memory()?;
+    /// accounts.put("ada", &100)?;
+    /// accounts.transaction(|tx| {
+    ///     let ada = tx.get("ada")?.unwrap_or(0);
+    ///     tx.put("ada", &(ada - 30))?;
+    ///     tx.rmw("ben", |old| old.unwrap_or(0) + 30)
+    /// })?;
+    /// assert_eq!((accounts.get("ada")?, accounts.get("ben")?), (Some(70), Some(30)));
+    /// # Ok::<(), esker::Error>(())
+    /// ```
+    pub fn transaction<R>(&self, mut body: impl FnMut(&mut Transaction<'_, K, V>) -> Result<R>) -> Result<R> {
+        let mut backoff = Backoff::default();
+        loop {
+            let mut transaction = self.begin()?;
+            let result = match body(&mut transaction) {
+                Ok(result) => transaction.commit().map(|()| result),
+                // What made the closure fail may never have been true.
+                Err(error) => Err(transaction.validate().err().unwrap_or(error)),
+            };
+            match result {
+                Err(Error::Conflict { .. }) if backoff.wait() => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Begins a transaction, to be committed by hand.
+    ///
+    /// # Errors
+    /// `Closed`; `Invalid` inside a closure that the store runs.
+    pub fn begin(&self) -> Result<Transaction<'_, K, V>> {
+        self.engine.begin_latching()?;
+        Ok(Transaction { store: self, touched: Vec::new(), by_key: HashTable::new() })
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
+    /// The value of `key`, as this transaction has made it, or else as the store holds it.
+    ///
+    /// # Errors
+    /// As [`Store::get`]; [`Error::Conflict`] if another writer has changed what this transaction read of it before.
+    pub fn get(&mut self, key: &K) -> Result<Option<V::Owned>> {
+        self.read_bytes(key, V::own)
+    }
+
+    /// What `read` makes of the value of `key`, as [`Transaction::get`] gives it.
+    ///
+    /// # Errors
+    /// As [`Transaction::get`].
+    pub fn get_with<R>(&mut self, key: &K, read: impl FnOnce(V::View<'_>) -> R) -> Result<Option<R>> {
+        self.read_bytes(key, |bytes| read(V::view(bytes)))
+    }
+
+    /// True if `key` has a value, as [`Transaction::get`] gives it.
+    ///
+    /// # Errors
+    /// As [`Transaction::get`].
+    pub fn contains(&mut self, key: &K) -> Result<bool> {
+        Ok(self.read_bytes(key, |_| ())?.is_some())
+    }
+
+    /// Sets the value of `key`, whatever it was, when the transaction commits.
+    ///
+    /// # Errors
+    /// `Invalid` for a key or value that is too large.
+    pub fn put(&mut self, key: &K, value: &V) -> Result<()> {
+        let bytes = value.bytes();
+        self.set(key, V::own(bytes), bytes.len())
+    }
+
+    /// Sets the value of `key` to what `update` makes of the old one; returns the new one.
+    ///
+    /// # Errors
+    /// As [`Transaction::get`] and [`Transaction::put`].
+    pub fn rmw(&mut self, key: &K, update: impl FnOnce(Option<V::View<'_>>) -> V::Owned) -> Result<V::Owned> {
+        let mut update = Some(update);
+        let mut run = |old: Option<V::View<'_>>| update.take().map(|update| update(old));
+        let new = match self.read_bytes(key, |bytes| run(Some(V::view(bytes))))? {
+            Some(new) => new,
+            None => run(None),
+        };
+        let Some(new) = new else { unreachable!("the closure runs once, with the value or without") };
+        let bytes = new.borrow().bytes();
+        self.set(key, V::own(bytes), bytes.len())?;
+        Ok(new)
+    }
+
+    /// Removes `key` when the transaction commits; true if it has a value now, which is read for that.
+    ///
+    /// # Errors
+    /// As [`Transaction::get`].
+    pub fn delete(&mut self, key: &K) -> Result<bool> {
+        let is_there = self.contains(key)?;
+        if is_there {
+            let at = self.touch(key)?;
+            self.touched[at].write = Some(Write::Delete);
+        }
+        Ok(is_there)
+    }
+
+    /// Makes all changes at one moment.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] with the key that another writer was quicker with; else as [`Store::transaction`]. Nothing was changed
+    /// then.
+    ///
+    /// # Cost
+    /// As [`Store::transaction`].
+    pub fn commit(self) -> Result<()> {
+        self.store.change_together(&self.touched)?;
+        self.store.count_slowly(Counter::Transaction);
+        Ok(())
+    }
+
+    /// Ends without any change, as dropping it does.
+    pub fn abort(self) {}
+
+    /// An error unless all that was read was true at one moment.
+    fn validate(&mut self) -> Result<()> {
+        self.touched.iter_mut().for_each(|touched| touched.write = None);
+        self.store.change_together(&self.touched)
+    }
+
+    /// The place of a key among those touched.
+    fn touch(&mut self, key: &K) -> Result<usize> {
+        let bytes = key.bytes();
+        Store::<K, V>::check_key(bytes)?;
+        let hash = self.store.hash(bytes);
+        let touched = &mut self.touched;
+        if let Some(at) = self.by_key.find(hash, |at| touched[*at].key() == bytes) {
+            return Ok(*at);
+        }
+        touched.push(Touched { key: K::own(bytes), hash, read: None, write: None });
+        self.by_key.insert_unique(hash, touched.len() - 1, |at| touched[*at].hash);
+        Ok(touched.len() - 1)
+    }
+
+    fn read_bytes<R>(&mut self, key: &K, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        let at = self.touch(key)?;
+        let touched = &mut self.touched[at];
+        if let Some(write) = &touched.write {
+            return Ok(write.bytes().map(read));
+        }
+        with_scratch(|buffer| {
+            let (now, is_there) = self.store.read_witnessed(touched.key(), touched.hash, buffer)?;
+            match touched.read {
+                None => touched.read = Some(now),
+                Some(before) if before.agrees_with(&now) => {}
+                Some(_) => return Err(self.store.met_conflict(touched.conflict())),
+            }
+            Ok(is_there.then(|| read(buffer)))
+        })
+    }
+
+    fn set(&mut self, key: &K, value: V::Owned, room: usize) -> Result<()> {
+        self.store.check_value(value.borrow().bytes().len())?;
+        let at = self.touch(key)?;
+        self.touched[at].write = Some(Write::Put(value, room));
+        Ok(())
+    }
+}
+
+impl<K: Key + ?Sized> Transaction<'_, K, [u8]> {
+    /// Appends `bytes` to the value of `key`, which is made if it does not exist; returns the new length in bytes.
+    ///
+    /// # Errors
+    /// As [`Transaction::rmw`].
+    ///
+    /// # Cost
+    /// Copies the value, here and again at the commit: O(new length), where [`Store::append`] is O(`bytes`).
+    pub fn append(&mut self, key: &K, bytes: &[u8]) -> Result<usize> {
+        let old = self.get(key)?.unwrap_or_default();
+        let new = [&old[..], bytes].concat();
+        let length = new.len();
+        let room = Store::<K, [u8]>::room_to_grow(&old, length, self.store.engine.value_bytes_max() as usize);
+        self.set(key, new, room)?;
+        Ok(length)
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> std::fmt::Debug for Transaction<'_, K, V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transaction").field("keys", &self.touched.len()).finish_non_exhaustive()
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    /// Counts a conflict.
+    fn met_conflict(&self, conflict: Error) -> Error {
+        self.count_slowly(Counter::Conflict);
+        conflict
+    }
+}

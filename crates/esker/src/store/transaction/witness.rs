@@ -1,0 +1,120 @@
+//! What a transaction's read has seen, and whether it is still so.
+//!
+//! A read notes the version of its key's latch. Nothing changed what the key holds as long as that stands: most reads need no
+//! more. But another key may share the latch, and in a long transaction surely some do. So a read also notes a *witness*: where the
+//! value was and in what state. When the version has moved, the commit takes the latch and looks whether the witness still
+//! speaks true. Only under the latch: a value may change and come back between two looks, a record's address may not.
+//!
+//! | the key held              | witness                  | the same still, if the key's newest record                   |
+//! |---------------------------|--------------------------|--------------------------------------------------------------|
+//! | a word, in memory         | the word                 | is in memory and holds it                                    |
+//! | bytes, in memory          | address, record version  | is that record, in memory, in that version                   |
+//! | anything, on the device   | where its chain begins   | is behind the same address: cold records never change        |
+//! | nothing                   | that                     | does not exist, or says so                                   |
+//!
+//! What was moved meanwhile (by compaction, or to the device) may be taken for changed: a conflict too many, never one too few.
+
+use super::super::Store;
+use super::super::find::Found;
+use super::super::step::{Known, Step};
+use crate::epoch::Counter;
+use crate::error::Result;
+use crate::latches::LatchNumber;
+use crate::record::Record;
+use crate::sync::atomic::Ordering::*;
+use crate::types::{Key, Value};
+
+/// A read.
+#[derive(Clone, Copy)]
+pub(super) struct Read {
+    /// Of the key's latch.
+    pub(super) version: u64,
+    pub(super) witness: Witness,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Witness {
+    Word(u64),
+    Bytes { at: u64, version: u64 },
+    Cold { at: u64 },
+    Absent,
+}
+
+impl Read {
+    /// True if a later read of the same key saw the same.
+    pub(super) fn agrees_with(&self, later: &Self) -> bool {
+        self.version == later.version || self.witness == later.witness
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    /// Reads a key's value into `into` and notes what it saw; true if there is a value.
+    pub(super) fn read_witnessed(&self, key: &[u8], hash: u64, into: &mut Vec<u8>) -> Result<(Read, bool)> {
+        self.count(Counter::Get)?;
+        self.run(key, |known| self.witness_step(key, hash, known, into))
+    }
+
+    fn witness_step(&self, key: &[u8], hash: u64, known: &Known, into: &mut Vec<u8>) -> Result<Step<(Read, bool)>> {
+        let _pin = self.engine.epochs.pin()?;
+        let (latches, number) = (&self.engine.latches, LatchNumber::of(hash));
+        let Some(version) = latches.version(number) else { return Ok(Step::Again) };
+        let step = self.look(key, hash, known, into);
+        if !latches.stands(number, version) {
+            return Ok(Step::Again);
+        }
+        Ok(match step {
+            Step::Done((witness, is_there)) => Step::Done((Read { version, witness }, is_there)),
+            missing => missing.then(|| unreachable!("not done")),
+        })
+    }
+
+    /// Under a pin.
+    fn look(&self, key: &[u8], hash: u64, known: &Known, into: &mut Vec<u8>) -> Step<(Witness, bool)> {
+        let (seen, found) = self.locate(key, hash);
+        into.clear();
+        let (witness, is_there) = match found {
+            Found::Memory { record, .. } if !self.is_live(record) => (Witness::Absent, false),
+            Found::Memory { at, record } => (self.read_record(at, record, into), true),
+            Found::Cold { at } => match known.at(at) {
+                None => return Step::Read(at),
+                Some(known) => {
+                    let held = self.still(known);
+                    into.extend_from_slice(held.map(|held| &*held.value).unwrap_or_default());
+                    (Witness::Cold { at }, held.is_some())
+                }
+            },
+            Found::Absent => (Witness::Absent, false),
+        };
+        // That a key is not there counts only if its bucket stood still.
+        let is_sure = is_there || matches!(found, Found::Memory { .. }) || self.engine.index.is_settled(&seen);
+        if is_sure { Step::Done((witness, is_there)) } else { Step::Again }
+    }
+
+    fn read_record(&self, at: u64, record: Record, into: &mut Vec<u8>) -> Witness {
+        if Self::WORD {
+            let word = record.word_value(Self::KEY_WIDTH).load(Acquire);
+            into.extend_from_slice(&word.to_ne_bytes()[..Self::VALUE_WIDTH]);
+            return Witness::Word(word);
+        }
+        record.read_value(into);
+        // The caller asks whether the key's latch stood still: then this is the version that was read.
+        Witness::Bytes { at, version: record.version() }
+    }
+
+    /// True if a key still holds what was seen. Under a pin and the key's latch.
+    pub(super) fn is_still(&self, key: &[u8], hash: u64, then: Witness) -> bool {
+        let (seen, found) = self.locate(key, hash);
+        match (found, then) {
+            (Found::Memory { record, .. }, Witness::Absent) => !self.is_live(record),
+            (Found::Memory { record, .. }, Witness::Word(word)) => {
+                self.is_live(record) && record.word_value(Self::KEY_WIDTH).load(Acquire) == word
+            }
+            (Found::Memory { at: now, record }, Witness::Bytes { at, version }) => {
+                self.is_live(record) && now == at && record.version() == version
+            }
+            (Found::Cold { at: now }, Witness::Cold { at }) => now == at,
+            (Found::Absent, Witness::Absent) => self.engine.index.is_settled(&seen),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Transactions, one at a time: what they read, change, refuse and leave behind. (`bank.rs` has many at once.)
+
+use esker::{Error, ManualClock, Options, Store, Transaction};
+use std::sync::Arc;
+use std::time::Duration;
+
+const MIB: usize = 1 << 20;
+
+fn words() -> Store<u64, u64> {
+    Options::new().memory("16MiB").in_memory().unwrap()
+}
+
+fn texts() -> Store<str, [u8]> {
+    Options::new().memory("16MiB").in_memory().unwrap()
+}
+
+fn is_conflict<T>(result: Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Conflict { .. }))
+}
+
+#[test]
+fn a_transaction_reads_what_it_wrote_and_nobody_else_does_before_its_commit() {
+    let store = texts();
+    store.put("a", b"old").unwrap();
+    let mut tx = store.begin().unwrap();
+    tx.put("a", b"new").unwrap();
+    tx.put("b", b"b").unwrap();
+    assert_eq!(tx.append("b", b"cd").unwrap(), 3);
+    assert_eq!(tx.rmw("a", |old| [old.unwrap(), b"er"].concat()).unwrap(), b"newer");
+    assert!(tx.delete("b").unwrap() && !tx.delete("b").unwrap());
+    assert_eq!((tx.get("a").unwrap().as_deref(), tx.contains("b").unwrap()), (Some(&b"newer"[..]), false));
+    assert_eq!((store.get("a").unwrap().as_deref(), store.get("b").unwrap()), (Some(&b"old"[..]), None));
+    tx.put("c", b"").unwrap();
+    tx.commit().unwrap();
+    let held = ["a", "b", "c"].map(|key| store.get(key).unwrap());
+    assert_eq!(held, [Some(b"newer".to_vec()), None, Some(vec![])]);
+    assert_eq!(store.stats().operations.transactions, 1);
+}
+
+#[test]
+fn an_aborted_a_dropped_and_a_failed_transaction_leave_nothing() {
+    let store = words();
+    store.put(&1, &1).unwrap();
+    let fill = |tx: &mut Transaction<'_, u64, u64>| {
+        tx.put(&1, &2)?;
+        tx.put(&2, &2)?;
+        tx.delete(&1)
+    };
+    let before = store.stats().log.tail;
+    let mut tx = store.begin().unwrap();
+    fill(&mut tx).unwrap();
+    tx.abort();
+    fill(&mut store.begin().unwrap()).unwrap();
+    let failed = store.transaction(|tx| {
+        fill(tx)?;
+        Err::<(), _>(Error::Invalid("enough".into()))
+    });
+    assert!(matches!(failed, Err(Error::Invalid(what)) if what == "enough"));
+    assert_eq!((store.get(&1).unwrap(), store.get(&2).unwrap()), (Some(1), None));
+    assert_eq!(store.stats().log.tail, before);
+}
+
+#[test]
+fn what_was_read_and_changed_since_is_a_conflict_that_names_the_key() {
+    let store = texts();
+    store.put("read", b"1").unwrap();
+    let changes: [&dyn Fn(); 5] = [
+        &|| store.put("read", b"2").unwrap(),
+        &|| _ = store.append("read", b"3").unwrap(),
+        &|| assert!(store.delete("read").unwrap()),
+        &|| _ = store.rmw("read", |_| b"4".to_vec()).unwrap(),
+        &|| assert!(store.compare_and_swap("read", Some(b"4"), Some(b"5")).unwrap()),
+    ];
+    for change in changes {
+        let mut tx = store.begin().unwrap();
+        tx.get("read").unwrap();
+        tx.put("written", b"1").unwrap();
+        change();
+        match tx.commit() {
+            Err(Error::Conflict { key }) => assert_eq!(&*key, b"read"),
+            other => panic!("{other:?}"),
+        }
+        assert!(!store.contains("written").unwrap());
+    }
+    assert_eq!(store.stats().operations.conflicts, 5);
+}
+
+/// A value that changed and came back did change: what was read beside it may be of the moment between.
+#[test]
+fn a_word_that_changed_and_came_back_is_the_same_only_by_itself() {
+    let store = words();
+    store.put_many(&[(1, 1), (2, 2)]).unwrap();
+    let mut tx = store.begin().unwrap();
+    assert_eq!((tx.get(&1).unwrap(), tx.get(&2).unwrap()), (Some(1), Some(2)));
+    store.put(&1, &7).unwrap();
+    store.put(&1, &1).unwrap();
+    tx.put(&3, &3).unwrap();
+    // Under its latch it holds what was read, and so does the other one: there is a moment at which all was true.
+    tx.commit().unwrap();
+    let mut tx = store.begin().unwrap();
+    assert_eq!((tx.get(&1).unwrap(), tx.get(&2).unwrap()), (Some(1), Some(2)));
+    store.put(&1, &7).unwrap();
+    store.put(&2, &7).unwrap();
+    store.put(&1, &1).unwrap();
+    tx.put(&3, &4).unwrap();
+    assert!(is_conflict(tx.commit()));
+    assert_eq!(store.get(&3).unwrap(), Some(3));
+}
+
+#[test]
+fn an_absence_that_ended_is_a_conflict_and_one_that_came_back_is_none() {
+    let store = words();
+    let read_absent = || {
+        let mut tx = store.begin().unwrap();
+        assert!(!tx.contains(&1).unwrap());
+        tx.put(&2, &2).unwrap();
+        tx
+    };
+    let tx = read_absent();
+    store.put(&1, &1).unwrap();
+    assert!(is_conflict(tx.commit()));
+    store.delete(&1).unwrap();
+    let tx = read_absent();
+    store.put(&1, &1).unwrap();
+    store.delete(&1).unwrap();
+    tx.commit().unwrap();
+}
+
+#[test]
+fn a_key_read_twice_with_a_change_between_is_a_conflict_at_once() {
+    let store = texts();
+    let mut tx = store.begin().unwrap();
+    assert_eq!(tx.get("a").unwrap(), None);
+    store.put("a", b"1").unwrap();
+    assert!(is_conflict(tx.get("a")));
+}
+
+/// Other keys share the latches of a transaction that reads many, and do not disturb it.
+#[test]
+fn many_keys_and_a_writer_of_others_do_not_conflict() {
+    let store: Store<u64, u64> = Options::new().memory("64MiB").in_memory().unwrap();
+    let keys = 65_535u64;
+    let mut tx = store.begin().unwrap();
+    for key in 0..keys {
+        tx.rmw(&key, |old| old.unwrap_or(0) + key).unwrap();
+    }
+    for other in keys..3 * keys {
+        store.put(&other, &1).unwrap();
+    }
+    tx.commit().unwrap();
+    for key in 0..keys {
+        assert_eq!(store.get(&key).unwrap(), Some(key));
+    }
+    assert_eq!(store.stats().operations.conflicts, 0);
+}
+
+#[test]
+fn values_from_nothing_to_a_mebibyte_and_too_much_is_invalid_before_anything_changes() {
+    let store: Store<str, [u8]> = Options::new().memory("32MiB").open_temporary().unwrap();
+    let sizes = [0, 1, 7, 8, 9, 4080, 16_321, 65_536, MIB];
+    for fill in 0..3u8 {
+        let put = |tx: &mut Transaction<'_, str, [u8]>| sizes.iter().try_for_each(|size| tx.put(&format!("{size}"), &vec![fill; *size]));
+        store.transaction(put).unwrap();
+        for size in sizes {
+            assert!(store.get(&format!("{size}")).unwrap().unwrap() == vec![fill; size], "size {size}");
+        }
+    }
+    let mut tx = store.begin().unwrap();
+    for number in 0..40 {
+        tx.put(&format!("{number}"), &vec![9; MIB]).unwrap();
+    }
+    match tx.commit() {
+        Err(Error::Invalid(what)) => assert!(what.contains("larger than the log's memory"), "{what}"),
+        other => panic!("{other:?}"),
+    }
+    assert!(!store.contains("2").unwrap());
+    let mut tx = store.begin().unwrap();
+    assert!(matches!(tx.put("x", &vec![0; 17 * MIB]), Err(Error::Invalid(_))));
+    assert!(matches!(tx.put(&"k".repeat(70_000), b""), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn a_transaction_cannot_begin_inside_a_closure_of_the_store_nor_in_a_closed_one() {
+    let store = words();
+    let other = store.clone();
+    store
+        .rmw(&1, |_| {
+            assert!(matches!(other.begin(), Err(Error::Invalid(_))));
+            1
+        })
+        .unwrap();
+    let mut tx = store.begin().unwrap();
+    tx.put(&1, &2).unwrap();
+    store.close().unwrap();
+    assert!(matches!(tx.commit(), Err(Error::Closed)));
+    assert!(matches!(words().transaction(|_| { store.begin().map(|_| ()) }), Err(Error::Closed)));
+}
+
+/// Ten times what fits: what a transaction touches is on the device, nearly always.
+#[test]
+fn cold_keys_take_part() {
+    let store: Store<u64, [u8; 1000]> = Options::new().memory("16MiB").open_temporary().unwrap();
+    let keys = 100_000;
+    for key in 0..keys {
+        store.put(&key, &[1; 1000]).unwrap();
+    }
+    for round in 0..300 {
+        let (from, to) = (round * 7919 % keys, round * 104_729 % keys);
+        store
+            .transaction(|tx| {
+                tx.rmw(&from, |old| old.unwrap().map(|byte| byte.wrapping_sub(1)))?;
+                tx.rmw(&to, |old| old.unwrap().map(|byte| byte.wrapping_add(1)))
+            })
+            .unwrap();
+    }
+    assert!(store.stats().operations.device_reads > 300);
+    let mut sum = 0u64;
+    let all: Vec<u64> = (0..keys).collect();
+    store.get_many(&all, |_, value| sum = sum.wrapping_add(value.unwrap()[999].into())).unwrap();
+    assert_eq!(sum & 255, keys & 255);
+    // A cold key that is read, changed by another, and conflicts.
+    let mut tx = store.begin().unwrap();
+    tx.get(&17).unwrap();
+    tx.put(&18, &[0; 1000]).unwrap();
+    store.put(&17, &[2; 1000]).unwrap();
+    assert!(is_conflict(tx.commit()));
+}
+
+/// A transaction sees no key that has ended, and what it puts stays.
+#[test]
+fn keys_that_end_are_gone_for_transactions_too() {
+    fn check<V: esker::Value + ?Sized>(values: [&V; 2])
+    where
+        V::Owned: PartialEq + std::fmt::Debug,
+    {
+        let clock = Arc::new(ManualClock::default());
+        let store: Store<u64, V> = Options::new().memory("16MiB").clock(clock.clone()).in_memory().unwrap();
+        for key in 0..3 {
+            store.put_with_ttl(&key, values[0], Duration::from_millis(100)).unwrap();
+        }
+        store.transaction(|tx| tx.put(&1, values[1])).unwrap();
+        assert!(store.compare_and_swap(&2, Some(values[0]), Some(values[1])).unwrap());
+        clock.advance(Duration::from_millis(200));
+        let seen = store.transaction(|tx| Ok([tx.contains(&0)?, tx.contains(&1)?, tx.contains(&2)?])).unwrap();
+        // A put takes the end away; a conditional write keeps it.
+        assert_eq!(seen, [false, true, false]);
+        assert!(!store.transaction(|tx| tx.delete(&0)).unwrap());
+        assert!(store.put_if_absent(&0, values[1]).unwrap());
+        assert!(store.transaction(|tx| tx.delete(&1)).unwrap());
+        assert!(!store.contains(&1).unwrap());
+    }
+    check::<u64>([&1, &2]);
+    check::<[u8]>([b"one", b"two, which is longer"]);
+}
