@@ -192,7 +192,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::snapshot`].
-    pub(crate) fn hold_log(self: &Arc<Self>) -> Result<LogHold> {
+    pub(crate) fn hold_space(self: &Arc<Self>) -> Result<Hold> {
         drop(self.epochs.pin()?);
         Ok(LogHold::new(self, 0))
     }

@@ -1,6 +1,6 @@
 //! Scans: every key once, as of one moment, whatever goes on; on all layouts, in memory and larger than it, by each way.
 
-use esker::{Cursor, Device, Error, ManualClock, MemoryDevice, Options, Scan, Storage, Store, Strategy};
+use esker::{Cache, Cursor, Device, Error, ManualClock, MemoryDevice, Options, Scan, Storage, Store, Strategy};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;
@@ -428,6 +428,36 @@ fn a_scan_by_index_is_of_one_moment() {
     }
 }
 
+/// What is moved from key to key by transactions is neither missed nor met twice.
+#[test]
+fn a_scan_is_on_one_side_of_each_transaction() {
+    const KEYS: u64 = 2000;
+    for store in both::<u64, u64>() {
+        (0..KEYS).for_each(|n| store.put(&n, &1000).unwrap());
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for writer in 0..3 {
+                let (store, is_over) = (&store, &is_over);
+                scope.spawn(move || {
+                    let mut random = Random(writer);
+                    while !is_over.load(Relaxed) {
+                        let (from, to) = (random.below(KEYS), random.below(KEYS));
+                        let moved = store.transaction(|tx| {
+                            tx.rmw(&from, |old| old.unwrap().wrapping_sub(1))?;
+                            tx.rmw(&to, |old| old.unwrap().wrapping_add(1))
+                        });
+                        moved.unwrap();
+                    }
+                });
+            }
+            let sum = |scan: Scan<'_, u64, u64>| scan.fold(|| 0u64, |sum, _, value| *sum = sum.wrapping_add(value), |a, b| *a += b);
+            let sums: Vec<_> = (0..200).map(|n| sum(store.scan().by([Strategy::ByLog, Strategy::ByIndex][n % 2])).unwrap()).collect();
+            is_over.store(true, Relaxed);
+            assert!(sums.iter().all(|sum| *sum == KEYS * 1000), "{sums:?}");
+        });
+    }
+}
+
 #[test]
 fn scans_of_a_durable_store_are_of_one_moment_too() {
     let folder = tempfile::tempdir().unwrap();
@@ -496,6 +526,26 @@ fn no_scan_sees_words_that_have_expired() {
 #[test]
 fn no_scan_sees_bytes_that_have_expired() {
     hides_what_has_ended::<[u8]>(60_000, |n| vec![n as u8; 200 + n as usize % 200]);
+}
+
+/// What a cache dropped no scan shows; what one holds stays, though the cache be full.
+#[test]
+fn a_cache_drops_nothing_while_it_is_scanned() {
+    let options = Options::new().memory("16MiB").cache(Cache::new()).background(false);
+    let store: Store<u64, u64> = options.in_memory().unwrap();
+    for n in 0..2_000_000 {
+        store.put(&(n % 1_500_000), &n).unwrap();
+    }
+    let want: Vec<_> = (0..1_500_000).filter_map(|n| Some((n, store.get(&n).unwrap()?))).collect();
+    assert!(!want.is_empty() && want.len() < 1_000_000);
+    for (way, found) in all_ways(&store) {
+        assert!(found == want, "{way}: {} of {} pairs", found.len(), want.len());
+    }
+    let held = store.scan().iter().unwrap();
+    let full = (2_000_000..4_000_000).find_map(|n| store.put(&n, &n).err());
+    assert!(matches!(full, Some(Error::Full)), "{full:?}");
+    assert_eq!(held.map(Result::unwrap).count(), want.len());
+    store.put(&4_000_000, &4_000_000).unwrap();
 }
 
 /// Files in memory that outlive the store.

@@ -78,7 +78,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// That of a `get_many` of its pairs and of those that its conditions leave out. It draws no snapshot.
     pub fn page(mut self, cursor: Cursor, limit: usize) -> Result<Page<K, V>> {
         let filter = self.filter.take();
-        let hold = self.store.engine.hold_log()?;
+        let hold = self.store.engine.hold_space()?;
         let frame = self.frame(hold.view(), 0);
         let (mut walker, mut rows) = (Walker::default(), Rows::default());
         let (mut pairs, mut next) = (Vec::new(), Some(cursor.0));

@@ -223,11 +223,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let old_bytes = old.map_or(0, |(value, _)| record::bytes_record_bytes(key.len(), value.len()));
         let change = decide(old);
-        match change {
-            Change::Keep => return Ok(Step::Done(was_there)),
+        if matches!((&change, was_there), (Change::Remove, false) | (Change::Keep, _)) {
             // Removing what is not there changes nothing.
-            Change::Remove if !was_there => return Ok(Step::Done(false)),
-            _ => {}
+            return Ok(Step::Done(was_there));
         }
         let step = self.supersede(&pin, &held, &Sight { key, hash, seen, found }, &change)?;
         if let (Step::Done(()), Change::Remove) = (&step, &change) {
