@@ -30,7 +30,7 @@
 //! What a snapshot costs: each record below the cut is copied once when it changes next, and no space comes back while it is
 //! held; a store in memory that is full answers `Full` meanwhile.
 //!
-//! A [`LogHold`] alone keeps what is reachable now from being given back; it draws nothing, and what it reads is of no one moment.
+//! A [`Hold`] alone keeps what is reachable now from being given back; it draws nothing, and what it reads is of no one moment.
 
 use crate::commit::Line;
 use crate::engine::{Engine, lock};
@@ -109,13 +109,13 @@ impl Holds {
 }
 
 /// Keeps what is reachable where it is, until it is dropped.
-pub(crate) struct LogHold {
+pub(crate) struct Hold {
     engine: Arc<Engine>,
     cut: u64,
     begin: u64,
 }
 
-impl LogHold {
+impl Hold {
     fn new(engine: &Arc<Engine>, cut: u64) -> Self {
         let mut holds = lock(&engine.holds.0);
         holds.push(cut);
@@ -141,7 +141,7 @@ impl LogHold {
     }
 }
 
-impl Drop for LogHold {
+impl Drop for Hold {
     fn drop(&mut self) {
         let mut holds = lock(&self.engine.holds.0);
         if let Some(at) = holds.iter().position(|held| *held == self.cut) {
@@ -153,7 +153,7 @@ impl Drop for LogHold {
 
 /// The store as of its cut, until it is dropped.
 pub(crate) struct Snapshot {
-    _hold: LogHold,
+    _hold: Hold,
     pub(crate) view: View,
 }
 
@@ -178,7 +178,7 @@ impl Engine {
     /// Two drains, some microseconds; it may wait for the flush of a line that is being drawn.
     pub(crate) fn snapshot(self: &Arc<Self>) -> Result<Snapshot> {
         drop(self.epochs.pin()?);
-        let mut hold = LogHold::new(self, NOWHERE);
+        let mut hold = Hold::new(self, NOWHERE);
         if !broken(Rule::HoldDrains) {
             self.epochs.drain();
         }
@@ -194,7 +194,7 @@ impl Engine {
     /// As [`Engine::snapshot`].
     pub(crate) fn hold_space(self: &Arc<Self>) -> Result<Hold> {
         drop(self.epochs.pin()?);
-        Ok(LogHold::new(self, 0))
+        Ok(Hold::new(self, 0))
     }
 
     /// The newest record of a view among those with this key in the chain that begins at `from`, as far as it lies in memory

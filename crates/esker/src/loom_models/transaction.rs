@@ -1,7 +1,6 @@
 //! Transactions: beside plain writers, plain readers and each other. The keys' hashes are chosen so that each has a latch.
 
 use super::{Model, Shared, sound, spawn, without};
-use crate::commit::Line;
 use crate::engine::Engine;
 use crate::latches::LatchNumber;
 use crate::log::line_flag;

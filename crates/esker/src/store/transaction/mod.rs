@@ -165,7 +165,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
         self.set(key, V::own(bytes), bytes.len())
     }
 
-    /// Sets the value of `key` to what `update` makes of the old one; returns the new one.
+    /// Sets the value of `key` to what `update` makes of the old one; returns the new one. Within a transaction this takes the end
+    /// of a key away, as a put does.
     ///
     /// # Errors
     /// As [`Transaction::get`] and [`Transaction::put`].
@@ -258,7 +259,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
 }
 
 impl<K: Key + ?Sized> Transaction<'_, K, [u8]> {
-    /// Appends `bytes` to the value of `key`, which is made if it does not exist; returns the new length in bytes.
+    /// Appends `bytes` to the value of `key`, which is made if it does not exist; returns the new length in bytes. An end of the key goes,
+    /// as with [`Transaction::rmw`].
     ///
     /// # Errors
     /// As [`Transaction::rmw`].
