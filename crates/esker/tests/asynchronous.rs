@@ -2,34 +2,19 @@
 //!
 //! The executor is as poor as can be: it polls everything again whenever anything woke it. What works here needs no runtime.
 
+mod common;
+
+use common::{Unpark, block_on};
 use esker::{Device, DeviceRead, Error, MemoryDevice, Options, ReadSource, Store};
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let (mut future, waker) = (pin!(future), Waker::from(Arc::new(Unpark(thread::current()))));
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
-        }
-    }
-}
 
 /// Polls all futures once.
 fn poll_all<F: Future>(futures: &mut [Pin<Box<F>>], context: &mut Context<'_>, outputs: &mut [Option<F::Output>]) -> bool {

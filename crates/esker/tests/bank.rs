@@ -1,12 +1,10 @@
 //! Transactions of many threads: sums stay, rules over two keys hold, nothing is lost and nobody sees a half; while plain calls,
 //! lines, compaction, eviction and growth go on, and across crashes.
 
-use esker::{Device, Durability, Error, MemoryDevice, Options, SECTOR_BYTES, Storage, Store, Transaction};
+use esker::{Durability, Error, MemoryStorage, Options, Store, Transaction};
 use std::borrow::Borrow;
-use std::collections::BTreeMap;
-use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex};
 
 fn words() -> Store<u64, u64> {
     Options::new().memory("16MiB").in_memory().unwrap()
@@ -294,46 +292,9 @@ fn plain_readers_never_see_half_a_transaction_of_bytes() {
 
 // ---- crashes -----------------------------------------------------------------------------------------------------------
 
-/// Files in memory that outlive the store.
-#[derive(Default)]
-struct Files(Mutex<BTreeMap<String, Arc<MemoryDevice>>>);
-
-impl Files {
-    /// What a crash leaves now. The store goes on with the original.
-    fn as_left_by_a_crash(&self) -> Arc<Files> {
-        let copy = |file: &MemoryDevice| {
-            let (copied, mut sector) = (MemoryDevice::default(), AlignedSector([0; SECTOR_BYTES]));
-            for at in (0..file.bytes().unwrap()).step_by(SECTOR_BYTES) {
-                file.read(at, &mut sector.0).unwrap();
-                copied.write(at, &sector.0).unwrap();
-            }
-            Arc::new(copied)
-        };
-        Arc::new(Files(Mutex::new(self.0.lock().unwrap().iter().map(|(name, file)| (name.clone(), copy(file))).collect())))
-    }
-}
-
-#[repr(align(4096))]
-struct AlignedSector([u8; SECTOR_BYTES]);
-
-impl Storage for Files {
-    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
-        Ok(self.0.lock().unwrap().entry(name.into()).or_default().clone())
-    }
-    fn list(&self) -> io::Result<Vec<String>> {
-        Ok(self.0.lock().unwrap().keys().cloned().collect())
-    }
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.0.lock().unwrap().remove(name).map(|_| ()).ok_or(io::ErrorKind::NotFound.into())
-    }
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Lines are drawn as fast as they can while transfers go on; the store is left as a crash leaves it, without a last line.
 fn bank_and_crash<B: Bank>(lives: u64, transfers: u64) {
-    let mut files = Arc::new(Files::default());
+    let mut files = Arc::new(MemoryStorage::new());
     let accounts = 40;
     for life in 0..lives {
         let store: Store<u64, B::Money> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
@@ -361,7 +322,7 @@ fn bank_and_crash<B: Bank>(lives: u64, transfers: u64) {
                 store.commit().unwrap();
             }
         });
-        files = files.as_left_by_a_crash();
+        files = Arc::new(files.copy());
     }
 }
 
@@ -377,14 +338,14 @@ fn after_a_crash_each_transfer_of_bytes_is_there_whole_or_not_at_all() {
 
 #[test]
 fn always_durable_transactions_survive_without_a_commit() {
-    let files = Arc::new(Files::default());
+    let files = Arc::new(MemoryStorage::new());
     let options = Options::new().memory("16MiB").durability(Durability::Always).background(false);
     let store: Store<u64, u64> = options.clone().open_in(files.clone()).unwrap();
     for round in 0..20 {
         store.transaction(|tx| (0..5).try_for_each(|key| tx.put(&key, &round))).unwrap();
     }
     assert!(store.put_if_absent(&5, &19).unwrap());
-    let store: Store<u64, u64> = options.open_in(files.as_left_by_a_crash()).unwrap();
+    let store: Store<u64, u64> = options.open_in(Arc::new(files.copy())).unwrap();
     for key in 0..6 {
         assert_eq!(store.get(&key).unwrap(), Some(19));
     }

@@ -1,13 +1,16 @@
 //! A cache is bounded, never full, keeps what is asked for, loads once, and tells what it drops.
 
+mod common;
+
+use common::block_on;
 use esker::{Cache, Error, Eviction, ManualClock, Options, Store};
 use std::collections::HashMap;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::sync::{Arc, Barrier, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -283,24 +286,6 @@ fn a_loader_that_asks_for_its_own_key_is_refused() {
     assert!(matches!(result, Err(Error::Load(error)) if error.to_string().contains("invalid")));
     // For another key it may.
     assert_eq!(store.get_or_insert_with(&1, || store.get_or_insert_with(&2, || Ok::<_, Error>(vec![3]))).unwrap(), [3]);
-}
-
-struct Unpark(thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let (mut future, waker) = (pin!(future), Waker::from(Arc::new(Unpark(thread::current()))));
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
-        }
-    }
 }
 
 /// Ready at the second poll.

@@ -1,8 +1,7 @@
 //! Scans: every key once, as of one moment, whatever goes on; on all layouts, in memory and larger than it, by each way.
 
-use esker::{Cache, Cursor, Device, Error, ManualClock, MemoryDevice, Options, Scan, Storage, Store, Strategy};
+use esker::{Cache, Cursor, Error, ManualClock, MemoryDevice, MemoryStorage, Options, Scan, Store, Strategy};
 use std::collections::BTreeMap;
-use std::io;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex};
@@ -548,28 +547,9 @@ fn a_cache_drops_nothing_while_it_is_scanned() {
     store.put(&4_000_000, &4_000_000).unwrap();
 }
 
-/// Files in memory that outlive the store.
-#[derive(Default)]
-struct Files(Mutex<BTreeMap<String, Arc<MemoryDevice>>>);
-
-impl Storage for Files {
-    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
-        Ok(self.0.lock().unwrap().entry(name.into()).or_default().clone())
-    }
-    fn list(&self) -> io::Result<Vec<String>> {
-        Ok(self.0.lock().unwrap().keys().cloned().collect())
-    }
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.0.lock().unwrap().remove(name).map(|_| ()).ok_or(io::ErrorKind::NotFound.into())
-    }
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[test]
 fn what_crashes_left_in_the_log_is_not_seen() {
-    let files = Arc::new(Files::default());
+    let files = Arc::new(MemoryStorage::new());
     for round in 0..4u64 {
         let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
         for (way, found) in all_ways(&store) {

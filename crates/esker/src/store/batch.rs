@@ -5,14 +5,13 @@ use super::Store;
 use super::chain::{Places, Walk, Walked};
 use super::find::Found;
 use super::read::with_scratch;
-use super::step::SPINS;
+use super::step::pause;
 use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::Seen;
 use crate::memory::prefetch;
 use crate::sync::atomic::Ordering::*;
-use crate::sync::{hint, thread};
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::io;
@@ -305,8 +304,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 return Ok(pin);
             }
             drop(pin);
-            again += 1;
-            if again < SPINS { hint::spin_loop() } else { thread::yield_now() }
+            pause(&mut again);
         }
     }
 

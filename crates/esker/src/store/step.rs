@@ -11,6 +11,13 @@ use crate::types::{Key, Value};
 /// Attempts in vain before the processor is left to others.
 pub(super) const SPINS: u32 = 16;
 
+/// Lets another thread go on before the next attempt.
+#[inline]
+pub(super) fn pause(attempts: &mut u32) {
+    *attempts += 1;
+    if *attempts < SPINS { hint::spin_loop() } else { thread::yield_now() }
+}
+
 /// How an attempt ended.
 pub(super) enum Step<T> {
     Done(T),
@@ -90,10 +97,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         loop {
             match attempt(&mut known)? {
                 Step::Done(result) => return Ok(result),
-                Step::Again => {
-                    again += 1;
-                    if again < SPINS { hint::spin_loop() } else { thread::yield_now() }
-                }
+                Step::Again => pause(&mut again),
                 Step::Read(at) => known.set(at, chain::read(&self.engine, at, key, known.get())?),
                 Step::Room(bytes) => self.engine.make_room(bytes)?,
                 Step::Drain => self.engine.epochs.drain(),
