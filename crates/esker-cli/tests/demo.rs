@@ -18,11 +18,13 @@ fn the_demo_checks_itself() {
 #[test]
 fn cold_histories_come_from_disk_and_hot_ones_from_memory() {
     let text = Place::new().ok("demo");
-    let reads = |kind: &str| text.lines().filter(|line| line.starts_with(kind)).collect::<Vec<_>>();
-    assert_eq!(reads("unseen").len(), 3, "{text}");
-    // Compaction may have moved one of them to the log's end, and so into memory.
-    assert!(reads("unseen").iter().any(|line| line.contains("device read")), "{text}");
-    assert!(reads("latest").iter().any(|line| line.ends_with("memory")), "{text}");
+    let kinds = |kind: &str| text.lines().filter(|line| line.starts_with(kind)).collect::<Vec<_>>();
+    assert_eq!(kinds("unseen").len(), 3, "{text}");
+    assert!(kinds("latest").iter().any(|line| line.ends_with("memory")), "{text}");
+    // Which history is cold depends on what compaction has moved to the log's end; that most of them are does not.
+    let reads = text.lines().find_map(|line| line.split(" with ").nth(1)?.strip_suffix(" device reads"));
+    let reads: u64 = reads.expect("the check tells its device reads").replace(',', "").parse().unwrap();
+    assert!(reads > 20_220 / 2, "{text}");
 }
 
 #[test]
