@@ -138,10 +138,13 @@ fn memory_comes_back_too() {
     assert!(store.stats().memory.total_bytes <= 16 << 20);
     // What lives does not go away, however full it is.
     let mut n = 10_000_000u64;
-    while store.put(&n, &n).is_ok() {
-        n += 1;
-    }
-    assert!(matches!(store.put(&n, &n), Err(Error::Full)));
+    let refused = loop {
+        match store.put(&n, &n) {
+            Ok(()) => n += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, Error::Full), "{refused}");
     // All of the log's share holds what lives, whatever the index grew to while deletions waited for compaction.
     let memory = store.stats().memory;
     let (share, living) = (memory.budget_bytes - memory.index_bytes - memory.fixed_bytes, 24 * (100_000 + n - 10_000_000));
