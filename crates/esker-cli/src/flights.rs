@@ -12,6 +12,8 @@ static PACKED: &[u8] = include_bytes!("../data/flights.csv.gz");
 
 const TAILNUM: usize = 3;
 const DEST: usize = 5;
+/// Where a row's date, such as 2013-06-01, has its month.
+const MONTH: std::ops::Range<usize> = 5..7;
 const HEADER: &str = "date,carrier,flight,tailnum,origin,dest,distance,dep_delay,arr_delay";
 
 /// How many flights the table has.
@@ -28,6 +30,8 @@ pub(crate) const UNKNOWN: &str = "NA";
 pub(crate) struct Flight<'a> {
     /// The whole row, with its line break.
     pub(crate) row: &'a str,
+    /// The month, in two digits.
+    pub(crate) month: &'a str,
     /// The aircraft.
     pub(crate) tailnum: &'a str,
     /// The airport flown to.
@@ -55,7 +59,7 @@ fn parse(row: &str) -> Option<Flight<'_>> {
     let mut fields = row.trim_end().split(',');
     let tailnum = fields.nth(TAILNUM)?;
     let dest = fields.nth(DEST - TAILNUM - 1)?;
-    Some(Flight { row, tailnum, dest })
+    Some(Flight { row, month: row.get(MONTH)?, tailnum, dest })
 }
 
 fn malformed(row: &str) -> io::Error {
