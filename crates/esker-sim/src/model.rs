@@ -255,7 +255,7 @@ impl Model {
                 ended.iter().for_each(|key| _ = self.remove(key));
                 Outcome::Done
             }
-            Operation::Transaction(operations) => Outcome::All(operations.iter().map(|operation| self.apply_within(operation)).collect()),
+            Operation::Transaction(operations) => Outcome::All(operations.iter().map(|operation| self.apply(operation)).collect()),
             Operation::SetMemory(_) | Operation::Reopen => Outcome::Done,
         }
     }
@@ -278,15 +278,6 @@ impl Model {
         } else {
             self.ends.insert(key.clone(), self.now + ms);
         }
-    }
-
-    /// Within a transaction every write takes the key's end away.
-    fn apply_within(&mut self, operation: &Operation) -> Outcome {
-        let outcome = self.apply(operation);
-        if let Operation::Rmw(key, _) | Operation::Append(key, _) = operation {
-            self.ends.remove(key);
-        }
-        outcome
     }
 
     fn rmw(&mut self, key: &Bytes, by: u8) -> Bytes {

@@ -1,6 +1,6 @@
 //! Transactions, one at a time: what they read, change, refuse and leave behind. (`bank.rs` has many at once.)
 
-use esker::{Error, ManualClock, Options, Store, Transaction};
+use esker::{Clock, Error, ManualClock, Options, Store, Transaction, Ttl};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -251,4 +251,98 @@ fn keys_that_end_are_gone_for_transactions_too() {
     }
     check::<u64>([&1, &2]);
     check::<[u8]>([b"one", b"two, which is longer"]);
+}
+
+const END: Duration = Duration::from_millis(100);
+
+/// Runs `check` on stores whose key 1 ends after [`END`]: its record is mutable, or frozen, or on the device.
+fn with_an_ending_key<V: esker::Value + ?Sized>(value: &V, check: impl Fn(&Store<u64, V>, &ManualClock)) {
+    for state in ["mutable", "frozen", "cold"] {
+        println!("{state}");
+        let clock = Arc::new(ManualClock::default());
+        let options = Options::new().memory("16MiB").clock(clock.clone()).promotion(false);
+        let store: Store<u64, V> = options.open_temporary().unwrap();
+        store.put_with_ttl(&1, value, END).unwrap();
+        match state {
+            "frozen" => store.commit().unwrap(),
+            "cold" => (1_000..800_000).for_each(|key| store.put(&key, value).unwrap()),
+            _ => {}
+        }
+        check(&store, &clock);
+        assert_eq!(store.stats().operations.device_reads > 0, state == "cold");
+    }
+}
+
+/// An update as [`Store::rmw`] is one: the end stays, however often, wherever the record is.
+#[test]
+fn an_update_in_a_transaction_keeps_the_end_and_a_put_takes_it_away() {
+    fn check<V: esker::Value + ?Sized>(values: [&V; 2]) {
+        with_an_ending_key(values[0], |store, clock| {
+            for value in [values[1], values[0], values[1]] {
+                let update = |old: Option<V::View<'_>>| {
+                    assert!(old.is_some());
+                    V::own(value.bytes())
+                };
+                store.transaction(|tx| tx.rmw(&1, update).and_then(|_| tx.rmw(&1, update))).unwrap();
+                assert_eq!(store.ttl(&1).unwrap(), Some(Ttl::Left(END)));
+            }
+            clock.advance(END);
+            assert!(!store.contains(&1).unwrap());
+            // What an update makes of nothing stays.
+            store.transaction(|tx| tx.rmw(&1, |old| V::own(if old.is_none() { values[0].bytes() } else { &[] }))).unwrap();
+            assert_eq!(store.ttl(&1).unwrap(), Some(Ttl::Forever));
+        });
+        with_an_ending_key(values[0], |store, _| {
+            store.transaction(|tx| tx.rmw(&1, |_| V::own(values[1].bytes())).and_then(|_| tx.put(&1, values[1]))).unwrap();
+            assert_eq!(store.ttl(&1).unwrap(), Some(Ttl::Forever));
+        });
+    }
+    check::<u64>([&1, &2]);
+    check::<[u8]>([b"one", b"two, which is longer"]);
+}
+
+#[test]
+fn an_append_in_a_transaction_keeps_the_end() {
+    with_an_ending_key::<[u8]>(b"one", |store, clock| {
+        for length in [6, 9, 12] {
+            assert_eq!(store.transaction(|tx| tx.append(&1, b"two")).unwrap(), length);
+            assert_eq!(store.ttl(&1).unwrap(), Some(Ttl::Left(END)));
+        }
+        clock.advance(END);
+        assert_eq!(store.transaction(|tx| tx.append(&1, b"new")).unwrap(), 3);
+        assert_eq!(store.ttl(&1).unwrap(), Some(Ttl::Forever));
+    });
+}
+
+/// What was read has ended, or ends at another time: it is not so any more.
+#[test]
+fn an_end_that_passes_or_changes_before_the_commit_is_a_conflict() {
+    type Meanwhile<'m, V> = (&'m str, &'m dyn Fn(&Store<u64, V>, &ManualClock));
+    fn check<V: esker::Value + ?Sized>(value: &V) {
+        let meanwhile: [Meanwhile<'_, V>; 3] = [
+            ("it ends", &|_, clock| clock.advance(END)),
+            ("it ends later", &|store, clock| assert!(store.expire_at(&1, clock.now() + END * 2).unwrap())),
+            ("it stays", &|store, _| assert!(store.persist(&1).unwrap())),
+        ];
+        for (what, act) in meanwhile {
+            println!("{what}");
+            with_an_ending_key(value, |store, clock| {
+                let mut reader = store.begin().unwrap();
+                assert!(reader.contains(&1).unwrap());
+                reader.put(&2, value).unwrap();
+                let mut updater = store.begin().unwrap();
+                updater.rmw(&1, |_| V::own(value.bytes())).unwrap();
+                let mut looker = store.begin().unwrap();
+                assert!(looker.contains(&1).unwrap());
+                act(store, clock);
+                assert!(is_conflict(looker.contains(&1)));
+                assert!(is_conflict(reader.commit()));
+                let ttl = store.ttl(&1).unwrap();
+                assert!(is_conflict(updater.commit()));
+                assert_eq!((store.contains(&2).unwrap(), store.ttl(&1).unwrap()), (false, ttl));
+            });
+        }
+    }
+    check::<u64>(&1);
+    check::<[u8]>(b"one");
 }

@@ -2,7 +2,8 @@
 //!
 //! All of it under one pin, in this order:
 //! 1. **Latch** the keys to be written, in the order of their latches; and those read whose version has moved.
-//! 2. **Validate**: of what was read, latched keys by their witness, the others by their version.
+//! 2. **Validate**: of what was read, latched keys by their witness, the others by their version; and that none of it has ended by
+//!    now, by one look at the clock.
 //! 3. **Plan**: a value that fits its mutable record will change in place; for any other a record is made at the log's tail.
 //!    Up to here everything can be given up: what was made is abandoned, the versions stay what they were.
 //! 4. **Publish** the records, then **change in place**. Nothing fails any more: who finds the one or the other finds the key
@@ -27,7 +28,7 @@
 use super::super::find::{Found, Region};
 use super::super::step::Step;
 use super::super::{Store, to_word};
-use super::{Touched, Write};
+use super::{Put, Touched, Write};
 use crate::epoch::{Counter, Pin, Slot};
 use crate::error::{Error, Result};
 use crate::index::Seen;
@@ -37,7 +38,6 @@ use crate::record::{self, NEVER, Record, SEALED, TOMBSTONE};
 use crate::sync::atomic::Ordering::*;
 use crate::sync::{Rule, broken};
 use crate::types::{Key, Value};
-use std::borrow::Borrow;
 
 /// The latches of a commit, in order.
 struct Latches<'a> {
@@ -112,10 +112,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     fn record_bytes_of(touched: &Touched<K, V>, write: &Write<V>) -> u64 {
         match write {
-            _ if Self::WORD => record::word_record_bytes(Self::KEY_WIDTH),
-            Write::Put(_, room) => record::bytes_record_bytes(touched.key().len(), *room),
-            Write::Delete => record::bytes_record_bytes(touched.key().len(), 0),
+            Write::Put(put) => Self::bytes_of(touched, put.room) + record::expiry_bytes(record::expiry_flags(put.expires)),
+            Write::Delete => Self::bytes_of(touched, 0),
         }
+    }
+
+    fn bytes_of(touched: &Touched<K, V>, room: usize) -> u64 {
+        if Self::WORD {
+            return record::word_record_bytes(Self::KEY_WIDTH);
+        }
+        record::bytes_record_bytes(touched.key().len(), room)
     }
 
     /// One attempt.
@@ -158,13 +164,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     fn validate(&self, touched: &[Touched<K, V>], latches: &Latches<'_>) -> Result<()> {
+        let mut now = None;
         for touched in touched {
             let Some(read) = touched.read else { continue };
+            let has_ended = read.expires != NEVER && read.expires <= *now.get_or_insert_with(|| self.engine.expiry.now());
             let stands = match latches.get(touched.hash) {
                 Some(held) => held.version() == read.version || self.is_still(touched.key(), touched.hash, read.witness),
                 None => self.engine.latches.stands(LatchNumber::of(touched.hash), read.version),
             };
-            if !stands && !broken(Rule::ReadsAreValidated) {
+            if (!stands || has_ended) && !broken(Rule::ReadsAreValidated) {
                 return Err(self.met_conflict(touched.conflict()));
             }
         }
@@ -204,8 +212,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             // A word on its way to a new record: see where it goes.
             (Write::Delete, Some(record)) if Self::WORD && record.is_sealed() => Step::Again,
             (Write::Delete, Some(record)) => Step::Done(Plan::InPlace(record)),
-            // A put takes a key's end away: what has one gets a new record.
-            (Write::Put(value, _), Some(record)) if record.is_plain() && Self::fits(record, value) => Step::Done(Plan::InPlace(record)),
+            (Write::Put(put), Some(record)) if self.fits(record, put) => Step::Done(Plan::InPlace(record)),
             (Write::Delete, None) if !matches!(found, Found::Absent) => append(),
             (Write::Delete, None) if self.engine.index.is_settled(&seen) => Step::Done(Plan::Nothing),
             (Write::Delete, None) => Step::Again,
@@ -213,8 +220,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    fn fits(record: Record, value: &V::Owned) -> bool {
-        Self::WORD || value.borrow().bytes().len() <= record.capacity()
+    /// True if a value can take the place of the record's own, with the end that the record has. What gets another end gets a new
+    /// record.
+    fn fits(&self, record: Record, put: &Put<V>) -> bool {
+        let ends_alike = match put.expires {
+            NEVER => record.is_plain(),
+            // That of what was read, which has just been found to be there still.
+            expires => self.is_live(record) && self.engine.expiry_of(record) == expires,
+        };
+        ends_alike && (Self::WORD || put.bytes().len() <= record.capacity())
     }
 
     /// A record of what is to be written, above the key's entry.
@@ -226,7 +240,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let at = allocate(log, pin.slot, bytes)?;
             // SAFETY: just allocated under the pin: ours alone, in memory.
             let record = unsafe { Record::new(log.pointer(at)) };
-            Self::fill(record, touched.key(), write, self.previous_for(touched.key(), &seen, &found), log.line_flag());
+            self.fill(record, touched.key(), write, self.previous_for(touched.key(), &seen, &found), log.line_flag());
             if at > seen.address() {
                 return Some(Made { at, record, seen, found, replaced: None });
             }
@@ -235,15 +249,21 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    fn fill(record: Record, key: &[u8], write: &Write<V>, previous: u64, line_flag: u64) {
-        let (value, room, flags) = match write {
-            Write::Put(value, room) => (value.borrow().bytes(), *room, line_flag),
-            Write::Delete => (&[][..], 0, line_flag | TOMBSTONE),
+    fn fill(&self, record: Record, key: &[u8], write: &Write<V>, previous: u64, line_flag: u64) {
+        let (value, room, expires, flags) = match write {
+            Write::Put(put) => (put.bytes(), put.room, put.expires, line_flag | record::expiry_flags(put.expires)),
+            Write::Delete => (&[][..], 0, NEVER, line_flag | TOMBSTONE),
         };
+        if expires != NEVER {
+            self.engine.expiry.watch();
+        }
         if Self::WORD {
+            if expires != NEVER {
+                record.word_expiry(Self::KEY_WIDTH).store(expires, Relaxed);
+            }
             record.write_word(&key[..Self::KEY_WIDTH], to_word(value), previous, flags);
         } else {
-            record.write_bytes(key, value, room, NEVER, previous, flags);
+            record.write_bytes(key, value, room, expires, previous, flags);
         }
     }
 
@@ -286,10 +306,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     fn change_in_place(&self, pin: &Pin<'_>, change: &Change<'_, K, V>, record: Record) {
         let latched = (!Self::WORD).then(|| record.latch());
         match (change.write, &latched) {
-            (Write::Put(value, _), Some(latched)) => latched.set_value(0, value.borrow().bytes()),
-            (Write::Put(value, _), None) => {
-                record.word_value(Self::KEY_WIDTH).store(to_word(value.borrow().bytes()), Release);
-            }
+            (Write::Put(put), Some(latched)) => latched.set_value(0, put.bytes()),
+            (Write::Put(put), None) => record.word_value(Self::KEY_WIDTH).store(to_word(put.bytes()), Release),
             (Write::Delete, _) => {
                 record.header().fetch_or(TOMBSTONE, Release);
                 pin.slot.count(Counter::DeadByte, record.bytes(self.engine.layout));

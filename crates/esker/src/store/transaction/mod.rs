@@ -28,6 +28,7 @@ use super::Store;
 use super::read::with_scratch;
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
+use crate::record::NEVER;
 use crate::types::{Key, Value};
 use backoff::Backoff;
 use hashbrown::HashTable;
@@ -51,15 +52,29 @@ struct Touched<K: Key + ?Sized, V: Value + ?Sized> {
 }
 
 enum Write<V: Value + ?Sized> {
-    /// This value, in a record with room for so many bytes.
-    Put(V::Owned, usize),
+    Put(Put<V>),
     Delete,
+}
+
+/// A value that a key gets.
+struct Put<V: Value + ?Sized> {
+    value: V::Owned,
+    /// Room in its record, in bytes.
+    room: usize,
+    /// When it ends. Only what was read has an end, and keeps it: then it is that of [`Touched::read`].
+    expires: u64,
+}
+
+impl<V: Value + ?Sized> Put<V> {
+    fn bytes(&self) -> &[u8] {
+        self.value.borrow().bytes()
+    }
 }
 
 impl<V: Value + ?Sized> Write<V> {
     fn bytes(&self) -> Option<&[u8]> {
         match self {
-            Self::Put(value, _) => Some(value.borrow().bytes()),
+            Self::Put(put) => Some(put.bytes()),
             Self::Delete => None,
         }
     }
@@ -72,6 +87,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Touched<K, V> {
 
     fn conflict(&self) -> Error {
         Error::Conflict { key: self.key().into() }
+    }
+
+    /// When the value ends that the transaction sees.
+    fn expires(&self) -> u64 {
+        match &self.write {
+            Some(Write::Put(put)) => put.expires,
+            Some(Write::Delete) => NEVER,
+            None => self.read.map_or(NEVER, |read| read.expires),
+        }
     }
 }
 
@@ -156,17 +180,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
         Ok(self.read_bytes(key, |_| ())?.is_some())
     }
 
-    /// Sets the value of `key`, whatever it was, when the transaction commits.
+    /// Sets the value of `key`, whatever it was, when the transaction commits. It stays: an end of the key goes.
     ///
     /// # Errors
     /// `Invalid` for a key or value that is too large.
     pub fn put(&mut self, key: &K, value: &V) -> Result<()> {
         let bytes = value.bytes();
-        self.set(key, V::own(bytes), bytes.len())
+        self.set(key, V::own(bytes), bytes.len(), |_| NEVER)
     }
 
-    /// Sets the value of `key` to what `update` makes of the old one; returns the new one. Within a transaction this takes the end
-    /// of a key away, as a put does.
+    /// Sets the value of `key` to what `update` makes of the old one; returns the new one. An end of the key stays as it is; should
+    /// it pass before the commit, that is a conflict.
     ///
     /// # Errors
     /// As [`Transaction::get`] and [`Transaction::put`].
@@ -179,7 +203,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
         };
         let Some(new) = new else { unreachable!("the closure runs once, with the value or without") };
         let bytes = new.borrow().bytes();
-        self.set(key, V::own(bytes), bytes.len())?;
+        self.set(key, V::own(bytes), bytes.len(), Touched::expires)?;
         Ok(new)
     }
 
@@ -250,17 +274,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
         })
     }
 
-    fn set(&mut self, key: &K, value: V::Owned, room: usize) -> Result<()> {
+    fn set(&mut self, key: &K, value: V::Owned, room: usize, expires: impl FnOnce(&Touched<K, V>) -> u64) -> Result<()> {
         self.store.check_value(value.borrow().bytes().len())?;
         let at = self.touch(key)?;
-        self.touched[at].write = Some(Write::Put(value, room));
+        let touched = &mut self.touched[at];
+        touched.write = Some(Write::Put(Put { value, room, expires: expires(touched) }));
         Ok(())
     }
 }
 
 impl<K: Key + ?Sized> Transaction<'_, K, [u8]> {
-    /// Appends `bytes` to the value of `key`, which is made if it does not exist; returns the new length in bytes. An end of the key goes,
-    /// as with [`Transaction::rmw`].
+    /// Appends `bytes` to the value of `key`, which is made if it does not exist; returns the new length in bytes. An end of the key
+    /// stays, as with [`Transaction::rmw`].
     ///
     /// # Errors
     /// As [`Transaction::rmw`].
@@ -272,7 +297,7 @@ impl<K: Key + ?Sized> Transaction<'_, K, [u8]> {
         let new = [&old[..], bytes].concat();
         let length = new.len();
         let room = Store::<K, [u8]>::room_to_grow(&old, length, self.store.engine.value_bytes_max() as usize);
-        self.set(key, new, room)?;
+        self.set(key, new, room, Touched::expires)?;
         Ok(length)
     }
 }

@@ -7,10 +7,12 @@
 //!
 //! | the key held              | witness                  | the same still, if the key's newest record                   |
 //! |---------------------------|--------------------------|--------------------------------------------------------------|
-//! | a word, in memory         | the word                 | is in memory and holds it                                    |
-//! | bytes, in memory          | address, record version  | is that record, in memory, in that version                   |
+//! | a word, in memory         | the word, and its end    | is in memory and holds it, until then                        |
+//! | bytes, in memory          | address, record version  | is that record, in memory, in that version (its end as well) |
 //! | anything, on the device   | where its chain begins   | is behind the same address: cold records never change        |
 //! | nothing                   | that                     | does not exist, or says so                                   |
+//!
+//! **An end** passes without anybody's hand, so no version tells of it: a read notes when what it saw ends, and holds until then.
 //!
 //! What was moved meanwhile (by compaction, or to the device) may be taken for changed: a conflict too many, never one too few.
 
@@ -20,7 +22,7 @@ use super::super::step::{Known, Step};
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::latches::LatchNumber;
-use crate::record::Record;
+use crate::record::{NEVER, Record};
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 
@@ -30,11 +32,13 @@ pub(super) struct Read {
     /// Of the key's latch.
     pub(super) version: u64,
     pub(super) witness: Witness,
+    /// When what it saw ends.
+    pub(super) expires: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Witness {
-    Word(u64),
+    Word { word: u64, expires: u64 },
     Bytes { at: u64, version: u64 },
     Cold { at: u64 },
     Absent,
@@ -43,7 +47,8 @@ pub(super) enum Witness {
 impl Read {
     /// True if a later read of the same key saw the same.
     pub(super) fn agrees_with(&self, later: &Self) -> bool {
-        self.version == later.version || self.witness == later.witness
+        // What ended between them was there for the one and absent for the other.
+        (self.version == later.version || self.witness == later.witness) && self.expires == later.expires
     }
 }
 
@@ -63,38 +68,44 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Ok(Step::Again);
         }
         Ok(match step {
-            Step::Done((witness, is_there)) => Step::Done((Read { version, witness }, is_there)),
+            Step::Done((witness, expires)) => {
+                let is_there = expires.is_some();
+                Step::Done((Read { version, witness, expires: expires.unwrap_or(NEVER) }, is_there))
+            }
             missing => missing.then(|| unreachable!("not done")),
         })
     }
 
-    /// Under a pin.
-    fn look(&self, key: &[u8], hash: u64, known: &Known, into: &mut Vec<u8>) -> Step<(Witness, bool)> {
+    /// What there is to see, and when it ends if it is a value. Under a pin.
+    fn look(&self, key: &[u8], hash: u64, known: &Known, into: &mut Vec<u8>) -> Step<(Witness, Option<u64>)> {
         let (seen, found) = self.locate(key, hash);
         into.clear();
-        let (witness, is_there) = match found {
-            Found::Memory { record, .. } if !self.is_live(record) => (Witness::Absent, false),
-            Found::Memory { at, record } => (self.read_record(at, record, into), true),
+        let (witness, expires) = match found {
+            Found::Memory { record, .. } if !self.is_live(record) => (Witness::Absent, None),
+            Found::Memory { at, record } => {
+                let expires = self.engine.expiry_of(record);
+                (self.read_record(at, record, expires, into), Some(expires))
+            }
             Found::Cold { at } => match known.at(at) {
                 None => return Step::Read(at),
                 Some(known) => {
                     let held = self.still(known);
                     into.extend_from_slice(held.map(|held| &*held.value).unwrap_or_default());
-                    (Witness::Cold { at }, held.is_some())
+                    (Witness::Cold { at }, held.map(|held| held.expires))
                 }
             },
-            Found::Absent => (Witness::Absent, false),
+            Found::Absent => (Witness::Absent, None),
         };
         // That a key is not there counts only if its bucket stood still.
-        let is_sure = is_there || matches!(found, Found::Memory { .. }) || self.engine.index.is_settled(&seen);
-        if is_sure { Step::Done((witness, is_there)) } else { Step::Again }
+        let is_sure = expires.is_some() || matches!(found, Found::Memory { .. }) || self.engine.index.is_settled(&seen);
+        if is_sure { Step::Done((witness, expires)) } else { Step::Again }
     }
 
-    fn read_record(&self, at: u64, record: Record, into: &mut Vec<u8>) -> Witness {
+    fn read_record(&self, at: u64, record: Record, expires: u64, into: &mut Vec<u8>) -> Witness {
         if Self::WORD {
             let word = record.word_value(Self::KEY_WIDTH).load(Acquire);
             into.extend_from_slice(&word.to_ne_bytes()[..Self::VALUE_WIDTH]);
-            return Witness::Word(word);
+            return Witness::Word { word, expires };
         }
         record.read_value(into);
         // The caller asks whether the key's latch stood still: then this is the version that was read.
@@ -106,9 +117,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let (seen, found) = self.locate(key, hash);
         match (found, then) {
             (Found::Memory { record, .. }, Witness::Absent) => !self.is_live(record),
-            (Found::Memory { record, .. }, Witness::Word(word)) => {
-                self.is_live(record) && record.word_value(Self::KEY_WIDTH).load(Acquire) == word
-            }
+            (Found::Memory { record, .. }, Witness::Word { word, expires }) => self.held_word(record) == Some((word, expires)),
             (Found::Memory { at: now, record }, Witness::Bytes { at, version }) => {
                 self.is_live(record) && now == at && record.version() == version
             }
