@@ -6,14 +6,14 @@
 //! store, with few enough operations that the search for an order is complete. A transaction that conflicted is no part of the
 //! history: if it left anything, no order explains it. `ESKER_SEED` replays a seed's operations (not its schedule).
 
-use esker::{Durability, Error, Options, Store, Transaction, Value};
+use esker::{Durability, Error, Options, ReadTransaction, Store, Transaction, Value};
 use esker_sim::history::{Action, Clock, Event, Recorder, Together, add, check};
 use esker_sim::storage::SimStorage;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::borrow::Borrow;
 use std::sync::atomic::{AtomicU64, Ordering::*};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 const THREADS: u64 = 3;
 const KEYS: u64 = 3;
@@ -43,6 +43,57 @@ impl Held for [u8] {
     }
 }
 
+/// Where threads wait for each other, round by round. Unlike `std`'s barrier it lets nobody wait for one that panicked.
+struct Meeting {
+    threads: u64,
+    state: Mutex<Met>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Met {
+    arrived: u64,
+    round: u64,
+    is_off: bool,
+}
+
+impl Meeting {
+    fn new(threads: u64) -> Meeting {
+        Meeting { threads, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Met> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns when all are there.
+    fn wait(&self) {
+        let mut met = self.lock();
+        let round = met.round;
+        met.arrived += 1;
+        if met.arrived == self.threads {
+            (met.arrived, met.round) = (0, round + 1);
+            self.changed.notify_all();
+        }
+        let met = self.changed.wait_while(met, |met| met.round == round && !met.is_off).unwrap_or_else(PoisonError::into_inner);
+        let is_off = met.round == round;
+        drop(met);
+        assert!(!is_off, "another thread panicked");
+    }
+}
+
+/// A thread at a meeting, which it calls off when it panics.
+struct Attendance<'m>(&'m Meeting);
+
+impl Drop for Attendance<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.lock().is_off = true;
+            self.0.changed.notify_all();
+        }
+    }
+}
+
 /// One store under rounds of threads.
 struct Rounds<'s, V: Held + ?Sized> {
     store: &'s Store<u64, V>,
@@ -52,14 +103,15 @@ struct Rounds<'s, V: Held + ?Sized> {
 
 impl<V: Held + ?Sized> Rounds<'_, V> {
     fn run(&self, rounds: u64) {
-        let barrier = Barrier::new(THREADS as usize);
+        let meeting = Meeting::new(THREADS);
         let per_thread: Vec<Vec<Vec<Event<Together>>>> = std::thread::scope(|scope| {
-            let barrier = &barrier;
+            let meeting = &meeting;
             let threads = (0..THREADS).map(|thread| {
                 scope.spawn(move || {
+                    let _attendance = Attendance(meeting);
                     let mut random = ChaCha8Rng::seed_from_u64(seed() * 1000 + thread);
                     let round = |round| {
-                        barrier.wait();
+                        meeting.wait();
                         self.work(round * KEYS, &mut random)
                     };
                     (0..rounds).map(round).collect()
@@ -81,11 +133,13 @@ impl<V: Held + ?Sized> Rounds<'_, V> {
     fn work(&self, first_key: u64, random: &mut ChaCha8Rng) -> Vec<Event<Together>> {
         let mut recorder = Recorder::new(&self.clock);
         for _ in 0..CALLS {
-            if random.random_ratio(1, 3) {
-                let key = first_key + random.random_range(0..KEYS);
-                recorder.record(0, || Together(vec![(key, self.plain(key, random))]));
-            } else {
-                recorder.record_if(0, || self.transaction(first_key, random));
+            match random.random_range(0..12) {
+                0..4 => {
+                    let key = first_key + random.random_range(0..KEYS);
+                    recorder.record(0, || Together(vec![(key, self.plain(key, random))]));
+                }
+                4 | 5 => recorder.record(0, || self.reading(first_key, random)),
+                _ => recorder.record_if(0, || self.transaction(first_key, random)),
             }
         }
         recorder.finish()
@@ -138,6 +192,19 @@ impl<V: Held + ?Sized> Rounds<'_, V> {
         }
     }
 
+    /// Reads alone, which never conflict.
+    fn reading(&self, first_key: u64, random: &mut ChaCha8Rng) -> Together {
+        let count = random.random_range(1..=5);
+        let read = |tx: &ReadTransaction<'_, u64, V>| {
+            let mut one = || {
+                let key = first_key + random.random_range(0..KEYS);
+                Ok((key, Action::Get(tx.get(&key)?.map(|value| V::bytes_of(&value)))))
+            };
+            (0..count).map(|_| one()).collect()
+        };
+        Together(self.store.read_transaction(read).unwrap())
+    }
+
     fn part(tx: &mut Transaction<'_, u64, V>, key: u64, random: &mut ChaCha8Rng) -> Result<Action, Error> {
         Ok(match random.random_range(0..5) {
             0 | 1 => Action::Get(tx.get(&key)?.map(|value| V::bytes_of(&value))),
@@ -170,6 +237,24 @@ fn short_histories_of_words_are_strictly_serializable() {
 #[test]
 fn short_histories_of_bytes_are_strictly_serializable() {
     judge::<[u8]>(&Options::new().memory("16MiB").in_memory().unwrap(), 20_000);
+}
+
+/// A round that a thread never comes to ends for the others as well.
+#[test]
+fn a_panic_calls_the_meeting_off() {
+    let meeting = Meeting::new(2);
+    let ended = std::thread::scope(|scope| {
+        let come = |rounds: u64| {
+            let meeting = &meeting;
+            scope.spawn(move || {
+                let _attendance = Attendance(meeting);
+                (0..rounds).for_each(|_| meeting.wait());
+                panic!("on purpose");
+            })
+        };
+        [come(3), come(5)].map(|thread| *thread.join().unwrap_err().downcast::<&str>().unwrap())
+    });
+    assert_eq!(ended, ["on purpose", "another thread panicked"]);
 }
 
 /// The boundary passes the records all the time: some are mutable, some frozen, some copied.

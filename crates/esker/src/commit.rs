@@ -61,6 +61,8 @@ pub(crate) struct Commits {
     at_rest: Condvar,
     /// The line's number is about to change: no transaction may begin its commit.
     is_cutting: AtomicBool,
+    /// The last line of any kind.
+    last: Mutex<Option<Line>>,
 }
 
 /// A thread that sleeps until its line was drawn, or is its own to draw. It is on the list exactly while it sleeps or has not
@@ -92,6 +94,9 @@ pub(crate) struct Line {
     pub(crate) number: u64,
     pub(crate) window: u64,
     pub(crate) cut: u64,
+    /// The time of the cut, in milliseconds since 1970: no transaction before it judged by a later one, none behind it by an
+    /// earlier one.
+    pub(crate) now: u64,
 }
 
 impl Engine {
@@ -221,13 +226,28 @@ impl Engine {
         let cut = bounds.tail.0.fetch_add(0, AcqRel);
         bounds.floor.store(cut, SeqCst);
         bounds.read_only.store(cut, SeqCst);
+        let now = self.expiry.now();
         // Release: a transaction that finds it open again finds all of the above.
         self.commits.is_cutting.store(false, Release);
         if !cfg!(esker_planted_bug = "cut_without_drain") {
             self.epochs.drain();
         }
         bounds.safe_read_only.store(cut, Release);
-        Line { number, window: bounds.drawn.swap(cut, Relaxed), cut }
+        let line = Line { number, window: bounds.drawn.swap(cut, Relaxed), cut, now };
+        *self.commits.last.lock().unwrap_or_else(|e| e.into_inner()) = Some(line);
+        line
+    }
+
+    /// The last line, as of now, if there is nothing above its cut: then another one would hold the same.
+    pub(crate) fn last_line_again(&self, _: &MutexGuard<'_, ()>) -> Option<Line> {
+        let last = *self.commits.last.lock().unwrap_or_else(|e| e.into_inner());
+        let line = last.filter(|line| line.cut == self.log.tail())?;
+        // The time is to fall between transactions, as that of a new line does.
+        self.hold_transactions();
+        let now = self.expiry.now();
+        let is_still = self.log.tail() == line.cut;
+        self.commits.is_cutting.store(false, Release);
+        is_still.then_some(Line { now, ..line })
     }
 
     /// Returns when no transaction is in its commit, and lets none enter until `is_cutting` falls: the line's number and the

@@ -13,8 +13,9 @@
 //!   that has expired is a tombstone.
 //! * **Whether a cold record is the newest** is known at once if its entry leads to it. If the entry leads to another cold
 //!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses.
-//! * **Snapshots** read what was superseded: while one is held (`snapshot.rs`) no stretch begins, none is given back, and a
-//!   copy leads to the record that it was made of.
+//! * **Snapshots** read what was superseded (`snapshot.rs`): while one is held a copy leads to the record that it was made of, and
+//!   a stretch is given back when all who held while it was copied have let go. No other begins before. A cache, which drops what
+//!   lives, begins none at all while anybody holds.
 //! * **A reader** that was on its way to a record below `begin` finds nothing there, looks again, and finds the copy.
 //!
 //! **When**: dead bytes are counted where records are superseded or deleted. Above the space target the driver compacts, a
@@ -36,6 +37,7 @@ use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
 use crate::traverse::{Scanned, Span, Visitor};
 use std::io::ErrorKind;
+use std::time::Duration;
 
 /// A stretch is this part of the log's memory, within bounds: long enough that its line and its two syncs are worth it.
 const STRETCH_PART: u64 = 32;
@@ -46,6 +48,9 @@ const LOG_BYTES_MIN: u64 = 4 << 20;
 /// Blocks between two reads that are cheaper to read along than to leave out.
 const GAP_BLOCKS: u64 = 16;
 const RUN_BLOCKS: u64 = 256;
+/// How long and how often a full store waits for those who hold what would make room.
+const HELD_PAUSE: Duration = Duration::from_millis(1);
+const HELD_PAUSES: u32 = 16;
 
 #[derive(Default)]
 pub(crate) struct Compaction {
@@ -56,6 +61,18 @@ pub(crate) struct Compaction {
     given_back: AtomicU64,
     pass: Mutex<Option<Pass>>,
     done: Mutex<Done>,
+    /// A stretch that somebody held when it had been copied.
+    copied: Mutex<Option<Copied>>,
+}
+
+/// A stretch from the log's beginning to `reached`, all of whose living records have copies.
+#[derive(Clone, Copy)]
+struct Copied {
+    from: u64,
+    reached: u64,
+    moved: u64,
+    /// Bytes that had been counted as dead.
+    dead: u64,
 }
 
 /// A way through the whole log, as it was when it began: at its end nothing is left of what was dead then, whatever was
@@ -109,15 +126,15 @@ impl Engine {
     }
 
     /// Notes what a stretch gave back.
-    fn note_stretch(&self, from: u64, reached: u64, mover: &Mover<'_>) {
+    fn note_stretch(&self, stretch: Copied) {
         let Compaction { given_back, pass, done, .. } = &self.compaction;
         let mut done = lock(done);
         done.stretches += 1;
-        done.given_back_bytes += reached - from;
-        done.moved_bytes += mover.moved;
-        match lock(pass).take_if(|pass| reached >= pass.until) {
+        done.given_back_bytes += stretch.reached - stretch.from;
+        done.moved_bytes += stretch.moved;
+        match lock(pass).take_if(|pass| stretch.reached >= pass.until) {
             Some(pass) => given_back.store(pass.counted, Relaxed),
-            None => _ = given_back.fetch_add(mover.visited.saturating_sub(mover.moved + mover.expired), Relaxed),
+            None => _ = given_back.fetch_add(stretch.dead, Relaxed),
         }
     }
 
@@ -170,14 +187,24 @@ impl Engine {
 
     /// For a store in memory that is full: true if there is room for `bytes` now.
     pub(crate) fn reclaim(&self, bytes: u64) -> Result<bool> {
+        let mut pauses = 0;
         let fits = || self.log_bytes() + bytes <= self.log.budget.load(Relaxed);
         let until = self.log.tail();
         self.sample_expired();
         while !fits() {
             // Once through the log at most; and not at all when next to nothing would come of it.
             let hopeless = self.dead_bytes() < self.log_extent() / 32 || self.log.bounds.begin.load(Relaxed) >= until;
-            if hopeless || !self.compact_stretch()? {
+            if hopeless {
                 return Ok(fits());
+            }
+            if !self.compact_stretch()? {
+                // A read-only transaction ends soon, a scan may not.
+                let is_held = lock(&self.compaction.copied).is_some();
+                if !is_held || pauses == HELD_PAUSES {
+                    return Ok(fits());
+                }
+                pauses += 1;
+                std::thread::sleep(HELD_PAUSE);
             }
             self.share_budget();
         }
@@ -195,7 +222,11 @@ impl Engine {
         if !is_due() {
             return Ok(true);
         }
-        if self.holds.is_any() {
+        let copied = *lock(&self.compaction.copied);
+        if let Some(copied) = copied {
+            return self.give_back(copied);
+        }
+        if caching.is_some() && self.holds.is_any() {
             return Ok(false);
         }
         let bounds = &self.log.bounds;
@@ -214,27 +245,17 @@ impl Engine {
             if to <= from {
                 return Ok(false);
             }
-            let mut mover = Mover {
-                engine: self,
-                visited: 0,
-                moved: 0,
-                expired: 0,
-                doubtful: Vec::new(),
-                keys: Vec::new(),
-                caching,
-                stretch: to - from,
-            };
+            let mut mover =
+                Mover { engine: self, moved: 0, expired: 0, doubtful: Vec::new(), keys: Vec::new(), caching, stretch: to - from };
             let reached = self.visit_stretch(from, to, &mut mover)?;
             mover.settle()?;
             if reached > from {
                 if let Some(caching) = caching {
                     caching.adapt(mover.moved, reached - from);
                 }
-                let given = self.give_back(reached)?;
-                if given {
-                    self.note_stretch(from, reached, &mover);
-                }
-                return Ok(given);
+                let dead = (reached - from).saturating_sub(mover.moved + mover.expired);
+                self.holds.set_copied(reached);
+                return self.give_back(Copied { from, reached, moved: mover.moved, dead });
             }
             // A record longer than the stretch, unless it is the log's last.
             if from + stretch >= self.log.tail() {
@@ -272,13 +293,22 @@ impl Engine {
         Ok(span.reached())
     }
 
-    /// Nothing below `to` is needed any more. False if the store was closed meanwhile, or is held.
-    fn give_back(&self, to: u64) -> Result<bool> {
-        let bounds = &self.log.bounds;
-        let from = bounds.begin.load(Relaxed);
-        if !self.holds.unless_any(|| bounds.compacted.store(to, SeqCst)) {
+    /// Gives a stretch back that has been copied. False if the store was closed meanwhile, or somebody holds the stretch: then it is
+    /// for later.
+    fn give_back(&self, stretch: Copied) -> Result<bool> {
+        let is_free = self.holds.let_go(stretch.reached, || self.log.bounds.compacted.store(stretch.reached, SeqCst));
+        *lock(&self.compaction.copied) = if is_free { None } else { Some(stretch) };
+        if !is_free || !self.begin_at(stretch.reached)? {
             return Ok(false);
         }
+        self.note_stretch(stretch);
+        Ok(true)
+    }
+
+    /// Nothing below `to` is needed any more. False if the store was closed meanwhile.
+    fn begin_at(&self, to: u64) -> Result<bool> {
+        let bounds = &self.log.bounds;
+        let from = bounds.begin.load(Relaxed);
         if self.is_in_memory() {
             let _guard = lock(&self.boundaries);
             bounds.begin.store(to, SeqCst);
@@ -334,8 +364,7 @@ impl Engine {
 /// Moves what lives in a stretch.
 struct Mover<'a> {
     engine: &'a Engine,
-    /// Bytes of records seen, and of copies made.
-    visited: u64,
+    /// Bytes of copies made.
     moved: u64,
     /// Bytes of expired records dropped: nobody counted them.
     expired: u64,
@@ -361,7 +390,6 @@ impl Visitor for Mover<'_> {
     }
 
     fn visit(&mut self, scanned: &Scanned, bytes: &[u8]) -> Result<()> {
-        self.visited += bytes.len() as u64;
         self.consider(scanned.at, scanned.hash, bytes, None)
     }
 }
@@ -422,14 +450,14 @@ impl Mover<'_> {
         }
     }
 
-    /// An expired record is a tombstone: what is older lies lower and went before.
+    /// An expired record is a tombstone, unless a snapshot has it as a value: what is older lies lower and went before.
     fn has_expired(&self, bytes: &[u8]) -> bool {
         let expires = record::expiry_of(bytes);
         if expires == NEVER {
             return false;
         }
         self.engine.expiry.watch();
-        self.engine.has_passed(expires)
+        self.engine.has_passed(expires) && self.engine.holds.have_seen(expires)
     }
 
     /// A cache does without it.

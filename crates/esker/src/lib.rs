@@ -68,6 +68,6 @@ pub use expiry::{Clock, ManualClock, SystemClock};
 pub use options::{ByteCount, Options};
 pub use scan::{Cursor, Iter, Page, Plan, Scan, Strategy};
 pub use stats::{CacheStats, ExpiryStats, IndexStats, LoadStats, LogStats, MemoryStats, OperationStats, SpaceStats, Stats, Warning};
-pub use store::{Store, Transaction, Ttl, Version};
+pub use store::{ReadTransaction, Store, Transaction, Ttl, Version};
 pub use types::{Key, Value};
 pub use verify::{Verification, verify, verify_in};

@@ -18,7 +18,7 @@
 
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, DeviceRead, SECTOR_BYTES};
-use crate::epoch::Slot;
+use crate::epoch::{Counter, Slot};
 use crate::error::{Error, Result};
 use crate::manifest::LOG;
 use crate::memory::Region;
@@ -235,6 +235,8 @@ impl Log {
         let longer = if was_full { slot.piece_bytes.load(Relaxed) * 2 } else { 0 };
         let piece = longer.max(bytes.next_multiple_of(BLOCK_BYTES)).clamp(FIRST_PIECE_BYTES, PIECE_BYTES);
         let at = self.claim(piece, reserve)?;
+        // What is left of the last one is dead. With many lines that is more than all that is written.
+        slot.count(Counter::DeadByte, slot.end.load(Relaxed).saturating_sub(slot.cursor.load(Relaxed)));
         slot.piece_bytes.store(piece, Relaxed);
         slot.cursor.store(at + bytes, Relaxed);
         slot.end.store(at + piece, Relaxed);

@@ -11,12 +11,14 @@
 //! * **Links are held**: a record that supersedes one below the newest cut held leads to it, not past it (`previous_for`).
 //!   So from the entry down, the key's first record that counts is its version as of the cut. Records above the cut go past
 //!   each other as always: a chain has one version more for each snapshot that could need it.
-//! * **The beginning is held**: compaction begins no stretch and gives none back while anybody holds ([`Holds`]). A stretch
-//!   that was decided on before ([`Holds::unless_any`]) had its living records copied before, that is, below the cut.
+//! * **The beginning is held** ([`Holds`]): compaction may copy what lives in a stretch meanwhile, for a copy leads to what it was
+//!   made of; but a stretch is given back only when all holds began behind its copying ([`Holds::let_go`]). Those find the
+//!   copies below their cut, and begin there themselves. So snapshots that follow each other closely stop nothing.
+//! * **The time is held**: what ends after the cut is there in the snapshot. Compaction drops what had ended for all who hold.
 //!
 //! **Drawing one**: say that links are held (`held` is [`NOWHERE`]: all of them), drain, draw the line, lower `held` to its
 //! cut. Who passed a record by before the drain ended published what supersedes it before the cut was drawn: it is below the
-//! cut and counts.
+//! cut and counts. If after that drain nothing lies above the last line's cut, that line serves once more.
 //!
 //! **Which records count** needs no more than their parity: below the cut, all were made before the drain of its line ended, so
 //! for this line, for the next one, or for earlier ones; and those of earlier ones lie below the window or are of the next
@@ -28,7 +30,7 @@
 //! for values and ends in place, there too, and the lives that a cache counts in a header, which say nothing to a view.
 //!
 //! What a snapshot costs: each record below the cut is copied once when it changes next, and no space comes back while it is
-//! held; a store in memory that is full answers `Full` meanwhile.
+//! held but the stretch whose copying came before it; a store in memory that is full answers `Full` meanwhile.
 //!
 //! A [`Hold`] alone keeps what is reachable now from being given back; it draws nothing, and what it reads is of no one moment.
 
@@ -49,17 +51,25 @@ pub(crate) struct View {
     window: u64,
     pub(crate) cut: u64,
     flag: u64,
+    /// What has ended by then is absent, in milliseconds since 1970.
+    pub(crate) now: u64,
 }
 
 impl View {
     fn of(line: Line, begin: u64) -> Self {
-        Self { begin, window: line.window, cut: line.cut, flag: line_flag(line.number) }
+        Self { begin, window: line.window, cut: line.cut, flag: line_flag(line.number), now: line.now }
     }
 
     /// True if a record is part of the view.
     #[inline(always)]
     pub(crate) fn counts(&self, at: u64, header: u64) -> bool {
         (at < self.window || at < self.cut && header & ODD_LINE == self.flag) && header & ABANDONED == 0
+    }
+
+    /// True if a record with this header, which ends then, holds a value.
+    #[inline(always)]
+    pub(crate) fn is_value(&self, header: u64, expires: u64) -> bool {
+        header & ABSENT == 0 && expires > self.now
     }
 }
 
@@ -89,65 +99,94 @@ impl Plain {
     }
 }
 
-/// Who holds what: one cut for each snapshot, 0 for each mere hold.
+/// What somebody holds.
+#[derive(Clone, Copy, PartialEq)]
+struct Held {
+    /// The snapshot's; 0 of a mere hold.
+    cut: u64,
+    begin: u64,
+    /// The time of the cut, or one before it.
+    now: u64,
+}
+
+/// Who holds what.
 #[derive(Default)]
-pub(crate) struct Holds(Mutex<Vec<u64>>);
+pub(crate) struct Holds(Mutex<Holding>);
+
+#[derive(Default)]
+struct Holding {
+    held: Vec<Held>,
+    /// All that lives below has a copy above.
+    copied: u64,
+}
 
 impl Holds {
     pub(crate) fn is_any(&self) -> bool {
-        !lock(&self.0).is_empty()
+        !lock(&self.0).held.is_empty()
     }
 
-    /// Runs `act` unless somebody holds; nobody begins to meanwhile.
-    pub(crate) fn unless_any(&self, act: impl FnOnce()) -> bool {
-        let holds = lock(&self.0);
-        if holds.is_empty() {
+    /// True if what ends then had ended for all who hold. Who begins to after this call looks at the clock after it.
+    pub(crate) fn have_seen(&self, end: u64) -> bool {
+        lock(&self.0).held.iter().all(|held| held.now >= end)
+    }
+
+    /// All that lives below `to` has been copied: who begins to hold from now on needs nothing of it.
+    pub(crate) fn set_copied(&self, to: u64) {
+        lock(&self.0).copied = to;
+    }
+
+    /// Runs `act` if nobody needs what lies below `to`, nor will.
+    pub(crate) fn let_go(&self, to: u64, act: impl FnOnce()) -> bool {
+        let holding = lock(&self.0);
+        let is_free = holding.copied >= to && holding.held.iter().all(|held| held.begin >= to);
+        if is_free {
             act();
         }
-        holds.is_empty()
+        is_free
     }
 }
 
 /// Keeps what is reachable where it is, until it is dropped.
 pub(crate) struct Hold {
     engine: Arc<Engine>,
-    cut: u64,
-    begin: u64,
+    held: Held,
 }
 
 impl Hold {
     fn new(engine: &Arc<Engine>, cut: u64) -> Self {
-        let mut holds = lock(&engine.holds.0);
-        holds.push(cut);
-        engine.publish_holds(&holds);
-        // Under the same lock: what compaction decided to give back it has copied, and what it did not it will not.
-        let begin = engine.log.bounds.compacted.load(Acquire);
-        drop(holds);
-        Self { engine: engine.clone(), cut, begin }
+        let mut holding = lock(&engine.holds.0);
+        // Under the same lock: what compaction gives back it has copied before.
+        let begin = engine.log.bounds.compacted.load(Acquire).max(holding.copied);
+        let held = Held { cut, begin, now: engine.expiry.now() };
+        holding.held.push(held);
+        engine.publish_holds(&holding.held);
+        drop(holding);
+        Self { engine: engine.clone(), held }
     }
 
-    fn set_cut(&mut self, cut: u64) {
-        let mut holds = lock(&self.engine.holds.0);
-        if let Some(held) = holds.iter_mut().find(|held| **held == self.cut) {
-            *held = cut;
+    fn set_line(&mut self, line: Line) {
+        let now = Held { cut: line.cut, now: line.now, ..self.held };
+        let mut holding = lock(&self.engine.holds.0);
+        if let Some(held) = holding.held.iter_mut().find(|held| **held == self.held) {
+            *held = now;
         }
-        self.cut = cut;
-        self.engine.publish_holds(&holds);
+        self.held = now;
+        self.engine.publish_holds(&holding.held);
     }
 
     /// The store as it is whenever one looks.
     pub(crate) fn view(&self) -> View {
-        View { begin: self.begin, window: NOWHERE, cut: NOWHERE, flag: 0 }
+        View { begin: self.held.begin, window: NOWHERE, cut: NOWHERE, flag: 0, now: self.engine.expiry.now() }
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        let mut holds = lock(&self.engine.holds.0);
-        if let Some(at) = holds.iter().position(|held| *held == self.cut) {
-            holds.swap_remove(at);
+        let mut holding = lock(&self.engine.holds.0);
+        if let Some(at) = holding.held.iter().position(|held| *held == self.held) {
+            holding.held.swap_remove(at);
         }
-        self.engine.publish_holds(&holds);
+        self.engine.publish_holds(&holding.held);
     }
 }
 
@@ -182,9 +221,11 @@ impl Engine {
         if !broken(Rule::HoldDrains) {
             self.epochs.drain();
         }
-        let line = self.draw(&lock(&self.boundaries));
-        hold.set_cut(line.cut);
-        let view = View::of(line, hold.begin);
+        let boundaries = lock(&self.boundaries);
+        let line = self.last_line_again(&boundaries).unwrap_or_else(|| self.draw(&boundaries));
+        drop(boundaries);
+        hold.set_line(line);
+        let view = View::of(line, hold.held.begin);
         Ok(Snapshot { _hold: hold, view })
     }
 
@@ -218,9 +259,9 @@ impl Engine {
         Newest::Nowhere { at }
     }
 
-    fn publish_holds(&self, holds: &[u64]) {
+    fn publish_holds(&self, holds: &[Held]) {
         // Release: who sees it lowered sees that the line was drawn.
-        self.log.bounds.held.store(holds.iter().copied().max().unwrap_or(0), Release);
+        self.log.bounds.held.store(holds.iter().map(|held| held.cut).max().unwrap_or(0), Release);
     }
 }
 

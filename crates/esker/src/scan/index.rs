@@ -145,7 +145,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
             let key = record.key;
             let is_new = || !chain.keys.iter().any(|met| **met == *key);
             if self.view.counts(at, record.header) && chain.taken.takes(chain.entry, self.hash(key)) && is_new() {
-                if self.is_value(record.header, record.expires) && self.wants(key) {
+                if self.view.is_value(record.header, record.expires) && self.wants(key) {
                     visit(key, record.value);
                 }
                 chain.keys.push(Box::from(key));

@@ -42,7 +42,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
                 if !view.counts(at, record.header) || record.key != *key {
                     return true;
                 }
-                if self.frame.is_value(record.header, record.expires) {
+                if self.frame.view.is_value(record.header, record.expires) {
                     visit(key, record.value);
                 }
                 false

@@ -160,7 +160,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
             && let Some(plain) = view.plain(base, base + bytes.len() as u64)
         {
             return walk(layout::<K, V>(), base, bytes, |at, header, record| {
-                if plain.is_lasting(header) || view.counts(at, header) && frame.is_value(header, record::expiry_of(record)) {
+                if plain.is_lasting(header) || view.counts(at, header) && frame.view.is_value(header, record::expiry_of(record)) {
                     let (key, value) = frame.pair(record);
                     visit(key, value);
                 }
@@ -169,7 +169,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
         }
         let read = walk(layout::<K, V>(), base, bytes, |at, header, record| {
             let counts = view.counts(at, header) && !scars.iter().any(|scar| scar.excludes(at, header));
-            if !counts || !frame.is_value(header, record::expiry_of(record)) {
+            if !counts || !frame.view.is_value(header, record::expiry_of(record)) {
                 return Ok(());
             }
             let (key, value) = frame.pair(record);

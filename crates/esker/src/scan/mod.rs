@@ -29,7 +29,7 @@ pub use plan::{Plan, Strategy};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::memory::prefetch;
-use crate::record::{self, ABSENT, Record};
+use crate::record::{self, Record};
 use crate::snapshot::View;
 use crate::store::Store;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -78,8 +78,6 @@ pub struct Scan<'a, K: Key + ?Sized, V: Value + ?Sized> {
 struct Frame<'a, K: Key + ?Sized, V: Value + ?Sized> {
     store: &'a Store<K, V>,
     view: View,
-    /// What has ended by then is absent, in milliseconds since 1970.
-    now: u64,
     prefix: Option<Vec<u8>>,
     /// Of a list of keys, where it is not the list that is walked.
     keys: Option<HashSet<&'a [u8]>>,
@@ -141,15 +139,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
         if Store::<K, V>::WORD { record.word_key(Store::<K, V>::KEY_WIDTH) } else { record.bytes_key() }
     }
 
-    /// True if a record with this header, which ends then, holds a value.
-    #[inline(always)]
-    fn is_value(&self, header: u64, expires: u64) -> bool {
-        header & ABSENT == 0 && expires > self.now
-    }
-
     #[cold]
     fn is_special_value(&self, record: &Record) -> bool {
-        self.is_value(record.header().load(Acquire), self.engine().expiry_of(*record))
+        self.view.is_value(record.header().load(Acquire), self.engine().expiry_of(*record))
     }
 
     /// Copies a record's key and value, if it has one. Under a pin.
@@ -401,7 +393,6 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     fn frame(self, view: View, total: u64) -> Frame<'a, K, V> {
         let control = Control { done: AtomicU64::new(0), total, progress: self.progress };
         let keys = self.keys.map(|keys| keys.into_iter().collect());
-        let now = self.store.engine.expiry.now();
-        Frame { store: self.store, view, now, prefix: self.prefix, keys, control }
+        Frame { store: self.store, view, prefix: self.prefix, keys, control }
     }
 }

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::log::{ColdBytes, Log};
 use crate::promotion::ColdFind;
 use crate::record::{self, ABSENT, ADDRESS_MASK, ColdRecord};
+use crate::snapshot::View;
 use crate::sync::atomic::Ordering::*;
 
 /// Where a walk is: the record at `at`, of which the first `bytes` are to be read. At 0 it is over.
@@ -74,7 +75,7 @@ impl Walk {
                 self.bytes = bytes;
                 return Ok(Walked::On);
             }
-            Parsed::Short(_) => return Err(Error::corruption(format!("a record is longer than it says address={at}"))),
+            Parsed::Short(_) => return Err(too_long(at)),
         };
         if record.key == key {
             self.at = 0;
@@ -144,6 +145,29 @@ pub(super) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Re
     }
 }
 
+/// The key's newest record of a view in the chain that begins at `at`: its value goes to `into`, true if it is one. Not under a pin,
+/// but while the view is held.
+pub(super) fn read_in(engine: &Engine, view: &View, mut at: u64, key: &[u8], into: &mut Vec<u8>) -> Result<bool> {
+    let device = engine.log.cold_device()?;
+    let first = record::first_bytes(engine.layout);
+    let mut bytes = first;
+    while at >= view.begin {
+        engine.epochs.slot()?.count(Counter::DeviceRead, 1);
+        let mut read = Log::cold_read(at, bytes, 0);
+        device.read(read.offset(), read.bytes_mut())?;
+        match parse(engine.layout, at, &engine.log.open_record(&mut read)?)? {
+            Parsed::Short(whole) if whole > bytes => bytes = whole,
+            Parsed::Short(_) => return Err(too_long(at)),
+            Parsed::Record(record) if view.counts(at, record.header) && record.key == key => {
+                into.extend_from_slice(record.value);
+                return Ok(view.is_value(record.header, record.expires));
+            }
+            Parsed::Record(record) => (at, bytes) = (record.header & ADDRESS_MASK, first),
+        }
+    }
+    Ok(false)
+}
+
 /// The address of the key's newest record in the chain that begins at `at`, or `None`. Not under a pin.
 pub(crate) fn find(engine: &Engine, mut at: u64, key: &[u8]) -> Result<Option<u64>> {
     while at != 0 && at >= engine.log.bounds.begin.load(Acquire) {
@@ -179,6 +203,10 @@ fn part(engine: &Engine, at: u64, bytes: u64) -> Result<Vec<u8>> {
     engine.log.cold_device()?.read(read.offset(), read.bytes_mut())?;
     let cold = engine.log.open_blocks(&mut read)?;
     cold.get(at, bytes).map(<[u8]>::to_vec).ok_or_else(|| no_record(at))
+}
+
+fn too_long(at: u64) -> Error {
+    Error::corruption(format!("a record is longer than it says address={at}"))
 }
 
 fn no_record(at: u64) -> Error {

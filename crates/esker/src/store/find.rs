@@ -42,7 +42,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     #[inline(always)]
-    fn is_of(&self, record: Record, key: &[u8]) -> bool {
+    pub(super) fn is_of(&self, record: Record, key: &[u8]) -> bool {
         let found = if Self::WORD { record.word_key(Self::KEY_WIDTH) } else { record.bytes_key() };
         found == key
     }

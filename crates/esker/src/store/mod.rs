@@ -51,7 +51,7 @@ use std::thread::JoinHandle;
 pub use conditional::Version;
 pub use expire::Ttl;
 use helpers::Helpers;
-pub use transaction::Transaction;
+pub use transaction::{ReadTransaction, Transaction};
 
 /// A key-value store. Cloning it is cheap and gives the same store; it closes with its last clone.
 pub struct Store<K: Key + ?Sized, V: Value + ?Sized> {

@@ -131,11 +131,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Under a pin.
     pub(super) fn value_of(&self, record: Record) -> Vec<u8> {
-        if Self::WORD {
-            return record.word_value(Self::KEY_WIDTH).load(Acquire).to_ne_bytes()[..Self::VALUE_WIDTH].to_vec();
-        }
         let mut value = Vec::new();
-        record.read_value(&mut value);
+        self.copy_value(record, &mut value);
         value
+    }
+
+    /// Under a pin, into an empty buffer.
+    pub(super) fn copy_value(&self, record: Record, into: &mut Vec<u8>) {
+        if Self::WORD {
+            let word = record.word_value(Self::KEY_WIDTH).load(Acquire);
+            into.extend_from_slice(&word.to_ne_bytes()[..Self::VALUE_WIDTH]);
+        } else {
+            record.read_value(into);
+        }
     }
 }

@@ -18,10 +18,11 @@
 //!   if what was read still stands.
 //!
 //! `witness.rs` says what a read has seen, `commit.rs` how many keys change at once, `latches.rs` (of the engine) who keeps
-//! out of whose way.
+//! out of whose way. `reading.rs` has transactions that only read, and need none of that.
 
 mod backoff;
 mod commit;
+mod reading;
 mod witness;
 
 use super::Store;
@@ -32,6 +33,7 @@ use crate::record::NEVER;
 use crate::types::{Key, Value};
 use backoff::Backoff;
 use hashbrown::HashTable;
+pub use reading::ReadTransaction;
 use std::borrow::Borrow;
 use witness::Read;
 
