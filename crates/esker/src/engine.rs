@@ -49,6 +49,8 @@ pub(crate) struct Engine {
     /// Cold records that are read again come back into memory (`promotion.rs`).
     pub(crate) is_promoting: bool,
     pub(crate) lately: Lately,
+    /// Nothing changes in place, and each record leads to the one that it supersedes (`store/history.rs`).
+    pub(crate) keeps_versions: bool,
     pub(crate) images: Images,
     pub(crate) expiry: Expiry,
     /// In a cache.
@@ -146,6 +148,7 @@ pub(crate) struct Parts {
     pub(crate) verifies_reads: bool,
     pub(crate) recovery: Manner,
     pub(crate) promotion: bool,
+    pub(crate) keeps_versions: bool,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) cache: Option<Cache>,
 }
@@ -168,6 +171,7 @@ impl Engine {
             commits: Commits::default(),
             compaction: Compaction::default(),
             is_promoting: parts.promotion && has_device,
+            keeps_versions: parts.keeps_versions,
             lately: Lately::default(),
             images: Images::default(),
             expiry: Expiry::new(parts.clock),
@@ -583,6 +587,7 @@ impl Engine {
             commits: Commits::default(),
             compaction: Compaction::default(),
             is_promoting: false,
+            keeps_versions: false,
             lately: Lately::default(),
             images: Images::default(),
             expiry: Expiry::new(Arc::new(crate::expiry::SystemClock)),

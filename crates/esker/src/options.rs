@@ -38,6 +38,7 @@ pub struct Options {
     space_amplification: f64,
     segment_bytes: Option<u64>,
     promotion: bool,
+    history: bool,
     clock: Arc<dyn Clock>,
     cache: Option<Cache>,
 }
@@ -105,6 +106,7 @@ impl Options {
             space_amplification: 2.0,
             segment_bytes: None,
             promotion: true,
+            history: false,
             clock: Arc::new(SystemClock),
             cache: None,
         }
@@ -184,6 +186,15 @@ impl Options {
     #[must_use]
     pub fn promotion(mut self, wanted: bool) -> Self {
         self.promotion = wanted;
+        self
+    }
+
+    /// True: what a change replaces stays readable by [`Store::history`] as long as it lies in the log. Then no change is made in
+    /// place: each one, a deletion too, is a record of its own, which compaction takes back in time. The log grows faster by that,
+    /// and updates take longer.
+    #[must_use]
+    pub fn history(mut self, wanted: bool) -> Self {
+        self.history = wanted;
         self
     }
 
@@ -288,6 +299,7 @@ impl Options {
             verifies_reads: self.verifies_reads,
             recovery: self.recovery,
             promotion: self.promotion,
+            keeps_versions: self.history,
             clock: self.clock,
             cache: self.cache,
         })?)

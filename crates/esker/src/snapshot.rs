@@ -259,9 +259,15 @@ impl Engine {
         Newest::Nowhere { at }
     }
 
+    /// From now on all links are held. For a store that nobody uses yet.
+    pub(crate) fn keep_versions(&self) {
+        self.publish_holds(&[]);
+    }
+
     fn publish_holds(&self, holds: &[Held]) {
         // Release: who sees it lowered sees that the line was drawn.
-        self.log.bounds.held.store(holds.iter().map(|held| held.cut).max().unwrap_or(0), Release);
+        let held = if self.keeps_versions { NOWHERE } else { holds.iter().map(|held| held.cut).max().unwrap_or(0) };
+        self.log.bounds.held.store(held, Release);
     }
 }
 

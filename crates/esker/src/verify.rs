@@ -117,6 +117,7 @@ pub(crate) fn resting_engine(storage: &Arc<dyn Storage>, state: &State) -> Resul
         verifies_reads: true,
         recovery: Manner::default(),
         promotion: false,
+        keeps_versions: false,
         clock: Arc::new(SystemClock),
         cache: None,
     })

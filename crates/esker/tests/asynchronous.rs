@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Unpark, block_on};
-use esker::{Device, DeviceRead, Error, MemoryDevice, Options, ReadSource, Store};
+use esker::{Device, DeviceRead, Error, MemoryDevice, Options, ReadSource, Store, Transaction};
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
@@ -290,4 +290,140 @@ fn a_full_memory_store_says_so() {
     let store: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
     let refused = (0..).find_map(|key| block_on(store.put_async(&key, &key)).err());
     assert!(matches!(refused, Some(Error::Full)));
+}
+
+// ---- transactions ------------------------------------------------------------------------------------------------------
+
+/// One transfer between accounts that may be cold.
+async fn transfer(store: &Store<u64, u64>, from: u64, to: u64, amount: u64) -> esker::Result<()> {
+    let moved = store.transaction_async(async |tx| {
+        let held = tx.get_async(&from).await?.unwrap_or(0);
+        if held < amount || from == to {
+            return Ok(());
+        }
+        tx.put(&from, &(held - amount))?;
+        tx.rmw_async(&to, |old| old.unwrap_or(0) + amount).await.map(|_| ())
+    });
+    match moved.await {
+        Err(Error::Conflict { .. }) => Ok(()),
+        other => other,
+    }
+}
+
+#[test]
+fn transactions_of_many_futures_and_threads_keep_the_sum() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open_temporary().unwrap();
+    const ACCOUNTS: u64 = 30;
+    (0..ACCOUNTS).for_each(|account| store.put(&account, &100).unwrap());
+    thread::scope(|scope| {
+        for thread in 0..3u64 {
+            let store = &store;
+            scope.spawn(move || {
+                for round in 0..40 {
+                    let account = |n: u64| (n * 7 + round * 13 + thread) % ACCOUNTS;
+                    let transfers = (0..50).map(|n| transfer(store, account(n), account(n + 3), n % 9));
+                    join_all(transfers).into_iter().for_each(|done| done.unwrap());
+                    // The accounts go cold.
+                    let others = 1_000 + (thread * 40 + round) * 10_000;
+                    (others..others + 10_000).for_each(|key| store.put(&key, &key).unwrap());
+                    let audit = block_on(store.transaction_async(async |tx| {
+                        let mut sum = 0;
+                        for account in 0..ACCOUNTS {
+                            sum += tx.get_async(&account).await?.unwrap_or(0);
+                        }
+                        Ok(sum)
+                    }));
+                    assert!(matches!(audit, Ok(sum) if sum == ACCOUNTS * 100) || matches!(audit, Err(Error::Conflict { .. })));
+                }
+            });
+        }
+    });
+    let sum: u64 = (0..ACCOUNTS).map(|account| store.get(&account).unwrap().unwrap()).sum();
+    assert_eq!(sum, ACCOUNTS * 100);
+}
+
+/// More conflicts than are answered by giving way: the later ones wait for the pauser, and no thread of ours sleeps.
+#[test]
+fn a_transaction_tries_again_and_gives_up_after_a_hundred_conflicts() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
+    for (conflicts, gets_through) in [(0, true), (3, true), (12, true), (200, false)] {
+        let mut runs = 0;
+        let done = block_on(store.transaction_async(async |tx| {
+            runs += 1;
+            let seen = tx.get_async(&1).await?.unwrap_or(0);
+            if runs <= conflicts {
+                store.put(&1, &(seen + 1))?;
+            }
+            tx.put(&2, &seen)
+        }));
+        assert_eq!((done.is_ok(), runs), (gets_through, if gets_through { conflicts + 1 } else { 100 }));
+        assert!(gets_through || matches!(done, Err(Error::Conflict { .. })));
+    }
+}
+
+#[test]
+fn a_transactions_cold_reads_overlap_with_others_and_dropping_it_changes_nothing() {
+    let (device, store) = watched();
+    let store = &store;
+    let begun = |key: u64| async move {
+        let body = async |tx: &mut Transaction<'_, u64, u64>| {
+            tx.put(&(KEYS + key), &key)?;
+            tx.rmw_async(&key, |old| old.unwrap() + 1).await?;
+            assert!(tx.delete_async(&(key + 500)).await?);
+            tx.contains_async(&(key + 500)).await
+        };
+        store.transaction_async(body).await
+    };
+    device.set_gate(true);
+    let kept: Vec<_> = (0..100).map(|key| polled_once(begun(key))).collect();
+    drop((100..200).map(|key| polled_once(begun(key))).collect::<Vec<_>>());
+    device.set_gate(false);
+    for future in kept {
+        assert!(!block_on(future).unwrap());
+    }
+    assert!(device.most.load(SeqCst) > 50, "reads must be under way together");
+    for key in 0..200 {
+        let is_done = key < 100;
+        assert_eq!(store.get(&key).unwrap(), Some(key * 3 + u64::from(is_done)));
+        assert_eq!((store.contains(&(key + 500)).unwrap(), store.contains(&(KEYS + key)).unwrap()), (!is_done, is_done));
+    }
+}
+
+#[test]
+fn closing_ends_a_transactions_wait_and_an_error_reaches_its_future() {
+    let (device, store) = watched();
+    device.fails.store(true, SeqCst);
+    let read = || block_on(store.transaction_async(async |tx| tx.get_async(&1).await));
+    assert!(matches!(read(), Err(Error::Io(_))));
+    device.fails.store(false, SeqCst);
+    assert_eq!(read().unwrap(), Some(3));
+    device.set_gate(true);
+    let future = polled_once(store.transaction_async(async |tx| tx.get_async(&2).await));
+    thread::scope(|scope| {
+        let closing = scope.spawn(|| store.close());
+        while !matches!(store.get(&KEYS), Err(Error::Closed)) {
+            thread::yield_now();
+        }
+        device.set_gate(false);
+        assert!(matches!(block_on(future), Err(Error::Closed)));
+        closing.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn transactions_of_bytes_append_and_are_durable_when_they_say_so() {
+    let files = Arc::new(esker::MemoryStorage::new());
+    let options = Options::new().memory("16MiB").durability(esker::Durability::Always).background(false);
+    let store: Store<str, [u8]> = options.clone().open_in(files.clone()).unwrap();
+    let done = block_on(store.transaction_async(async |tx| {
+        tx.put("a", b"1")?;
+        assert_eq!(tx.append_async("a", b"23").await?, 3);
+        tx.append_async("b", b"4").await
+    }));
+    assert_eq!(done.unwrap(), 1);
+    let mut by_hand = store.begin().unwrap();
+    block_on(by_hand.append_async("b", b"5")).unwrap();
+    block_on(by_hand.commit_async()).unwrap();
+    let copy: Store<str, [u8]> = options.open_in(Arc::new(files.copy())).unwrap();
+    assert_eq!((copy.get("a").unwrap().as_deref(), copy.get("b").unwrap().as_deref()), (Some(&b"123"[..]), Some(&b"45"[..])));
 }

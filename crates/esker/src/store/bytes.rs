@@ -168,7 +168,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     fn append_in_place(&self, _: &Hold<'_>, key: &[u8], hash: u64, bytes: &[u8]) -> Option<usize> {
         let (at, record) = self.find_fast(key, hash)?;
-        if at < self.engine.log.bounds.read_only.load(Acquire) {
+        if !matches!(self.region(at), Region::Mutable) {
             return None;
         }
         let latched = record.latch();

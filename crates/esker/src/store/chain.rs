@@ -145,9 +145,15 @@ pub(super) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Re
     }
 }
 
-/// The key's newest record of a view in the chain that begins at `at`: its value goes to `into`, true if it is one. Not under a pin,
-/// but while the view is held.
-pub(super) fn read_in(engine: &Engine, view: &View, mut at: u64, key: &[u8], into: &mut Vec<u8>) -> Result<bool> {
+/// Shows the key's records of a view in the chain that begins at `at`, the newest first, as long as `visit` wants more. Not under a
+/// pin, but while the view is held.
+pub(super) fn visit_in(
+    engine: &Engine,
+    view: &View,
+    mut at: u64,
+    key: &[u8],
+    mut visit: impl FnMut(&ColdRecord<'_>) -> bool,
+) -> Result<()> {
     let device = engine.log.cold_device()?;
     let first = record::first_bytes(engine.layout);
     let mut bytes = first;
@@ -158,14 +164,15 @@ pub(super) fn read_in(engine: &Engine, view: &View, mut at: u64, key: &[u8], int
         match parse(engine.layout, at, &engine.log.open_record(&mut read)?)? {
             Parsed::Short(whole) if whole > bytes => bytes = whole,
             Parsed::Short(_) => return Err(too_long(at)),
-            Parsed::Record(record) if view.counts(at, record.header) && record.key == key => {
-                into.extend_from_slice(record.value);
-                return Ok(view.is_value(record.header, record.expires));
+            Parsed::Record(record) => {
+                if view.counts(at, record.header) && record.key == key && !visit(&record) {
+                    return Ok(());
+                }
+                (at, bytes) = (record.header & ADDRESS_MASK, first);
             }
-            Parsed::Record(record) => (at, bytes) = (record.header & ADDRESS_MASK, first),
         }
     }
-    Ok(false)
+    Ok(())
 }
 
 /// The address of the key's newest record in the chain that begins at `at`, or `None`. Not under a pin.

@@ -78,7 +78,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.change_if(key, new, |old| old == expected.map(V::bytes))
     }
 
-    fn version_of(&self, value: &[u8]) -> Version {
+    pub(super) fn version_of(&self, value: &[u8]) -> Version {
         Version(if Self::WORD { to_word(value).into() } else { self.engine.hasher.fingerprint(value) })
     }
 

@@ -99,7 +99,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub(super) fn region(&self, at: u64) -> Region {
         let bounds = &self.engine.log.bounds;
-        if at >= bounds.read_only.load(Acquire) {
+        if self.engine.keeps_versions {
+            Region::Frozen
+        } else if at >= bounds.read_only.load(Acquire) {
             Region::Mutable
         } else if at >= bounds.safe_read_only.load(Acquire) && !broken(Rule::FuzzyWaits) {
             Region::Fuzzy

@@ -1,5 +1,5 @@
 //! The threads that wait in place of asynchronous calls: one reads chains from the device, one
-//! makes room in the log and draws lines.
+//! makes room in the log and draws lines, one lets time pass.
 //!
 //! Each is started by the first call that needs it, so a store that is used by blocking calls alone has neither. A call
 //! leaves a job and gets a [`Reply`] to await. The job owns all it needs (a copy of the key, its buffers), so a reply
@@ -25,12 +25,14 @@ use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// The helper threads of one store, started or not.
 #[derive(Default)]
 pub(super) struct Helpers {
     reads: Arc<Queue<ReadJob>>,
     writes: Arc<Queue<WriteJob>>,
+    pauses: Arc<Queue<PauseJob>>,
 }
 
 impl Helpers {
@@ -56,6 +58,13 @@ impl Helpers {
         self.write(engine, Write::Line)
     }
 
+    /// Some time passes, a few milliseconds at most. A longer pause that was asked for before may make it longer.
+    pub(super) fn pause(&self, engine: &Arc<Engine>, span: Duration) -> Result<Reply<()>> {
+        let (answer, reply) = ticket();
+        self.pauses.push(PauseJob { until: Instant::now() + span, answer }, "esker-pauser", engine, run_pauses)?;
+        Ok(reply)
+    }
+
     fn write(&self, engine: &Arc<Engine>, what: Write) -> Result<Reply<()>> {
         let (answer, reply) = ticket();
         self.writes.push(WriteJob { what, answer }, "esker-writer", engine, run_writes)?;
@@ -66,6 +75,7 @@ impl Helpers {
     pub(super) fn close(&self) {
         self.reads.close();
         self.writes.close();
+        self.pauses.close();
     }
 }
 
@@ -225,6 +235,24 @@ fn run_writes(engine: &Engine, queue: &Queue<WriteJob>) {
                 }));
                 job.answer.send(made.unwrap_or_else(|_| Err(panicked())));
             }
+        }
+    }
+}
+
+// ---- the pauser ----------------------------------------------------------------------------------------------------
+
+struct PauseJob {
+    until: Instant,
+    answer: Answer<()>,
+}
+
+fn run_pauses(_: &Engine, queue: &Queue<PauseJob>) {
+    while queue.wait() {
+        while let Some(job) = queue.pop() {
+            if job.answer.is_wanted() {
+                std::thread::sleep(job.until.saturating_duration_since(Instant::now()));
+            }
+            job.answer.send(Ok(()));
         }
     }
 }

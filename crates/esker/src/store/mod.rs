@@ -15,7 +15,7 @@
 //! Blocking calls wait themselves, asynchronous ones (`waiting.rs`) have it done by helper threads (`helpers.rs`).
 //!
 //! `find.rs` finds records, `chain.rs` those on the device, `read.rs` reads, `word.rs` and `bytes.rs` change the two layouts, `batch.rs` does many keys,
-//! `expire.rs` ends keys, `load.rs` loads what is missed, `promote.rs` keeps what a cache reads.
+//! `history.rs` reads older versions, `expire.rs` ends keys, `load.rs` loads what is missed, `promote.rs` keeps what a cache reads.
 
 mod batch;
 mod bytes;
@@ -24,6 +24,7 @@ mod conditional;
 mod expire;
 mod find;
 mod helpers;
+mod history;
 mod load;
 mod promote;
 mod read;
@@ -120,6 +121,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     pub(crate) fn start(engine: Engine) -> Result<Self> {
         debug_assert_eq!(Self::WORD, matches!(engine.layout, Layout::Word { .. }));
+        if engine.keeps_versions {
+            engine.keep_versions();
+            // From here on all take the steps, which ask for a record's region; and in no region does it change in place.
+            engine.begin_latching()?;
+        }
         let engine = Arc::new(engine);
         let driven = engine.clone();
         let driver = std::thread::Builder::new().name("esker-driver".into());

@@ -14,7 +14,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 
 /// Lets the executor run others once.
-async fn give_way() {
+pub(super) async fn give_way() {
     let mut came_back = false;
     poll_fn(|context| {
         if came_back {

@@ -17,17 +17,34 @@ pub(super) struct Backoff {
     random: Option<RandomState>,
 }
 
+/// What is due before the next attempt.
+pub(super) enum Pause {
+    GiveWay,
+    Rest(Duration),
+}
+
 impl Backoff {
-    /// Waits a random time, longer with each attempt; false when that was the last one.
-    pub(super) fn wait(&mut self) -> bool {
+    /// A random time, longer with each attempt; `None` when that was the last one.
+    pub(super) fn next(&mut self) -> Option<Pause> {
         self.attempts += 1;
-        if self.attempts <= YIELDS {
-            thread::yield_now();
-        } else {
-            let most = (1 << (self.attempts - YIELDS).min(20)).min(PAUSE_MICROS_MAX);
-            let drawn = self.random.get_or_insert_with(RandomState::new).hash_one(self.attempts);
-            std::thread::sleep(Duration::from_micros(drawn % most));
+        if self.attempts >= ATTEMPTS {
+            return None;
         }
-        self.attempts < ATTEMPTS
+        if self.attempts <= YIELDS {
+            return Some(Pause::GiveWay);
+        }
+        let most = (1 << (self.attempts - YIELDS).min(20)).min(PAUSE_MICROS_MAX);
+        let drawn = self.random.get_or_insert_with(RandomState::new).hash_one(self.attempts);
+        Some(Pause::Rest(Duration::from_micros(drawn % most)))
+    }
+
+    /// Waits on this thread; false when that was the last attempt.
+    pub(super) fn wait(&mut self) -> bool {
+        match self.next() {
+            Some(Pause::GiveWay) => thread::yield_now(),
+            Some(Pause::Rest(span)) => std::thread::sleep(span),
+            None => return false,
+        }
+        true
     }
 }

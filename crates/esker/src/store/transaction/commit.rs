@@ -91,12 +91,23 @@ struct Made {
 /// How a place in the log is taken.
 type Allocate = fn(&Log, &Slot, u64) -> Option<u64>;
 
+fn writes<K: Key + ?Sized, V: Value + ?Sized>(touched: &[Touched<K, V>]) -> bool {
+    touched.iter().any(|touched| touched.write.is_some())
+}
+
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Makes the changes at one moment at which all that was read was true; without a change, asks whether there is one.
     pub(super) fn change_together(&self, touched: &[Touched<K, V>]) -> Result<()> {
         let room = self.room_for(touched)?;
         self.run(&[], |_| self.commit_step(touched, room))?;
-        if touched.iter().any(|touched| touched.write.is_some()) { self.written(()) } else { Ok(()) }
+        if writes(touched) { self.written(()) } else { Ok(()) }
+    }
+
+    /// The same without blocking this thread.
+    pub(super) async fn change_together_async(&self, touched: &[Touched<K, V>]) -> Result<()> {
+        let room = self.room_for(touched)?;
+        self.run_async(&[], |_| self.commit_step(touched, room)).await?;
+        if writes(touched) { self.written_async(()).await } else { Ok(()) }
     }
 
     /// The most log that the writes may take.

@@ -18,11 +18,12 @@
 //!   if what was read still stands.
 //!
 //! `witness.rs` says what a read has seen, `commit.rs` how many keys change at once, `latches.rs` (of the engine) who keeps
-//! out of whose way. `reading.rs` has transactions that only read, and need none of that.
+//! out of whose way. `reading.rs` has transactions that only read, and need none of that; `waiting.rs` the asynchronous calls.
 
 mod backoff;
 mod commit;
 mod reading;
+mod waiting;
 mod witness;
 
 use super::Store;
@@ -241,8 +242,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
 
     /// An error unless all that was read was true at one moment.
     fn validate(&mut self) -> Result<()> {
-        self.touched.iter_mut().for_each(|touched| touched.write = None);
+        self.forget_writes();
         self.store.change_together(&self.touched)
+    }
+
+    fn forget_writes(&mut self) {
+        self.touched.iter_mut().for_each(|touched| touched.write = None);
     }
 
     /// The place of a key among those touched.
@@ -261,19 +266,26 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
 
     fn read_bytes<R>(&mut self, key: &K, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         let at = self.touch(key)?;
-        let touched = &mut self.touched[at];
-        if let Some(write) = &touched.write {
+        if let Some(write) = &self.touched[at].write {
             return Ok(write.bytes().map(read));
         }
         with_scratch(|buffer| {
+            let touched = &self.touched[at];
             let (now, is_there) = self.store.read_witnessed(touched.key(), touched.hash, buffer)?;
-            match touched.read {
-                None => touched.read = Some(now),
-                Some(before) if before.agrees_with(&now) => {}
-                Some(_) => return Err(self.store.met_conflict(touched.conflict())),
-            }
+            self.note(at, now)?;
             Ok(is_there.then(|| read(buffer)))
         })
+    }
+
+    /// Remembers a read, which must agree with what was read before.
+    fn note(&mut self, at: usize, now: Read) -> Result<()> {
+        let touched = &mut self.touched[at];
+        match touched.read {
+            Some(before) if !before.agrees_with(&now) => return Err(self.store.met_conflict(touched.conflict())),
+            Some(_) => {}
+            None => touched.read = Some(now),
+        }
+        Ok(())
     }
 
     fn set(&mut self, key: &K, value: V::Owned, room: usize, expires: impl FnOnce(&Touched<K, V>) -> u64) -> Result<()> {
@@ -296,9 +308,13 @@ impl<K: Key + ?Sized> Transaction<'_, K, [u8]> {
     /// Copies the value, here and again at the commit: O(new length), where [`Store::append`] is O(`bytes`).
     pub fn append(&mut self, key: &K, bytes: &[u8]) -> Result<usize> {
         let old = self.get(key)?.unwrap_or_default();
-        let new = [&old[..], bytes].concat();
+        self.set_appended(key, &old, bytes)
+    }
+
+    fn set_appended(&mut self, key: &K, old: &[u8], bytes: &[u8]) -> Result<usize> {
+        let new = [old, bytes].concat();
         let length = new.len();
-        let room = Store::<K, [u8]>::room_to_grow(&old, length, self.store.engine.value_bytes_max() as usize);
+        let room = Store::<K, [u8]>::room_to_grow(old, length, self.store.engine.value_bytes_max() as usize);
         self.set(key, new, room, Touched::expires)?;
         Ok(length)
     }

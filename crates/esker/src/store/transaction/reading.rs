@@ -123,11 +123,22 @@ impl<K: Key + ?Sized, V: Value + ?Sized> ReadTransaction<'_, K, V> {
                 _ if !engine.index.is_settled(&seen) => hint::spin_loop(),
                 Newest::Cold(at) => {
                     drop(pin);
-                    return chain::read_in(engine, view, at, key, into);
+                    return self.find_cold(at, key, into);
                 }
                 Newest::Nowhere { .. } => return Ok(false),
             }
         }
+    }
+
+    fn find_cold(&self, at: u64, key: &[u8], into: &mut Vec<u8>) -> Result<bool> {
+        let view = &self.snapshot.view;
+        let mut is_value = false;
+        chain::visit_in(&self.store.engine, view, at, key, |record| {
+            is_value = view.is_value(record.header, record.expires);
+            into.extend_from_slice(record.value);
+            false
+        })?;
+        Ok(is_value)
     }
 
     /// Under a pin.

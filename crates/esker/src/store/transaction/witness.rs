@@ -59,6 +59,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.run(key, |known| self.witness_step(key, hash, known, into))
     }
 
+    /// The same without blocking this thread.
+    pub(super) async fn read_witnessed_async(&self, key: &[u8], hash: u64, into: &mut Vec<u8>) -> Result<(Read, bool)> {
+        self.count(Counter::Get)?;
+        self.run_async(key, |known| self.witness_step(key, hash, known, into)).await
+    }
+
     fn witness_step(&self, key: &[u8], hash: u64, known: &Known, into: &mut Vec<u8>) -> Result<Step<(Read, bool)>> {
         let _pin = self.engine.epochs.pin()?;
         let (latches, number) = (&self.engine.latches, LatchNumber::of(hash));
