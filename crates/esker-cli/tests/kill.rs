@@ -13,30 +13,23 @@
 
 mod common;
 
-use common::Place;
+use common::{Place, Random, copy, seed_and_kills};
 use std::fs;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::ops::Range;
-use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 const KEYS: u64 = 997;
 const DURABILITIES: [&str; 4] = ["always", "always", "0.005", "0.02"];
 /// One in so many kills ends a store's life: its log is copied each time, and must not grow for ever.
 const LIFE: u64 = 8;
 
-fn from_environment(name: &str) -> Option<u64> {
-    std::env::var(name).ok().and_then(|text| text.parse().ok())
-}
-
 #[test]
 fn what_was_acknowledged_outlives_kill_9() {
-    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64;
-    let seed = from_environment("ESKER_SEED").unwrap_or_else(clock);
-    println!("ESKER_SEED={seed}");
-    let acknowledged = kill_again_and_again(seed, from_environment("ESKER_KILLS").unwrap_or(20));
+    let (seed, kills) = seed_and_kills();
+    let acknowledged = kill_again_and_again(seed, kills);
     println!("{acknowledged} rows acknowledged and found again");
     assert!(acknowledged > 0, "nothing was ever acknowledged: the test saw nothing");
 }
@@ -142,25 +135,4 @@ fn look_into(place: &Place, before: u64, name: &str) -> u64 {
     store.close().unwrap();
     fs::remove_dir_all(place.path("copy")).unwrap();
     rows
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir(to).unwrap();
-    for file in fs::read_dir(from).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), to.join(file.file_name())).unwrap();
-    }
-}
-
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (word ^ (word >> 31)) % end
-    }
 }

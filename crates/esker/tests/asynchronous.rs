@@ -124,6 +124,7 @@ fn futures_can_move_between_threads() {
     drop(assert_send(words.rmw_async(&1, |old| old.unwrap_or(0))));
     drop(assert_send(blobs.rmw_async(b"", |_| vec![])));
     drop(assert_send(blobs.append_async(b"", b"")));
+    drop(assert_send(transfer(&words, 1, 2, 3)));
 }
 
 #[test]

@@ -115,11 +115,11 @@ pub(crate) fn rot(arguments: &Arguments) -> bool {
     tally.wrongs.is_empty() && tally.figures.wrong == 0 && (tally.figures.shorter == 0 || !arguments.strict)
 }
 
-/// The program, killed under load: the loop of its test, longer.
+/// The program, killed under load, and threads that transfer between accounts: the loops of their tests, longer.
 pub(crate) fn kill(arguments: &Arguments) -> bool {
     let begun = Instant::now();
     let mut test = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    test.args(["test", "--quiet", "-p", "esker-cli", "--test", "kill", "--", "--nocapture"]);
+    test.args(["test", "--quiet", "-p", "esker-cli", "--test", "kill", "--test", "kill_transfers", "--", "--nocapture"]);
     test.env("ESKER_KILLS", arguments.kills.to_string());
     if arguments.seed > 0 {
         test.env("ESKER_SEED", arguments.seed.to_string());

@@ -15,7 +15,7 @@ const USAGE: &str = "\
 cargo xtask crash [--cuts N] [--exhaustive L]   power cuts at every call (N such as 300M; L: all programs of up to L steps)
 cargo xtask faults [--all | --programs P]       each call fails, once and for ever
 cargo xtask rot [--stride B] [--strict]         bits flipped (one in B), sectors blank, stale, exchanged, files cut
-cargo xtask kill [--kills N]                    kill -9 of the program under load, 100 times unless said
+cargo xtask kill [--kills N]                    kill -9 of the program under load, and of transfers, 100 times each unless said
 cargo xtask golden                              writes the golden stores of this format to fixtures/
 cargo xtask soak [--minutes N]                  a store of constant size, overwritten, filled and emptied: all stays flat
     all:  --seed S  --programs P  --jobs J  --always (each operation durable)  --keep-going V (violations to show)";
