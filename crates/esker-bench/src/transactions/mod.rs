@@ -22,7 +22,7 @@ use crate::report::{self, Latency, Row, Spread};
 use crate::{Outputs, Switch, chart, progress, run, size};
 use ledgers::{Kind, Ledger};
 
-/// Of so many transactions one is timed.
+/// Of so many transactions that are not durable one is timed.
 const TIMED: u64 = 16;
 const LOAD_BATCH: usize = 1024;
 
@@ -159,6 +159,8 @@ impl Setting {
     fn drive(&self, ledger: &dyn Ledger, arguments: &Arguments, sequence: &Sequence) -> Result<(Tally, f64)> {
         let barrier = Barrier::new(self.threads);
         let part = sequence.keys.len() / self.threads;
+        // Durable ones take long enough for a look at the clock.
+        let timed_of = if self.sync { 1 } else { TIMED };
         let begun = Instant::now();
         let tallies: Vec<Result<Tally>> = std::thread::scope(|scope| {
             let barrier = &barrier;
@@ -166,7 +168,7 @@ impl Setting {
                 let keys = &sequence.keys[thread * part..][..part];
                 move || {
                     barrier.wait();
-                    work(ledger, keys, arguments)
+                    work(ledger, keys, arguments, timed_of)
                 }
             };
             let threads: Vec<_> = (0..self.threads).map(|thread| scope.spawn(work(thread))).collect();
@@ -201,12 +203,12 @@ impl Setting {
     }
 }
 
-fn work(ledger: &dyn Ledger, keys: &[u64], arguments: &Arguments) -> Result<Tally> {
+fn work(ledger: &dyn Ledger, keys: &[u64], arguments: &Arguments, timed_of: u64) -> Result<Tally> {
     let mut tally = Tally::default();
     let mut chosen = Vec::with_capacity(arguments.per_transaction);
     let start = Instant::now();
     for part in keys.chunks_exact(arguments.per_transaction).cycle() {
-        let timed = tally.commits.is_multiple_of(TIMED).then(Instant::now);
+        let timed = tally.commits.is_multiple_of(timed_of).then(Instant::now);
         if timed.is_some_and(|begun| (begun - start).as_secs_f64() >= arguments.seconds) {
             break;
         }
