@@ -117,15 +117,25 @@ pub(crate) fn rot(arguments: &Arguments) -> bool {
 
 /// The program, killed under load: the loop of its test, longer.
 pub(crate) fn kill(arguments: &Arguments) -> bool {
+    killing_test("esker-cli", "kill", arguments)
+}
+
+/// Writers of one server, killed at work: as often as asked for, in each of the tests.
+pub(crate) fn processes(arguments: &Arguments) -> bool {
+    killing_test("esker", "processes", arguments)
+}
+
+/// A test that is told how often to kill.
+fn killing_test(package: &str, name: &str, arguments: &Arguments) -> bool {
     let begun = Instant::now();
     let mut test = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    test.args(["test", "--quiet", "-p", "esker-cli", "--test", "kill", "--", "--nocapture"]);
+    test.args(["test", "--quiet", "-p", package, "--test", name, "--", "--nocapture"]);
     test.env("ESKER_KILLS", arguments.kills.to_string());
     if arguments.seed > 0 {
         test.env("ESKER_SEED", arguments.seed.to_string());
     }
     let passed = test.status().is_ok_and(|status| status.success());
-    println!("kill: kills={} seconds={:.0} passed={passed}", arguments.kills, begun.elapsed().as_secs_f64());
+    println!("{name}: kills={} seconds={:.0} passed={passed}", arguments.kills, begun.elapsed().as_secs_f64());
     passed
 }
 

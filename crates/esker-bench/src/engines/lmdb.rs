@@ -1,9 +1,9 @@
 //! `lmdb` through `heed`: a copy-on-write B-tree in a memory map.
 //!
-//! The map is writable, synced only where commits are to be durable, and not read ahead; keys that are integers are native ones. LMDB has no cache of its own and so no setting
-//! of memory: its map is the page cache, `--memory` does not bound it, and it only reads the device for real where something else
-//! bounds the page cache. A single put or increment is a write transaction, of which there is one at a time, a single get a read
-//! transaction; a batch of any kind is one transaction.
+//! The map is writable and never synced, but where commits are to be durable they are written and synced; it is not read ahead. Keys
+//! that are integers are native ones. LMDB has no cache of its own and so no setting of memory: its map is the page cache, `--memory`
+//! does not bound it, and it only reads the device for real where something else bounds the page cache. A single put or increment is a
+//! write transaction, of which there is one at a time, a single get a read transaction; a batch of any kind is one transaction.
 
 use heed::types::Bytes;
 use heed::{
@@ -37,11 +37,12 @@ impl<C: Comparator + Send + Sync + 'static> Lmdb<C> {
     /// An empty database.
     pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
         let directory = settings.temporary()?;
-        let sync = if settings.durable { EnvFlags::empty() } else { EnvFlags::NO_SYNC };
+        // Where commits are synced, writing the pages that changed is quicker than syncing the map.
+        let writing = if settings.durable { EnvFlags::empty() } else { EnvFlags::NO_SYNC | EnvFlags::WRITE_MAP };
         let mut options = EnvOpenOptions::new();
         options.map_size(MAP_BYTES).max_readers(READERS);
         // SAFETY: without syncs a crash of the system may leave a damaged file, which nobody opens again.
-        unsafe { options.flags(sync | EnvFlags::WRITE_MAP | EnvFlags::NO_READ_AHEAD) };
+        unsafe { options.flags(writing | EnvFlags::NO_READ_AHEAD) };
         // SAFETY: the directory is fresh and only this process knows of it, so nobody else changes the file under the map.
         let environment = unsafe { options.open(directory.path()) }?;
         let created = environment.create_databases_and_commit(environment.write_txn()?, |opener, transaction| {

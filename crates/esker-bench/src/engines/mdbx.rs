@@ -1,12 +1,12 @@
 //! libmdbx through the crate `libmdbx`: LMDB's design, developed further.
 //!
-//! Settings as for `lmdb`: a writable map, synced only where commits are to be durable, not read ahead. Without syncs it may leave a
+//! Settings as for `lmdb`: a writable map, but where commits are to be durable they are written and synced; not read ahead. Without syncs it may leave a
 //! damaged file at a crash of the system (`UtterlyNoSync`), as LMDB. The crate begins and ends each write transaction on a thread of
 //! its own, and opens the table anew in every transaction.
 
 use libmdbx::{
-    Database, DatabaseOptions, Decodable, Mode, ReadWriteOptions, SyncMode, Table, TableFlags, Transaction, TransactionKind, WriteFlags,
-    WriteMap,
+    Database, DatabaseKind, DatabaseOptions, Decodable, Mode, NoWriteMap, RO, RW, ReadWriteOptions, SyncMode, Table, TableFlags,
+    Transaction, TransactionKind, WriteFlags, WriteMap,
 };
 use tempfile::TempDir;
 
@@ -22,12 +22,17 @@ const GROWTH_BYTES: isize = 64 << 20;
 const READERS: u32 = 1024;
 
 /// The environment and its directory.
-pub(crate) struct Mdbx {
-    database: Database<WriteMap>,
+pub(crate) struct Mdbx<M: DatabaseKind> {
+    database: Database<M>,
     _directory: TempDir,
 }
 
-type Write<'a> = Transaction<'a, libmdbx::RW, WriteMap>;
+/// Commits stay in the map.
+pub(crate) type Mapped = Mdbx<WriteMap>;
+/// Commits are written to the file.
+pub(crate) type Written = Mdbx<NoWriteMap>;
+
+type Write<'a, M> = Transaction<'a, RW, M>;
 
 /// Where a value lies in the map.
 struct Place(*const u8, usize);
@@ -38,7 +43,7 @@ impl Decodable<'_> for Place {
     }
 }
 
-impl Mdbx {
+impl<M: DatabaseKind> Mdbx<M> {
     /// An empty database whose keys are native integers.
     pub(crate) fn open_integers(settings: &Settings) -> anyhow::Result<Self> {
         Self::open(settings, TableFlags::INTEGER_KEY)
@@ -63,7 +68,7 @@ impl Mdbx {
     }
 
     /// Runs one write transaction.
-    fn write<T>(&self, work: impl FnOnce(&Write<'_>, &Table<'_>) -> T) -> T {
+    fn write<T>(&self, work: impl FnOnce(&Write<'_, M>, &Table<'_>) -> T) -> T {
         let transaction = must(self.database.begin_rw_txn());
         let result = work(&transaction, &must(transaction.open_table(None)));
         must(transaction.commit());
@@ -71,29 +76,29 @@ impl Mdbx {
     }
 
     /// Runs one read transaction.
-    fn read<T>(&self, work: impl FnOnce(&Transaction<'_, libmdbx::RO, WriteMap>, &Table<'_>) -> T) -> T {
+    fn read<T>(&self, work: impl FnOnce(&Transaction<'_, RO, M>, &Table<'_>) -> T) -> T {
         let transaction = must(self.database.begin_ro_txn());
         let table = must(transaction.open_table(None));
         work(&transaction, &table)
     }
 }
 
-fn get<K: TransactionKind>(transaction: &Transaction<'_, K, WriteMap>, table: &Table<'_>, key: u64) -> Option<u64> {
+fn get<K: TransactionKind, M: DatabaseKind>(transaction: &Transaction<'_, K, M>, table: &Table<'_>, key: u64) -> Option<u64> {
     must(transaction.get::<[u8; 8]>(table, key.to_ne_bytes())).map(u64::from_ne_bytes)
 }
 
-fn put(transaction: &Write<'_>, table: &Table<'_>, key: u64, value: u64) {
+fn put<M: DatabaseKind>(transaction: &Write<'_, M>, table: &Table<'_>, key: u64, value: u64) {
     must(transaction.put(table, key.to_ne_bytes(), value.to_ne_bytes(), WriteFlags::UPSERT));
 }
 
 /// Adds one to a key's value, or puts `first`, and gives the value from before.
-fn increment(transaction: &Write<'_>, table: &Table<'_>, key: u64, first: u64) -> Option<u64> {
+fn increment<M: DatabaseKind>(transaction: &Write<'_, M>, table: &Table<'_>, key: u64, first: u64) -> Option<u64> {
     let old = get(transaction, table, key);
     put(transaction, table, key, old.map_or(first, |old| old + 1));
     old
 }
 
-impl Engine for Mdbx {
+impl<M: DatabaseKind> Engine for Mdbx<M> {
     type Session<'a> = &'a Self;
 
     fn session(&self) -> &Self {
@@ -101,7 +106,7 @@ impl Engine for Mdbx {
     }
 }
 
-impl Session for &Mdbx {
+impl<M: DatabaseKind> Session for &Mdbx<M> {
     fn get(&mut self, key: u64) -> Option<u64> {
         self.read(|transaction, table| get(transaction, table, key))
     }
@@ -139,7 +144,7 @@ impl Session for &Mdbx {
     }
 }
 
-impl Pairs for Mdbx {
+impl<M: DatabaseKind> Pairs for Mdbx<M> {
     fn insert(&self, keys: &[Key], values: &mut Values) {
         self.write(|transaction, table| {
             for key in keys {

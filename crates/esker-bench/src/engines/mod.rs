@@ -253,7 +253,7 @@ fn disk_peer(name: Name, settings: &Settings) -> anyhow::Result<Box<dyn Contesta
     Ok(match name {
         Name::Rocksdb => Box::new(rocksdb::Rocksdb::open(settings)?),
         Name::Lmdb => Box::new(lmdb::Lmdb::<lmdb::Integers>::open(settings)?),
-        Name::Mdbx => Box::new(mdbx::Mdbx::open_integers(settings)?),
+        Name::Mdbx => Box::new(mdbx::Mapped::open_integers(settings)?),
         Name::Redb => Box::new(redb::Redb::open(settings)?),
         Name::Fjall => Box::new(fjall::Fjall::open(settings)?),
         _ => unreachable!("not a disk engine"),
@@ -265,7 +265,8 @@ fn disk_peer_of_pairs(name: Name, settings: &Settings) -> anyhow::Result<Box<dyn
     Ok(match name {
         Name::Rocksdb => Box::new(rocksdb::Rocksdb::open(settings)?),
         Name::Lmdb => Box::new(lmdb::Lmdb::<lmdb::Strings>::open(settings)?),
-        Name::Mdbx => Box::new(mdbx::Mdbx::open_strings(settings)?),
+        Name::Mdbx if settings.durable => Box::new(mdbx::Written::open_strings(settings)?),
+        Name::Mdbx => Box::new(mdbx::Mapped::open_strings(settings)?),
         Name::Redb => Box::new(redb::Redb::open(settings)?),
         Name::Fjall => Box::new(fjall::Fjall::open(settings)?),
         _ => unreachable!("not a disk engine"),

@@ -68,7 +68,9 @@ impl Kind {
             #[cfg(feature = "peers-disk")]
             Self::Lmdb => Box::new(one_writer::OneWriter(lmdb::Lmdb::<lmdb::Integers>::open(settings)?)),
             #[cfg(feature = "peers-disk")]
-            Self::Mdbx => Box::new(one_writer::OneWriter(mdbx::Mdbx::open_integers(settings)?)),
+            Self::Mdbx if settings.durable => Box::new(one_writer::OneWriter(mdbx::Written::open_integers(settings)?)),
+            #[cfg(feature = "peers-disk")]
+            Self::Mdbx => Box::new(one_writer::OneWriter(mdbx::Mapped::open_integers(settings)?)),
             #[cfg(feature = "peers-disk")]
             Self::Redb => Box::new(one_writer::OneWriter(redb::Redb::open(settings)?)),
         })
