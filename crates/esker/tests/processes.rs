@@ -204,7 +204,9 @@ fn writers_may_die(accounts: u64) {
         let victims: Vec<Writer> = writers.drain(..WRITERS as usize / 2).collect();
         let numbers: Vec<u64> = victims.iter().map(|writer| writer.number).collect();
         victims.into_iter().for_each(|writer| writer.process.kill());
+        let begun = Instant::now();
         bank.wait_for_transfers(&mut writers);
+        println!("{accounts} accounts: {TRANSFERS} transfers of each survivor later, {:?}", begun.elapsed());
         numbers.into_iter().for_each(|number| bank.compare(number, true));
         writers.extend(bank.writers(next..next + WRITERS / 2));
         next += WRITERS / 2;

@@ -98,7 +98,7 @@ fn increment<M: DatabaseKind>(transaction: &Write<'_, M>, table: &Table<'_>, key
     old
 }
 
-impl<M: DatabaseKind> Engine for Mdbx<M> {
+impl<M: DatabaseKind + Send + Sync> Engine for Mdbx<M> {
     type Session<'a> = &'a Self;
 
     fn session(&self) -> &Self {
@@ -106,7 +106,7 @@ impl<M: DatabaseKind> Engine for Mdbx<M> {
     }
 }
 
-impl<M: DatabaseKind> Session for &Mdbx<M> {
+impl<M: DatabaseKind + Send + Sync> Session for &Mdbx<M> {
     fn get(&mut self, key: u64) -> Option<u64> {
         self.read(|transaction, table| get(transaction, table, key))
     }
@@ -144,7 +144,7 @@ impl<M: DatabaseKind> Session for &Mdbx<M> {
     }
 }
 
-impl<M: DatabaseKind> Pairs for Mdbx<M> {
+impl<M: DatabaseKind + Send + Sync> Pairs for Mdbx<M> {
     fn insert(&self, keys: &[Key], values: &mut Values) {
         self.write(|transaction, table| {
             for key in keys {

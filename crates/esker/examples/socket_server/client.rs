@@ -68,12 +68,15 @@ fn transfer(socket: &str, accounts: u64, tally: u64, file: &str) -> Result<Strin
     Ok(format!("{done} transfers"))
 }
 
-/// Waits for a seat: one is free when the server has noticed that somebody is gone.
+/// Waits for a seat: one is free when the server has noticed that somebody is gone. Without a server there is nothing to connect to.
 fn take_a_seat(socket: &str) -> io::Result<Client> {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, PermissionDenied};
     loop {
         let mut client = Client::connect(socket)?;
         match client.value(Request::Get { key: 0 }) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => thread::sleep(Duration::from_millis(1)),
+            Err(error) if matches!(error.kind(), PermissionDenied | BrokenPipe | ConnectionReset) => {
+                thread::sleep(Duration::from_millis(1))
+            }
             seated => return seated.map(|_| client),
         }
     }

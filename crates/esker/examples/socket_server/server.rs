@@ -49,7 +49,10 @@ fn accept(store: &Store<u64, u64>, listener: &UnixListener, seats: usize) {
         }
         let (store, seat) = (store.clone(), seat.clone());
         thread::spawn(move || {
-            if let Err(error) = serve(&store, &mut connection) {
+            // That a client is gone is not worth a word; that it talks nonsense is.
+            if let Err(error) = serve(&store, &mut connection)
+                && error.kind() == io::ErrorKind::InvalidData
+            {
                 eprintln!("a connection ended: {error}");
             }
             drop(seat);
