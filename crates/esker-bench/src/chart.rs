@@ -12,6 +12,20 @@ const LEFT: f64 = 70.0;
 const TOP: f64 = 70.0;
 const BAR: f64 = 12.0;
 const GAP: f64 = 22.0;
+/// From one drawing to the one below.
+const PITCH: f64 = TOP + HEIGHT + 50.0;
+
+/// What is drawn, and how wide it is.
+struct Drawing {
+    width: f64,
+    elements: String,
+}
+
+impl Drawing {
+    fn into_svg(self) -> String {
+        svg(self.width, PITCH, &self.elements)
+    }
+}
 
 /// A group of bars: its label and the bar of each series, where there is one.
 struct Group {
@@ -21,6 +35,24 @@ struct Group {
 
 /// The rates of rows: a group for each setting, a bar for each engine and batch.
 pub(crate) fn rates(title: &str, rows: &[Row]) -> String {
+    rate_bars(title, rows).into_svg()
+}
+
+/// Several drawings of rates, one below the other, each with its title and its own axis.
+pub(crate) fn panels(panels: &[(String, Vec<Row>)]) -> String {
+    let drawings: Vec<_> = panels.iter().map(|(title, rows)| rate_bars(title, rows)).collect();
+    let width = drawings.iter().map(|drawing| drawing.width).fold(0.0, f64::max);
+    let mut elements = String::new();
+    for (row, drawing) in drawings.iter().enumerate() {
+        let y = PITCH * row as f64;
+        put(&mut elements, &format!(r#"<g transform="translate(0 {y:.0})">"#));
+        elements += &drawing.elements;
+        put(&mut elements, "</g>");
+    }
+    svg(width, PITCH * drawings.len() as f64, &elements)
+}
+
+fn rate_bars(title: &str, rows: &[Row]) -> Drawing {
     let series = distinct(rows.iter().map(series));
     let groups = distinct(rows.iter().map(setting)).into_iter().map(|label| {
         let bar = |name: &String| {
@@ -40,6 +72,7 @@ fn series_is(row: &Row, name: &str) -> bool {
 fn series(row: &Row) -> String {
     match row.batch {
         0 | 1 => row.engine.clone(),
+        _ if row.experiment == "transactions" => row.engine.clone(),
         batch => format!("{} ×{batch}", row.engine),
     }
 }
@@ -48,6 +81,15 @@ fn setting(row: &Row) -> String {
     let threads = format!("{} thread{}", row.threads, if row.threads == 1 { "" } else { "s" });
     match row.operation.as_str() {
         "load" => format!("load|{threads}"),
+        _ if row.experiment == "pairs" => {
+            let integrity = if row.integrity == Some(true) { "checked" } else { "unchecked" };
+            format!("{}|{threads}|{integrity}", row.distribution)
+        }
+        _ if row.experiment == "pairs" => {
+            let integrity = if row.integrity == Some(true) { "checked" } else { "unchecked" };
+            format!("{}|{threads}|{integrity}", row.distribution)
+        }
+        _ if row.experiment == "transactions" => format!("{}|{threads}", row.distribution),
         operation if row.experiment == "ycsb" => {
             format!("{}% reads, {operation}|{}, {threads}", row.reads_percent, row.distribution)
         }
@@ -66,16 +108,16 @@ fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 /// Draws grouped bars with whiskers from the lowest to the highest run.
-fn bars(title: &str, series: &[String], groups: &[Group]) -> String {
+fn bars(title: &str, series: &[String], groups: &[Group]) -> Drawing {
     let group_width = (series.len() as f64 * BAR + GAP).max(120.0);
     let width = LEFT + groups.len() as f64 * group_width + 20.0;
     let spreads = groups.iter().flat_map(|group| group.bars.iter().flatten());
     let scale = Scale::up_to(spreads.map(|spread| spread.max).fold(0.0, f64::max));
-    let mut svg = frame(title, width, series, &scale);
+    let mut drawing = frame(title, width, series, &scale);
     for (index, group) in groups.iter().enumerate() {
-        draw_group(&mut svg, group, LEFT + index as f64 * group_width, group_width, &scale);
+        draw_group(&mut drawing.elements, group, LEFT + index as f64 * group_width, group_width, &scale);
     }
-    svg + "</svg>\n"
+    drawing
 }
 
 fn draw_group(svg: &mut String, group: &Group, left: f64, width: f64, scale: &Scale) {
@@ -102,17 +144,18 @@ pub(crate) fn lines(title: &str, unit: &str, lines: &[(String, Vec<f64>)]) -> St
     let highest = lines.iter().flat_map(|(_, values)| values).copied().fold(0.0, f64::max);
     let steps = lines.iter().map(|(_, values)| values.len()).max().unwrap_or(0);
     let scale = Scale::up_to(highest);
-    let mut svg = frame(title, width, &names, &scale);
+    let mut drawing = frame(title, width, &names, &scale);
+    let svg = &mut drawing.elements;
     let across = (width - LEFT - 20.0) / (steps.max(2) - 1) as f64;
     for (index, (_, values)) in lines.iter().enumerate() {
         let point = |(step, value): (usize, &f64)| format!("{:.1},{:.1}", LEFT + step as f64 * across, scale.y(*value));
         let points = values.iter().enumerate().map(point).collect::<Vec<_>>().join(" ");
         let colour = COLOURS[index % COLOURS.len()];
-        put(&mut svg, &format!(r#"<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>"#));
+        put(svg, &format!(r#"<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>"#));
     }
-    text(&mut svg, LEFT, TOP + HEIGHT + 16.0, "start", "1");
-    text(&mut svg, width - 20.0, TOP + HEIGHT + 16.0, "end", &format!("{steps} {unit}"));
-    svg + "</svg>\n"
+    text(svg, LEFT, TOP + HEIGHT + 16.0, "start", "1");
+    text(svg, width - 20.0, TOP + HEIGHT + 16.0, "end", &format!("{steps} {unit}"));
+    drawing.into_svg()
 }
 
 /// The value axis.
@@ -137,19 +180,23 @@ impl Scale {
 }
 
 /// The beginning of a drawing: title, legend and axis.
-fn frame(title: &str, width: f64, series: &[String], scale: &Scale) -> String {
+fn frame(title: &str, width: f64, series: &[String], scale: &Scale) -> Drawing {
     let legend = LEFT + series.iter().map(|name| legend_width(name)).sum::<f64>();
-    let (width, height) = (width.max(legend), TOP + HEIGHT + 50.0);
-    let mut svg = format!(
+    let (width, mut elements) = (width.max(legend), String::new());
+    let title = escape(title);
+    put(&mut elements, &format!(r#"<text x="{LEFT}" y="24" font-size="15">{title}</text>"#));
+    draw_legend(&mut elements, series);
+    draw_axis(&mut elements, width, scale);
+    Drawing { width, elements }
+}
+
+/// A whole drawing of this size.
+fn svg(width: f64, height: f64, elements: &str) -> String {
+    format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
          width=\"{width:.0}\" height=\"{height:.0}\" font-family=\"sans-serif\" \
-         font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
-    let title = escape(title);
-    put(&mut svg, &format!(r#"<text x="{LEFT}" y="24" font-size="15">{title}</text>"#));
-    draw_legend(&mut svg, series);
-    draw_axis(&mut svg, width, scale);
-    svg
+         font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n{elements}</svg>\n"
+    )
 }
 
 fn legend_width(name: &str) -> f64 {

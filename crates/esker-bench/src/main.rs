@@ -16,6 +16,7 @@ mod growth;
 mod hybrid;
 mod keys;
 mod memory;
+mod pairs;
 mod probe;
 mod progress;
 mod recovery;
@@ -55,6 +56,8 @@ enum Experiment {
     Cache(cache::Arguments),
     /// Updates while lines are drawn, and durable calls beside the device's own syncs.
     Commit(commit::Arguments),
+    /// Pairs inserted, then fetched, by many writers, with integrity and durability or without.
+    Pairs(pairs::Arguments),
     /// Opening a store that was not closed, beside reading its log.
     Recovery(recovery::Arguments),
     /// Transactions of several keys by many threads.
@@ -72,6 +75,19 @@ struct Outputs {
     svg: Option<PathBuf>,
 }
 
+/// A choice on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Switch {
+    Off,
+    On,
+}
+
+impl Switch {
+    fn is_on(self) -> bool {
+        self == Self::On
+    }
+}
+
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().experiment {
         Experiment::Ycsb(arguments) => ycsb::run(&arguments),
@@ -82,6 +98,7 @@ fn main() -> anyhow::Result<()> {
         Experiment::HybridReads(arguments) => hybrid::run(&arguments),
         Experiment::Cache(arguments) => cache::run(&arguments),
         Experiment::Commit(arguments) => commit::run(&arguments),
+        Experiment::Pairs(arguments) => pairs::run(&arguments),
         Experiment::Recovery(arguments) => recovery::run(&arguments),
         Experiment::Transactions(arguments) => transactions::run(&arguments),
     }

@@ -158,6 +158,15 @@ pub(crate) struct Row {
     /// The same against the best other cache, in hundredths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hit_points_to_best_peer: Option<f64>,
+    /// Whether values were checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) integrity: Option<bool>,
+    /// Whether each call was durable when it returned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) durability: Option<bool>,
+    /// What a document says of the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) document_ops_per_second: Option<f64>,
     /// Attempts that another transaction was quicker than, for each commit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) aborts_per_commit: Option<f64>,
@@ -186,7 +195,8 @@ fn rivals(row: &Row, other: &Row) -> bool {
     let same = row.operation == other.operation
         && row.reads_percent == other.reads_percent
         && row.distribution == other.distribution
-        && row.threads == other.threads;
+        && row.threads == other.threads
+        && (row.integrity, row.durability) == (other.integrity, other.durability);
     let batch = other.batch == 1 || other.batch == row.batch;
     same && batch && other.engine != row.engine && !other.engine.starts_with("esker")
 }

@@ -117,15 +117,27 @@ pub(crate) fn rot(arguments: &Arguments) -> bool {
 
 /// The program, killed under load, and threads that transfer between accounts: the loops of their tests, longer.
 pub(crate) fn kill(arguments: &Arguments) -> bool {
+    killing_tests("esker-cli", &["kill", "kill_transfers"], arguments)
+}
+
+/// Writers of one server, killed at work: as often as asked for, in each of the tests.
+pub(crate) fn processes(arguments: &Arguments) -> bool {
+    killing_tests("esker", &["processes"], arguments)
+}
+
+/// Tests that are told how often to kill.
+fn killing_tests(package: &str, tests: &[&str], arguments: &Arguments) -> bool {
     let begun = Instant::now();
     let mut test = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    test.args(["test", "--quiet", "-p", "esker-cli", "--test", "kill", "--test", "kill_transfers", "--", "--nocapture"]);
+    test.args(["test", "--quiet", "-p", package]);
+    tests.iter().for_each(|name| _ = test.args(["--test", name]));
+    test.args(["--", "--nocapture"]);
     test.env("ESKER_KILLS", arguments.kills.to_string());
     if arguments.seed > 0 {
         test.env("ESKER_SEED", arguments.seed.to_string());
     }
     let passed = test.status().is_ok_and(|status| status.success());
-    println!("kill: kills={} seconds={:.0} passed={passed}", arguments.kills, begun.elapsed().as_secs_f64());
+    println!("{}: kills={} seconds={:.0} passed={passed}", tests.join(", "), arguments.kills, begun.elapsed().as_secs_f64());
     passed
 }
 

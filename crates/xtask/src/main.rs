@@ -1,4 +1,4 @@
-//! The long lanes, one command each: `cargo xtask crash | faults | rot | kill | soak`; and `golden`, which writes what a test keeps reading.
+//! The long lanes, one command each: `cargo xtask crash | faults | rot | kill | processes | soak`; and `golden`, which writes what a test keeps reading.
 //!
 //! The theory: a lane is a list of programs, each judged by itself (`esker_sim::crash`); the crew here shares them among threads, says
 //! how far it is, notices the one that hangs, and closes with one line of figures. It ends with 1 if a promise was broken.
@@ -16,6 +16,7 @@ cargo xtask crash [--cuts N] [--exhaustive L]   power cuts at every call (N such
 cargo xtask faults [--all | --programs P]       each call fails, once and for ever
 cargo xtask rot [--stride B] [--strict]         bits flipped (one in B), sectors blank, stale, exchanged, files cut
 cargo xtask kill [--kills N]                    kill -9 of the program under load, and of transfers, 100 times each unless said
+cargo xtask processes [--kills N]               48 processes write through a server, N of them are killed, 100 unless said
 cargo xtask golden                              writes the golden stores of this format to fixtures/
 cargo xtask soak [--minutes N]                  a store of constant size, overwritten, filled and emptied: all stays flat
     all:  --seed S  --programs P  --jobs J  --always (each operation durable)  --keep-going V (violations to show)";
@@ -36,6 +37,7 @@ fn run(arguments: &Arguments) -> ExitCode {
         "crash" => lanes::crash(arguments),
         "faults" => lanes::faults(arguments),
         "kill" => lanes::kill(arguments),
+        "processes" => lanes::processes(arguments),
         "golden" => lanes::golden(),
         "soak" => soak::run(arguments.minutes),
         _ => lanes::rot(arguments),

@@ -3,30 +3,42 @@
 //! Without `--memory` the store is memory only and its budget a share of the machine's memory: a
 //! bound, not a hint of the number of keys. With it the store is hybrid in a temporary directory.
 
-use esker::{Options, Store};
+use esker::{Durability, Key, Options, Store, Value};
 use tempfile::TempDir;
 
-use super::{Appender, Engine, Session, Settings};
+use super::{Appender, Engine, Pairs, Session, Settings};
+use crate::pairs::values::{self, Values};
 
-/// A store of integers.
-pub(crate) struct Esker {
-    store: Store<u64, u64>,
+/// A store, of integers unless said.
+pub(crate) struct Esker<K: Key + ?Sized = u64, V: Value + ?Sized = u64> {
+    store: Store<K, V>,
+    atomic_batches: bool,
     _directory: Option<TempDir>,
 }
 
-impl Esker {
+impl<K: Key + ?Sized, V: Value + ?Sized> Esker<K, V> {
     /// Opens an empty store.
     pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
+        let atomic_batches = settings.atomic_batches;
+        let durability = if settings.durable { Durability::Always } else { Durability::None };
         let options = Options::new().memory(settings.memory_bytes()).io_uring(!settings.no_io_uring);
+        let options = options.durability(durability).verify_reads(!settings.unchecked);
         if settings.hybrid_bytes.is_none() {
-            return Ok(Self { store: options.in_memory()?, _directory: None });
+            return Ok(Self { store: options.in_memory()?, atomic_batches, _directory: None });
         }
         if settings.directory.is_none() {
-            return Ok(Self { store: options.open_temporary()?, _directory: None });
+            return Ok(Self { store: options.open_temporary()?, atomic_batches, _directory: None });
         }
         let directory = settings.temporary()?;
         let store = options.open(directory.path().join("store"))?;
-        Ok(Self { store, _directory: Some(directory) })
+        Ok(Self { store, atomic_batches, _directory: Some(directory) })
+    }
+}
+
+impl Esker {
+    /// The store itself.
+    pub(crate) fn store(&self) -> &Store<u64, u64> {
+        &self.store
     }
 }
 
@@ -76,6 +88,31 @@ impl Session for &Store<u64, u64> {
             seen(index, old);
             old.map_or(0, |old| old + 1)
         }));
+    }
+}
+
+impl Pairs for Esker<values::Key, [u8]> {
+    fn insert(&self, keys: &[values::Key], values: &mut Values) {
+        if let [key] = keys {
+            return must(self.store.put(key, values.of(key)));
+        }
+        if !self.atomic_batches {
+            let mut bytes = Vec::new();
+            keys.iter().for_each(|key| bytes.extend_from_slice(values.of(key)));
+            let pairs: Vec<_> = keys.iter().zip(bytes.chunks_exact(bytes.len() / keys.len())).collect();
+            return must(self.store.put_many(&pairs));
+        }
+        must(self.store.transaction(|transaction| keys.iter().try_for_each(|key| transaction.put(key, values.of(key)))));
+    }
+
+    fn fetch(&self, keys: &[values::Key], seen: &mut dyn FnMut(usize, Option<&[u8]>)) {
+        if let [key] = keys {
+            if must(self.store.get_with(key, |value| seen(0, Some(value)))).is_none() {
+                seen(0, None);
+            }
+            return;
+        }
+        must(self.store.get_many(keys, seen));
     }
 }
 

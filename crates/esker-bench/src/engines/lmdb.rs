@@ -1,62 +1,57 @@
 //! `lmdb` through `heed`: a copy-on-write B-tree in a memory map.
 //!
-//! The map is writable, never synced and not read ahead, the keys are native integers. LMDB has no cache of its own and so no setting
-//! of memory: its map is the page cache, `--memory` does not bound it, and it only reads the device for real where something else
-//! bounds the page cache. A single put or increment is a write transaction, of which there is one at a time, a single get a read
-//! transaction; a batch of any kind is one transaction.
+//! The map is writable and never synced, but where commits are to be durable they are written and synced; it is not read ahead. Keys
+//! that are integers are native ones. LMDB has no cache of its own and so no setting of memory: its map is the page cache, `--memory`
+//! does not bound it, and it only reads the device for real where something else bounds the page cache. A single put or increment is a
+//! write transaction, of which there is one at a time, a single get a read transaction; a batch of any kind is one transaction.
 
 use heed::types::Bytes;
-use heed::{CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, IntegerComparator, RoTxn, RwTxn, WithTls};
-use std::path::Path;
-
+use heed::{
+    CommitOrAbort, Comparator, Database, DefaultComparator, Env, EnvFlags, EnvOpenOptions, IntegerComparator, RoTxn, RwTxn, WithTls,
+};
 use tempfile::TempDir;
 
 use super::disk::{integer, must};
-use super::{Engine, Session, Settings};
+use super::{Engine, Pairs, Session, Settings};
+use crate::pairs::values::{Key, Values};
 
 /// Address space of the map; the file is sparse and takes what is written.
 const MAP_BYTES: usize = 1 << 40;
 
-/// Numbers by numbers, as bytes.
-pub(crate) type Table = Database<'static, Bytes, Bytes, IntegerComparator>;
+/// The readers of a process that may be at work at once.
+const READERS: u32 = 1024;
+
+/// The order of keys that are native integers.
+pub(crate) type Integers = IntegerComparator;
+/// The order of keys that are byte strings.
+pub(crate) type Strings = DefaultComparator;
 
 /// The environment and its directory.
-pub(crate) struct Lmdb {
+pub(crate) struct Lmdb<C: Comparator + 'static> {
     environment: Env,
-    table: Table,
+    table: Database<'static, Bytes, Bytes, C>,
     _directory: TempDir,
 }
 
-impl Lmdb {
+impl<C: Comparator + Send + Sync + 'static> Lmdb<C> {
     /// An empty database.
     pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
         let directory = settings.temporary()?;
-        let (environment, table) = open(directory.path(), EnvFlags::NO_SYNC)?;
-        Ok(Self { environment, table, _directory: directory })
+        // Where commits are synced, writing the pages that changed is quicker than syncing the map.
+        let writing = if settings.durable { EnvFlags::empty() } else { EnvFlags::NO_SYNC | EnvFlags::WRITE_MAP };
+        let mut options = EnvOpenOptions::new();
+        options.map_size(MAP_BYTES).max_readers(READERS);
+        // SAFETY: without syncs a crash of the system may leave a damaged file, which nobody opens again.
+        unsafe { options.flags(writing | EnvFlags::NO_READ_AHEAD) };
+        // SAFETY: the directory is fresh and only this process knows of it, so nobody else changes the file under the map.
+        let environment = unsafe { options.open(directory.path()) }?;
+        let created = environment.create_databases_and_commit(environment.write_txn()?, |opener, transaction| {
+            let options = opener.database_options().types::<Bytes, Bytes>().key_comparator::<C>();
+            options.create(transaction).map(CommitOrAbort::<_, ()>::Commit)
+        })?;
+        Ok(Self { environment, table: created.unwrap_commit(), _directory: directory })
     }
-}
 
-/// An empty table in a fresh directory, with these flags besides those that are always set.
-pub(crate) fn open(directory: &Path, flags: EnvFlags) -> heed::Result<(Env, Table)> {
-    let mut options = EnvOpenOptions::new();
-    options.map_size(MAP_BYTES);
-    // SAFETY: without syncs a crash of the system may leave a damaged file, which nobody opens again.
-    unsafe { options.flags(flags | EnvFlags::WRITE_MAP | EnvFlags::NO_READ_AHEAD) };
-    // SAFETY: the directory is fresh and only this process knows of it, so nobody else changes the file under the map.
-    let environment = unsafe { options.open(directory) }?;
-    let table = create_table(&environment)?;
-    Ok((environment, table))
-}
-
-fn create_table(environment: &Env) -> heed::Result<Table> {
-    let created = environment.create_databases_and_commit(environment.write_txn()?, |opener, transaction| {
-        let options = opener.database_options().types::<Bytes, Bytes>().key_comparator::<IntegerComparator>();
-        options.create(transaction).map(CommitOrAbort::<_, ()>::Commit)
-    })?;
-    Ok(created.unwrap_commit())
-}
-
-impl Lmdb {
     fn begin_read(&self) -> RoTxn<'_, WithTls> {
         must(self.environment.read_txn())
     }
@@ -68,7 +63,9 @@ impl Lmdb {
         must(transaction.commit());
         result
     }
+}
 
+impl Lmdb<Integers> {
     fn get(&self, transaction: &RoTxn<'_>, key: u64) -> Option<u64> {
         must(self.table.get(transaction, &key.to_ne_bytes())).map(integer)
     }
@@ -85,7 +82,7 @@ impl Lmdb {
     }
 }
 
-impl Engine for Lmdb {
+impl Engine for Lmdb<Integers> {
     type Session<'a> = &'a Self;
 
     fn session(&self) -> &Self {
@@ -93,7 +90,7 @@ impl Engine for Lmdb {
     }
 }
 
-impl Session for &Lmdb {
+impl Session for &Lmdb<Integers> {
     fn get(&mut self, key: u64) -> Option<u64> {
         Lmdb::get(self, &self.begin_read(), key)
     }
@@ -128,5 +125,18 @@ impl Session for &Lmdb {
                 seen(index, Lmdb::increment(self, transaction, key, 0));
             }
         });
+    }
+}
+
+impl Pairs for Lmdb<Strings> {
+    fn insert(&self, keys: &[Key], values: &mut Values) {
+        self.write(|transaction| keys.iter().for_each(|key| must(self.table.put(transaction, key, values.of(key)))));
+    }
+
+    fn fetch(&self, keys: &[Key], seen: &mut dyn FnMut(usize, Option<&[u8]>)) {
+        let transaction = self.begin_read();
+        for (index, key) in keys.iter().enumerate() {
+            seen(index, must(self.table.get(&transaction, key)));
+        }
     }
 }

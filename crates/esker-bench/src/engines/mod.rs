@@ -17,12 +17,14 @@ mod fjall;
 mod hashbrown;
 #[cfg(feature = "peers-disk")]
 pub(crate) mod lmdb;
+#[cfg(feature = "peers-disk")]
+pub(crate) mod mdbx;
 #[cfg(feature = "peers")]
 mod papaya;
 #[cfg(feature = "peers")]
 mod papaya_atomic;
 #[cfg(feature = "peers-disk")]
-mod redb;
+pub(crate) mod redb;
 #[cfg(feature = "peers-disk")]
 pub(crate) mod rocksdb;
 #[cfg(feature = "peers")]
@@ -38,6 +40,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 use crate::memory;
+use crate::pairs::values::{Key, Values};
 use crate::run::Contestant;
 
 /// A store or map from `u64` to `u64`. Engine failures panic: a benchmark has no use for them.
@@ -98,6 +101,14 @@ pub(crate) trait Appender {
     fn read(&self, key: u64, f: &mut dyn FnMut(&[u8]));
 }
 
+/// An engine on disk that keeps byte strings.
+pub(crate) trait Pairs: Send + Sync {
+    /// Puts the value of each key: in one transaction, where the engine has them, and durable on return if it was opened so.
+    fn insert(&self, keys: &[Key], values: &mut Values);
+    /// Gives the value of each key to `seen`, by the key's place.
+    fn fetch(&self, keys: &[Key], seen: &mut dyn FnMut(usize, Option<&[u8]>));
+}
+
 /// The engines by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub(crate) enum Name {
@@ -117,6 +128,8 @@ pub(crate) enum Name {
     Rocksdb,
     /// LMDB, a B-tree in a memory map.
     Lmdb,
+    /// libmdbx, a B-tree in a memory map.
+    Mdbx,
     /// `redb`, a B-tree on disk.
     Redb,
     /// `fjall`, an LSM tree on disk.
@@ -135,6 +148,7 @@ impl Name {
             Self::HashbrownMutex => "hashbrown-mutex",
             Self::Rocksdb => "rocksdb",
             Self::Lmdb => "lmdb",
+            Self::Mdbx => "mdbx",
             Self::Redb => "redb",
             Self::Fjall => "fjall",
         }
@@ -150,13 +164,19 @@ impl Name {
         self == Self::Esker || self.is_disk_peer()
     }
 
-    /// Whether the engine keeps to a given amount of memory. LMDB leaves its memory to the system.
+    /// Whether the engine keeps to a given amount of memory. A memory map leaves it to the system.
     pub(crate) fn takes_memory(self) -> bool {
-        self.keeps_on_disk() && self != Self::Lmdb
+        self.keeps_on_disk() && !matches!(self, Self::Lmdb | Self::Mdbx)
+    }
+
+    /// The engines on disk of this build.
+    pub(crate) fn built_disk_engines() -> Vec<Self> {
+        let all = <Self as clap::ValueEnum>::value_variants().iter().copied();
+        all.filter(|name| *name == Self::Esker || (cfg!(feature = "peers-disk") && name.is_disk_peer())).collect()
     }
 
     fn is_disk_peer(self) -> bool {
-        matches!(self, Self::Rocksdb | Self::Lmdb | Self::Redb | Self::Fjall)
+        matches!(self, Self::Rocksdb | Self::Lmdb | Self::Mdbx | Self::Redb | Self::Fjall)
     }
 
     /// Makes the engine, empty and without a hint of what is to come.
@@ -165,6 +185,15 @@ impl Name {
             Self::Esker => Ok(Box::new(esker::Esker::open(settings)?)),
             _ if self.is_disk_peer() => disk_peer(self, settings),
             _ => map_peer(self, settings),
+        }
+    }
+
+    /// Makes the engine for byte strings, empty.
+    pub(crate) fn open_pairs(self, settings: &Settings) -> anyhow::Result<Box<dyn Pairs>> {
+        match self {
+            Self::Esker => Ok(Box::new(esker::Esker::<Key, [u8]>::open(settings)?)),
+            _ if self.is_disk_peer() => disk_peer_of_pairs(self, settings),
+            _ => anyhow::bail!("{} does not keep data on disk", self.text()),
         }
     }
 }
@@ -178,6 +207,12 @@ pub(crate) struct Settings {
     pub(crate) directory: Option<PathBuf>,
     /// Esker reads with `pread` even where `io_uring` works.
     pub(crate) no_io_uring: bool,
+    /// Each writing call, or each batch, is durable when it returns.
+    pub(crate) durable: bool,
+    /// What is read back from the device is not checked, where the engine can leave that out.
+    pub(crate) unchecked: bool,
+    /// Esker inserts a batch of pairs as one transaction; others always do.
+    pub(crate) atomic_batches: bool,
     /// Tell the maps this many entries in advance.
     #[cfg_attr(not(feature = "peers"), expect(dead_code, reason = "only maps take the hint"))]
     pub(crate) capacity: Option<u64>,
@@ -185,12 +220,12 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// The memory of an engine: what is given, or three quarters of the machine's.
-    fn memory_bytes(&self) -> u64 {
+    pub(crate) fn memory_bytes(&self) -> u64 {
         self.hybrid_bytes.unwrap_or_else(|| memory::physical_bytes() / 4 * 3)
     }
 
     /// A fresh directory.
-    fn temporary(&self) -> std::io::Result<TempDir> {
+    pub(crate) fn temporary(&self) -> std::io::Result<TempDir> {
         self.directory.as_ref().map_or_else(tempfile::tempdir, tempfile::tempdir_in)
     }
 }
@@ -217,7 +252,21 @@ fn map_peer(name: Name, _: &Settings) -> anyhow::Result<Box<dyn Contestant>> {
 fn disk_peer(name: Name, settings: &Settings) -> anyhow::Result<Box<dyn Contestant>> {
     Ok(match name {
         Name::Rocksdb => Box::new(rocksdb::Rocksdb::open(settings)?),
-        Name::Lmdb => Box::new(lmdb::Lmdb::open(settings)?),
+        Name::Lmdb => Box::new(lmdb::Lmdb::<lmdb::Integers>::open(settings)?),
+        Name::Mdbx => Box::new(mdbx::Mapped::open_integers(settings)?),
+        Name::Redb => Box::new(redb::Redb::open(settings)?),
+        Name::Fjall => Box::new(fjall::Fjall::open(settings)?),
+        _ => unreachable!("not a disk engine"),
+    })
+}
+
+#[cfg(feature = "peers-disk")]
+fn disk_peer_of_pairs(name: Name, settings: &Settings) -> anyhow::Result<Box<dyn Pairs>> {
+    Ok(match name {
+        Name::Rocksdb => Box::new(rocksdb::Rocksdb::open(settings)?),
+        Name::Lmdb => Box::new(lmdb::Lmdb::<lmdb::Strings>::open(settings)?),
+        Name::Mdbx if settings.durable => Box::new(mdbx::Written::open_strings(settings)?),
+        Name::Mdbx => Box::new(mdbx::Mapped::open_strings(settings)?),
         Name::Redb => Box::new(redb::Redb::open(settings)?),
         Name::Fjall => Box::new(fjall::Fjall::open(settings)?),
         _ => unreachable!("not a disk engine"),
@@ -226,5 +275,10 @@ fn disk_peer(name: Name, settings: &Settings) -> anyhow::Result<Box<dyn Contesta
 
 #[cfg(not(feature = "peers-disk"))]
 fn disk_peer(name: Name, _: &Settings) -> anyhow::Result<Box<dyn Contestant>> {
+    anyhow::bail!("{} needs a build with `--features peers-disk`", name.text())
+}
+
+#[cfg(not(feature = "peers-disk"))]
+fn disk_peer_of_pairs(name: Name, _: &Settings) -> anyhow::Result<Box<dyn Pairs>> {
     anyhow::bail!("{} needs a build with `--features peers-disk`", name.text())
 }

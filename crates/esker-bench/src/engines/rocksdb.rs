@@ -1,7 +1,7 @@
 //! `rocksdb`: the LSM tree in C++.
 //!
 //! Settings for point reads of keys that exist: a filter in all levels but the last, a hash index in data blocks, no compression, one
-//! background thread per core. Writes go without a log, so there is nothing to sync. Reads, flushes and compactions are direct, past the
+//! background thread per core. Writes go without a log, unless they are to be durable: then the log is synced. Reads, flushes and compactions are direct, past the
 //! page cache; the directory must be on a file system which can do that. The memory holds the block cache, index and filter blocks
 //! in it, and two write buffers. Increments take a lock of the benchmark, a get and a put.
 //!
@@ -12,13 +12,14 @@
 use std::thread;
 
 use rocksdb::{
-    BlockBasedOptions, Cache, DB, DBCompressionType, DEFAULT_COLUMN_FAMILY_NAME, DataBlockIndexType, Options, ReadOptions, WriteBatch,
-    WriteOptions,
+    BlockBasedOptions, Cache, ColumnFamily, DB, DBCompressionType, DEFAULT_COLUMN_FAMILY_NAME, DataBlockIndexType, Options, ReadOptions,
+    WriteBatch, WriteOptions,
 };
 use tempfile::TempDir;
 
 use super::disk::{Shares, Stripes, integer, must};
-use super::{Engine, Session, Settings};
+use super::{Engine, Pairs, Session, Settings};
+use crate::pairs::values::{Key, Values};
 
 /// The bits of a filter for each key.
 const FILTER_BITS: f64 = 10.0;
@@ -27,6 +28,8 @@ const FILTER_BITS: f64 = 10.0;
 pub(crate) struct Rocksdb {
     database: DB,
     stripes: Stripes,
+    reads: ReadOptions,
+    writes: WriteOptions,
     _directory: TempDir,
 }
 
@@ -38,8 +41,25 @@ impl Rocksdb {
         // Batched reads want the handle of a family, which only families opened by name have.
         let families = [(DEFAULT_COLUMN_FAMILY_NAME, options.clone())];
         let database = DB::open_cf_with_opts(&options, directory.path(), families)?;
-        Ok(Self { database, stripes: Stripes::new(), _directory: directory })
+        let mut reads = ReadOptions::default();
+        reads.set_verify_checksums(!settings.unchecked);
+        Ok(Self { database, stripes: Stripes::new(), reads, writes: write_options(settings.durable), _directory: directory })
     }
+
+    fn family(&self) -> &ColumnFamily {
+        self.database.cf_handle(DEFAULT_COLUMN_FAMILY_NAME).expect("the family was opened by name")
+    }
+}
+
+/// How RocksDB writes.
+pub(crate) fn write_options(durable: bool) -> WriteOptions {
+    let mut writes = WriteOptions::default();
+    if durable {
+        writes.set_sync(true);
+    } else {
+        writes.disable_wal(true);
+    }
+    writes
 }
 
 /// How RocksDB is opened, with this memory.
@@ -68,34 +88,25 @@ fn tables(cache: usize) -> BlockBasedOptions {
     tables
 }
 
-/// The database and the options of a thread.
-pub(crate) struct Thread<'a> {
-    engine: &'a Rocksdb,
-    reads: ReadOptions,
-    writes: WriteOptions,
-}
-
 impl Engine for Rocksdb {
-    type Session<'a> = Thread<'a>;
+    type Session<'a> = &'a Self;
 
-    fn session(&self) -> Thread<'_> {
-        let mut writes = WriteOptions::default();
-        writes.disable_wal(true);
-        Thread { engine: self, reads: ReadOptions::default(), writes }
+    fn session(&self) -> &Self {
+        self
     }
 }
 
-impl Session for Thread<'_> {
+impl Session for &Rocksdb {
     fn get(&mut self, key: u64) -> Option<u64> {
-        must(self.engine.database.get_pinned_opt(key.to_ne_bytes(), &self.reads)).map(|value| integer(&value))
+        must(self.database.get_pinned_opt(key.to_ne_bytes(), &self.reads)).map(|value| integer(&value))
     }
 
     fn put(&mut self, key: u64, value: u64) {
-        must(self.engine.database.put_opt(key.to_ne_bytes(), value.to_ne_bytes(), &self.writes));
+        must(self.database.put_opt(key.to_ne_bytes(), value.to_ne_bytes(), &self.writes));
     }
 
     fn increment(&mut self, key: u64, first: u64) -> u64 {
-        let _lock = self.engine.stripes.lock(key);
+        let _lock = self.stripes.lock(key);
         let value = self.get(key).map_or(first, |value| value + 1);
         self.put(key, value);
         value
@@ -103,9 +114,7 @@ impl Session for Thread<'_> {
 
     fn get_many(&mut self, keys: &[u64], mut seen: impl FnMut(usize, Option<u64>)) {
         let keys: Vec<_> = keys.iter().map(|key| key.to_ne_bytes()).collect();
-        let database = &self.engine.database;
-        let family = database.cf_handle(DEFAULT_COLUMN_FAMILY_NAME).expect("the family was opened by name");
-        let values = database.batched_multi_get_cf_opt(family, &keys, false, &self.reads);
+        let values = self.database.batched_multi_get_cf_opt(self.family(), &keys, false, &self.reads);
         for (index, value) in values.into_iter().enumerate() {
             seen(index, must(value).map(|value| integer(&value)));
         }
@@ -116,6 +125,26 @@ impl Session for Thread<'_> {
         for (key, value) in pairs {
             batch.put(key.to_ne_bytes(), value.to_ne_bytes());
         }
-        must(self.engine.database.write_opt(batch, &self.writes));
+        must(self.database.write_opt(batch, &self.writes));
+    }
+}
+
+impl Pairs for Rocksdb {
+    fn insert(&self, keys: &[Key], values: &mut Values) {
+        let mut batch = WriteBatch::default();
+        for key in keys {
+            batch.put(key, values.of(key));
+        }
+        must(self.database.write_opt(batch, &self.writes));
+    }
+
+    fn fetch(&self, keys: &[Key], seen: &mut dyn FnMut(usize, Option<&[u8]>)) {
+        if let [key] = keys {
+            return seen(0, must(self.database.get_pinned_opt(key, &self.reads)).as_deref());
+        }
+        let values = self.database.batched_multi_get_cf_opt(self.family(), keys, false, &self.reads);
+        for (index, value) in values.into_iter().enumerate() {
+            seen(index, must(value).as_deref());
+        }
     }
 }

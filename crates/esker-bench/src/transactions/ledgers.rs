@@ -1,12 +1,15 @@
 //! The engines whose transactions are compared, each with its own notion of one.
 //!
-//! Each in its best setting for small records that fit its memory: RocksDB and LMDB as `engines` opens them. LMDB and redb let one
-//! writer in at a time, so their transactions never abort.
-
-use std::path::Path;
+//! Each in its best setting for small records that fit its memory, as `engines` opens it. LMDB, libmdbx and redb let one writer in at a
+//! time, so their transactions never abort.
 
 use anyhow::Result;
-use esker::{Durability, Error, Options, Store};
+use esker::Error;
+
+use crate::engines::Settings;
+use crate::engines::esker::Esker;
+#[cfg(feature = "peers-disk")]
+use crate::engines::{lmdb, mdbx, redb};
 
 /// Counters by key.
 pub(super) trait Ledger: Sync {
@@ -29,6 +32,8 @@ pub(super) enum Kind {
     #[cfg(feature = "peers-disk")]
     Lmdb,
     #[cfg(feature = "peers-disk")]
+    Mdbx,
+    #[cfg(feature = "peers-disk")]
     Redb,
 }
 
@@ -47,37 +52,38 @@ impl Kind {
             #[cfg(feature = "peers-disk")]
             Self::Lmdb => "lmdb",
             #[cfg(feature = "peers-disk")]
+            Self::Mdbx => "mdbx",
+            #[cfg(feature = "peers-disk")]
             Self::Redb => "redb",
         }
     }
 
-    pub(super) fn open(self, directory: &Path, memory: u64, sync: bool) -> Result<Box<dyn Ledger>> {
+    pub(super) fn open(self, settings: &Settings) -> Result<Box<dyn Ledger>> {
         Ok(match self {
-            Self::Esker => Box::new(open_esker(directory, memory, sync)?),
+            Self::Esker => Box::new(Esker::open(settings)?),
             #[cfg(feature = "peers-disk")]
-            Self::RocksdbOptimistic => Box::new(peers::RocksdbOptimistic::open(directory, memory, sync)?),
+            Self::RocksdbOptimistic => Box::new(rocks::Optimistic::open(settings)?),
             #[cfg(feature = "peers-disk")]
-            Self::RocksdbPessimistic => Box::new(peers::RocksdbPessimistic::open(directory, memory, sync)?),
+            Self::RocksdbPessimistic => Box::new(rocks::Pessimistic::open(settings)?),
             #[cfg(feature = "peers-disk")]
-            Self::Lmdb => Box::new(peers::Lmdb::open(directory, sync)?),
+            Self::Lmdb => Box::new(one_writer::OneWriter(lmdb::Lmdb::<lmdb::Integers>::open(settings)?)),
             #[cfg(feature = "peers-disk")]
-            Self::Redb => Box::new(peers::Redb::open(directory, memory, sync)?),
+            Self::Mdbx if settings.durable => Box::new(one_writer::OneWriter(mdbx::Written::open_integers(settings)?)),
+            #[cfg(feature = "peers-disk")]
+            Self::Mdbx => Box::new(one_writer::OneWriter(mdbx::Mapped::open_integers(settings)?)),
+            #[cfg(feature = "peers-disk")]
+            Self::Redb => Box::new(one_writer::OneWriter(redb::Redb::open(settings)?)),
         })
     }
 }
 
-fn open_esker(directory: &Path, memory: u64, sync: bool) -> Result<Store<u64, u64>> {
-    let durability = if sync { Durability::Always } else { Durability::None };
-    Ok(Options::new().memory(memory).durability(durability).open(directory.join("store"))?)
-}
-
-impl Ledger for Store<u64, u64> {
+impl Ledger for Esker {
     fn load(&self, keys: &[u64]) -> Result<()> {
-        Ok(self.put_many(&keys.iter().map(|&key| (key, 0)).collect::<Vec<_>>())?)
+        Ok(self.store().put_many(&keys.iter().map(|&key| (key, 0)).collect::<Vec<_>>())?)
     }
 
     fn add_one_to_each(&self, keys: &[u64]) -> Result<bool> {
-        let mut tx = self.begin()?;
+        let mut tx = self.store().begin()?;
         let done = keys.iter().try_for_each(|key| tx.rmw(key, |old| old.unwrap_or(0) + 1).map(drop)).and_then(|()| tx.commit());
         match done {
             Ok(()) => Ok(true),
@@ -88,23 +94,49 @@ impl Ledger for Store<u64, u64> {
 
     fn sum(&self, keys: &[u64]) -> Result<u64> {
         let mut sum = 0;
-        self.get_many(keys, |_, value| sum += value.unwrap_or(0))?;
+        self.store().get_many(keys, |_, value| sum += value.unwrap_or(0))?;
         Ok(sum)
     }
 }
 
+/// Engines whose batches are transactions, and one writer's at a time.
 #[cfg(feature = "peers-disk")]
-mod peers {
+mod one_writer {
     use super::Ledger;
-    use crate::engines::{lmdb, rocksdb as rocks};
+    use crate::engines::{Engine, Session};
+    use anyhow::Result;
+
+    pub(super) struct OneWriter<E>(pub(super) E);
+
+    impl<E: Engine> Ledger for OneWriter<E> {
+        fn load(&self, keys: &[u64]) -> Result<()> {
+            self.0.session().put_many(&keys.iter().map(|&key| (key, 0)).collect::<Vec<_>>());
+            Ok(())
+        }
+
+        fn add_one_to_each(&self, keys: &[u64]) -> Result<bool> {
+            self.0.session().increment_many(keys, |_, _| ());
+            Ok(true)
+        }
+
+        fn sum(&self, keys: &[u64]) -> Result<u64> {
+            let mut sum = 0;
+            self.0.session().get_many(keys, |_, value| sum += value.unwrap_or(0));
+            Ok(sum)
+        }
+    }
+}
+
+#[cfg(feature = "peers-disk")]
+mod rocks {
+    use super::Ledger;
+    use crate::engines::{Settings, rocksdb as engine};
     use anyhow::{Context, Result};
-    use heed::EnvFlags;
-    use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableDefinition};
     use rocksdb::{
-        ErrorKind, OptimisticTransactionDB, OptimisticTransactionOptions, TransactionDB, TransactionDBOptions, TransactionOptions,
+        ErrorKind, OptimisticTransactionDB, OptimisticTransactionOptions, Options, TransactionDB, TransactionDBOptions, TransactionOptions,
         WriteOptions,
     };
-    use std::path::Path;
+    use tempfile::TempDir;
 
     fn number(bytes: &[u8]) -> Result<u64> {
         Ok(u64::from_ne_bytes(bytes.try_into()?))
@@ -115,30 +147,23 @@ mod peers {
         matches!(error.kind(), ErrorKind::Busy | ErrorKind::TryAgain | ErrorKind::TimedOut | ErrorKind::Aborted)
     }
 
-    fn writes(sync: bool) -> WriteOptions {
-        let mut writes = WriteOptions::default();
-        if sync {
-            writes.set_sync(true);
-        } else {
-            writes.disable_wal(true);
-        }
-        writes
-    }
-
-    macro_rules! rocksdb_ledger {
+    macro_rules! ledger {
         ($name:ident, $database:ty, $open:expr, $begin:expr) => {
-            pub(in super::super) struct $name {
+            pub(super) struct $name {
                 database: $database,
-                sync: bool,
+                writes: WriteOptions,
+                _directory: TempDir,
             }
 
             impl $name {
-                pub(in super::super) fn open(directory: &Path, memory: u64, sync: bool) -> Result<Self> {
-                    Ok(Self { database: $open(&rocks::options(memory)?, directory)?, sync })
+                pub(super) fn open(settings: &Settings) -> Result<Self> {
+                    let directory = settings.temporary()?;
+                    let database = $open(&engine::options(settings.memory_bytes())?, &directory)?;
+                    Ok(Self { database, writes: engine::write_options(settings.durable), _directory: directory })
                 }
 
                 fn try_add(&self, keys: &[u64]) -> std::result::Result<(), rocksdb::Error> {
-                    let tx = $begin(&self.database, writes(self.sync));
+                    let tx = $begin(&self.database, &self.writes);
                     for key in keys {
                         let old = tx.get_for_update(key.to_ne_bytes(), true)?;
                         let old = old.map_or(0, |bytes| number(&bytes).unwrap_or(0));
@@ -150,7 +175,7 @@ mod peers {
 
             impl Ledger for $name {
                 fn load(&self, keys: &[u64]) -> Result<()> {
-                    let tx = $begin(&self.database, writes(false));
+                    let tx = $begin(&self.database, &self.writes);
                     keys.iter().try_for_each(|key| tx.put(key.to_ne_bytes(), 0u64.to_ne_bytes()))?;
                     Ok(tx.commit()?)
                 }
@@ -171,102 +196,27 @@ mod peers {
         };
     }
 
-    rocksdb_ledger!(
-        RocksdbOptimistic,
+    ledger!(
+        Optimistic,
         OptimisticTransactionDB,
-        |options: &rocksdb::Options, directory: &Path| OptimisticTransactionDB::open(options, directory),
+        |options: &Options, directory: &TempDir| OptimisticTransactionDB::open(options, directory.path()),
         begin_optimistic
     );
-    rocksdb_ledger!(
-        RocksdbPessimistic,
+    ledger!(
+        Pessimistic,
         TransactionDB,
-        |options: &rocksdb::Options, directory: &Path| TransactionDB::open(options, &TransactionDBOptions::default(), directory),
+        |options: &Options, directory: &TempDir| TransactionDB::open(options, &TransactionDBOptions::default(), directory.path()),
         begin_pessimistic
     );
 
-    fn begin_optimistic(database: &OptimisticTransactionDB, writes: WriteOptions) -> rocksdb::Transaction<'_, OptimisticTransactionDB> {
-        database.transaction_opt(&writes, &OptimisticTransactionOptions::default())
+    fn begin_optimistic<'d>(
+        database: &'d OptimisticTransactionDB,
+        writes: &WriteOptions,
+    ) -> rocksdb::Transaction<'d, OptimisticTransactionDB> {
+        database.transaction_opt(writes, &OptimisticTransactionOptions::default())
     }
 
-    fn begin_pessimistic(database: &TransactionDB, writes: WriteOptions) -> rocksdb::Transaction<'_, TransactionDB> {
-        database.transaction_opt(&writes, &TransactionOptions::default())
-    }
-
-    pub(in super::super) struct Lmdb {
-        environment: heed::Env,
-        table: lmdb::Table,
-    }
-
-    impl Lmdb {
-        pub(in super::super) fn open(directory: &Path, sync: bool) -> Result<Self> {
-            let flags = if sync { EnvFlags::empty() } else { EnvFlags::NO_SYNC };
-            let (environment, table) = lmdb::open(directory, flags)?;
-            Ok(Self { environment, table })
-        }
-    }
-
-    impl Ledger for Lmdb {
-        fn load(&self, keys: &[u64]) -> Result<()> {
-            let mut tx = self.environment.write_txn()?;
-            keys.iter().try_for_each(|key| self.table.put(&mut tx, &key.to_ne_bytes(), &[0; 8]))?;
-            Ok(tx.commit()?)
-        }
-
-        fn add_one_to_each(&self, keys: &[u64]) -> Result<bool> {
-            let mut tx = self.environment.write_txn()?;
-            for key in keys {
-                let old = number(self.table.get(&tx, &key.to_ne_bytes())?.context("a key is lost")?)?;
-                self.table.put(&mut tx, &key.to_ne_bytes(), &(old + 1).to_ne_bytes())?;
-            }
-            tx.commit()?;
-            Ok(true)
-        }
-
-        fn sum(&self, keys: &[u64]) -> Result<u64> {
-            let tx = self.environment.read_txn()?;
-            keys.iter().map(|key| number(self.table.get(&tx, &key.to_ne_bytes())?.context("a key is lost")?)).sum()
-        }
-    }
-
-    const TABLE: TableDefinition<'_, u64, u64> = TableDefinition::new("entries");
-
-    pub(in super::super) struct Redb {
-        database: Database,
-        sync: bool,
-    }
-
-    impl Redb {
-        pub(in super::super) fn open(directory: &Path, memory: u64, sync: bool) -> Result<Self> {
-            Ok(Self { database: Database::builder().set_cache_size(usize::try_from(memory)?).create(directory.join("store"))?, sync })
-        }
-
-        fn write(&self, durable: bool, work: impl Fn(&mut redb::Table<'_, u64, u64>) -> Result<()>) -> Result<()> {
-            let mut tx = self.database.begin_write()?;
-            tx.set_durability(if durable { Durability::Immediate } else { Durability::None })?;
-            work(&mut tx.open_table(TABLE)?)?;
-            Ok(tx.commit()?)
-        }
-    }
-
-    impl Ledger for Redb {
-        fn load(&self, keys: &[u64]) -> Result<()> {
-            self.write(false, |table| keys.iter().try_for_each(|key| Ok(table.insert(key, 0).map(drop)?)))
-        }
-
-        fn add_one_to_each(&self, keys: &[u64]) -> Result<bool> {
-            self.write(self.sync, |table| {
-                keys.iter().try_for_each(|key| {
-                    let old = table.get(key)?.context("a key is lost")?.value();
-                    Ok(table.insert(key, old + 1).map(drop)?)
-                })
-            })?;
-            Ok(true)
-        }
-
-        fn sum(&self, keys: &[u64]) -> Result<u64> {
-            let tx = self.database.begin_read()?;
-            let table = tx.open_table(TABLE)?;
-            keys.iter().map(|key| Ok(table.get(key)?.context("a key is lost")?.value())).sum()
-        }
+    fn begin_pessimistic<'d>(database: &'d TransactionDB, writes: &WriteOptions) -> rocksdb::Transaction<'d, TransactionDB> {
+        database.transaction_opt(writes, &TransactionOptions::default())
     }
 }

@@ -5,7 +5,7 @@
 //! engines which lock as they go do not deadlock. At the end the sum of all values must be the number of commits times the keys of each:
 //! a lost update ends the experiment.
 //!
-//! Without `--sync` nothing is made durable (RocksDB writes no log then); with it each commit is durable when it returns.
+//! With `--sync off` nothing is made durable (RocksDB writes no log then); with `--sync on` each commit is durable when it returns.
 
 mod ledgers;
 
@@ -13,15 +13,16 @@ use std::path::PathBuf;
 use std::sync::Barrier;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 
+use crate::engines::Settings;
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, progress, run, size};
+use crate::{Outputs, Switch, chart, progress, run, size};
 use ledgers::{Kind, Ledger};
 
-/// Of so many transactions one is timed.
+/// Of so many transactions that are not durable one is timed.
 const TIMED: u64 = 16;
 const LOAD_BATCH: usize = 1024;
 
@@ -43,9 +44,9 @@ pub(crate) struct Arguments {
     /// Engines, all that were built if not given
     #[arg(long, value_delimiter = ',')]
     engine: Vec<Kind>,
-    /// Make each commit durable
-    #[arg(long)]
-    sync: bool,
+    /// Whether each commit is durable when it returns
+    #[arg(long, value_delimiter = ',', default_value = "off,on")]
+    sync: Vec<Switch>,
     /// Memory of each engine
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = size::parse)]
     memory: u64,
@@ -67,6 +68,7 @@ struct Setting {
     kind: Kind,
     distribution: Distribution,
     threads: usize,
+    sync: bool,
     rates: Vec<f64>,
     tally: Tally,
 }
@@ -104,8 +106,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let sequence = Sequence::draw(distribution, arguments.keys, 0);
         for _ in 0..arguments.runs {
             for setting in settings.iter_mut().filter(|setting| setting.distribution == distribution) {
-                bar.set_message(format!("{}, {}, {} threads", setting.kind.name(), distribution.name(), setting.threads));
-                setting.run(arguments, &sequence)?;
+                bar.set_message(setting.text());
+                setting.run(arguments, &sequence).with_context(|| setting.text())?;
                 bar.inc(1);
             }
         }
@@ -113,28 +115,36 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     bar.finish_and_clear();
     let mut rows: Vec<Row> = settings.iter().map(|setting| setting.row(arguments)).collect();
     report::compare(&mut rows);
-    let head = ["engine", "keys", "threads", "commits/s", "min", "max", "to best peer", "aborts", "p50", "p99", "p99.9"];
+    let head = ["engine", "keys", "threads", "sync", "commits/s", "min", "max", "to best peer", "aborts", "p50", "p99", "p99.9"];
     report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
-    report::write_json(arguments.outputs.json.as_deref(), &rows)
+    report::write_json(arguments.outputs.json.as_deref(), &rows)?;
+    report::write_svg(arguments.outputs.svg.as_deref(), || draw(arguments, &rows))
 }
 
 fn settings(arguments: &Arguments) -> Vec<Setting> {
     let kinds = if arguments.engine.is_empty() { Kind::all() } else { arguments.engine.clone() };
-    let loads =
-        arguments.distribution.iter().flat_map(|distribution| arguments.threads.iter().map(move |threads| (*distribution, *threads)));
-    let all = loads.flat_map(|(distribution, threads)| {
-        let setting = move |&kind: &Kind| Setting { kind, distribution, threads, rates: Vec::new(), tally: Tally::default() };
-        kinds.iter().map(setting).collect::<Vec<_>>()
-    });
-    all.collect()
+    let mut settings = Vec::new();
+    for &sync in &arguments.sync {
+        for &distribution in &arguments.distribution {
+            for &threads in &arguments.threads {
+                let of = |&kind| Setting { kind, distribution, threads, sync: sync.is_on(), rates: Vec::new(), tally: Tally::default() };
+                settings.extend(kinds.iter().map(of));
+            }
+        }
+    }
+    settings
 }
 
 impl Setting {
+    fn text(&self) -> String {
+        let sync = if self.sync { "on" } else { "off" };
+        format!("{}, {}, {} threads, sync {sync}", self.kind.name(), self.distribution.name(), self.threads)
+    }
+
     /// A fresh ledger, loaded, used for the time given, and summed up.
     fn run(&mut self, arguments: &Arguments, sequence: &Sequence) -> Result<()> {
-        let parent = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
-        let folder = tempfile::tempdir_in(parent)?;
-        let ledger = self.kind.open(folder.path(), arguments.memory, arguments.sync)?;
+        let (hybrid_bytes, directory) = (Some(arguments.memory), arguments.directory.clone());
+        let ledger = self.kind.open(&Settings { hybrid_bytes, directory, durable: self.sync, ..Settings::default() })?;
         let batches = || (0..arguments.keys).step_by(LOAD_BATCH);
         let batch = |from: u64| (from..(from + LOAD_BATCH as u64).min(arguments.keys)).map(keys::key).collect::<Vec<_>>();
         batches().try_for_each(|from| ledger.load(&batch(from)))?;
@@ -149,6 +159,8 @@ impl Setting {
     fn drive(&self, ledger: &dyn Ledger, arguments: &Arguments, sequence: &Sequence) -> Result<(Tally, f64)> {
         let barrier = Barrier::new(self.threads);
         let part = sequence.keys.len() / self.threads;
+        // Durable ones take long enough for a look at the clock.
+        let timed_of = if self.sync { 1 } else { TIMED };
         let begun = Instant::now();
         let tallies: Vec<Result<Tally>> = std::thread::scope(|scope| {
             let barrier = &barrier;
@@ -156,7 +168,7 @@ impl Setting {
                 let keys = &sequence.keys[thread * part..][..part];
                 move || {
                     barrier.wait();
-                    work(ledger, keys, arguments)
+                    work(ledger, keys, arguments, timed_of)
                 }
             };
             let threads: Vec<_> = (0..self.threads).map(|thread| scope.spawn(work(thread))).collect();
@@ -174,7 +186,7 @@ impl Setting {
         Row {
             experiment: "transactions",
             engine: self.kind.name().to_owned(),
-            operation: if arguments.sync { "durable transaction" } else { "transaction" }.to_owned(),
+            operation: "transaction".to_owned(),
             distribution: self.distribution.name(),
             threads: self.threads,
             keys: arguments.keys,
@@ -184,18 +196,19 @@ impl Setting {
             ops_per_second: Spread::of(&self.rates),
             memory_bytes: Some(arguments.memory),
             latency_ns: Some(Latency::of(&self.tally.latency)),
+            durability: Some(self.sync),
             aborts_per_commit: Some(self.tally.aborts as f64 / self.tally.commits.max(1) as f64),
             ..Row::default()
         }
     }
 }
 
-fn work(ledger: &dyn Ledger, keys: &[u64], arguments: &Arguments) -> Result<Tally> {
+fn work(ledger: &dyn Ledger, keys: &[u64], arguments: &Arguments, timed_of: u64) -> Result<Tally> {
     let mut tally = Tally::default();
     let mut chosen = Vec::with_capacity(arguments.per_transaction);
     let start = Instant::now();
     for part in keys.chunks_exact(arguments.per_transaction).cycle() {
-        let timed = tally.commits.is_multiple_of(TIMED).then(Instant::now);
+        let timed = tally.commits.is_multiple_of(timed_of).then(Instant::now);
         if timed.is_some_and(|begun| (begun - start).as_secs_f64() >= arguments.seconds) {
             break;
         }
@@ -215,10 +228,21 @@ fn work(ledger: &dyn Ledger, keys: &[u64], arguments: &Arguments) -> Result<Tall
 
 fn cells(row: &Row) -> Vec<String> {
     let rates = row.ops_per_second;
-    let mut cells = vec![row.engine.clone(), row.distribution.to_owned(), row.threads.to_string()];
+    let sync = if row.durability == Some(true) { "on" } else { "off" };
+    let mut cells = vec![row.engine.clone(), row.distribution.to_owned(), row.threads.to_string(), sync.to_owned()];
     cells.extend([rates.median, rates.min, rates.max].map(report::rate));
     cells.push(report::optional(row.ratio_to_best_peer));
     cells.push(row.aborts_per_commit.map_or_else(|| "-".to_owned(), |aborts| format!("{:.2} %", aborts * 100.0)));
     cells.extend(row.latency_ns.map_or(["-"; 3].map(str::to_owned), |ns| [ns.p50, ns.p99, ns.p999].map(report::nanoseconds)));
     cells
+}
+
+/// A panel without and one with durability: their rates are far apart.
+fn draw(arguments: &Arguments, rows: &[Row]) -> String {
+    let panel = |sync: &Switch| {
+        let with = if sync.is_on() { "each durable" } else { "nothing durable" };
+        let title = format!("Commits per second, {with}: {} of {} keys", arguments.per_transaction, arguments.keys);
+        (title, rows.iter().filter(|row| row.durability == Some(sync.is_on())).cloned().collect())
+    };
+    chart::panels(&arguments.sync.iter().map(panel).collect::<Vec<_>>())
 }
