@@ -184,6 +184,9 @@ impl Engine {
             is_latched: AtomicBool::new(false),
         };
         engine.share_budget();
+        if engine.is_always_durable {
+            engine.epochs.slow_writes_down();
+        }
         if has_home {
             engine.recover(&parts.recovery)?;
             engine.share_budget();
