@@ -415,8 +415,7 @@ impl Engine {
                     self.images.announce(false);
                 }
             }
-            let ahead = (self.log.budget.load(Relaxed) / 16).min(16 << 20);
-            self.log.populate_ahead(ahead);
+            self.log.populate_ahead();
             self.index.populate_ahead();
             if !busy {
                 std::thread::park_timeout(DRIVER_PAUSE);

@@ -1,9 +1,9 @@
 //! Growth: whoever adds entries splits buckets, in proportion.
 //!
-//! A doubling from N buckets begins at 5 entries a bucket and spreads over the next 4.2 N insertions, so it ends at 4.6 a
-//! bucket: below 16 bytes an entry at the worst point, 14 at the best (the later a doubling begins, the quicker it must be, and
-//! the more entries lie behind full buckets meanwhile), insertions go at nearly the same rate all the time, and none waits
-//! for more than [`SPLITS_PER_TURN`] splits. Buckets split in the order of their numbers: the memory is read and written in
+//! A doubling from N buckets begins at 5.2 entries a bucket and spreads over the next 4.2 N insertions, so it ends at 4.7 a
+//! bucket: 15.4 bytes an entry at the worst point, 14.2 at the best. (The later a doubling begins, the quicker it must be, and
+//! the more entries lie behind full buckets meanwhile; the earlier, the more bytes: 15.7 from 5.0.) Insertions go at nearly the
+//! same rate all the time, and none waits for more than [`SPLITS_PER_TURN`] splits. Buckets split in the order of their numbers: the memory is read and written in
 //! sequence, and each turn starts fetching what the turns after it will need.
 //!
 //! One thread splits at a time (`growing`); a thread that finds another at it goes on with its own work.
@@ -13,6 +13,7 @@ use super::{BUCKET_BITS, DOUBLING, FULL, Index, Shape, TURNING, base, full_tag, 
 use crate::memory::prefetch_to_write;
 use crate::sync::atomic::{Ordering::*, fence};
 use crate::sync::{MutexGuard, Rule, TryLockError, broken};
+use std::ops::RangeInclusive;
 
 /// Splits done at once, at most: some microseconds.
 const SPLITS_PER_TURN: u64 = 32;
@@ -21,7 +22,9 @@ const AHEAD_SPLITS: u64 = 8;
 /// Buckets that must be left of the share for a turn to begin: each split may need one more.
 const RESERVE: u64 = 2 * SPLITS_PER_TURN;
 /// Populated ahead of the table's end, in bytes.
-const AHEAD_BYTES: u64 = 8 << 20;
+const AHEAD_BYTES: RangeInclusive<u64> = 1 << 20..=8 << 20;
+/// The same as a part of the table: it is part of what an entry costs.
+const AHEAD_PART: u64 = 128;
 
 /// A record as a split sees it.
 pub(crate) enum Chain {
@@ -94,7 +97,7 @@ impl Index {
         let shape = self.shape();
         let (level, split) = (shape.level(), shape.split());
         let buckets = 1u64 << level;
-        let beyond = self.entries().saturating_sub(buckets * 5);
+        let beyond = self.entries().saturating_sub(buckets * 52 / 10);
         let target = beyond * 10 / 42;
         let due = target.min(buckets).saturating_sub(split);
         let fits =
@@ -327,7 +330,7 @@ impl Index {
     /// Backs the memory that the next splits will use.
     pub(crate) fn populate_ahead(&self) {
         let bytes = self.buckets() * 64;
-        let ahead = AHEAD_BYTES.min(bytes / 4);
+        let ahead = (bytes / AHEAD_PART).clamp(*AHEAD_BYTES.start(), *AHEAD_BYTES.end()).min(bytes / 4);
         let limit = self.limit.load(Relaxed).saturating_sub(self.overflow.buckets()).saturating_mul(64);
         let to = (bytes + ahead).min(limit).min(self.table.bytes() as u64);
         let from = self.populated.load(Relaxed).max(bytes);

@@ -844,16 +844,17 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_costs_at_most_sixteen_bytes_at_any_size() {
+    fn an_entry_costs_at_most_fifteen_and_a_half_bytes_at_any_size() {
         let index = Index::new().unwrap();
         let mut worst = (0.0, 0);
-        for n in 1..2_000_000u64 {
+        for n in 1..2_400_000u64 {
             insert(&index, mix(n), n * 8);
             index.grow(0, &Cold);
-            if n > 100_000 && index.bytes() as f64 / n as f64 > worst.0 {
+            // In small tables the overflow pool's slack counts.
+            if n > 600_000 && index.bytes() as f64 / n as f64 > worst.0 {
                 worst = (index.bytes() as f64 / n as f64, n);
             }
         }
-        assert!(worst.0 < 16.0, "{} bytes an entry for {} entries", worst.0, worst.1);
+        assert!(worst.0 < 15.5, "{} bytes an entry for {} entries", worst.0, worst.1);
     }
 }
