@@ -51,7 +51,7 @@ const SHUT: u64 = u64::MAX;
 
 /// One thread's state in one store: cache lines that only this thread writes (others read `inside` and the counters). What
 /// operations at once need comes first.
-#[repr(align(128))]
+#[repr(C, align(128))]
 #[derive(Default)]
 pub(crate) struct Slot {
     /// 0: not inside the store. [`COUNTED`], or a number for this pin alone: inside.

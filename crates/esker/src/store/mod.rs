@@ -181,7 +181,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(())
     }
 
-    /// The end of every writing call, but of word writes made at once, which such stores do not make: with `Durability::Always` its result waits for a line.
+    /// The end of every writing call: with `Durability::Always` its result waits for a line. (Words written at once need none:
+    /// such stores write none at once.)
     #[inline(always)]
     fn written<T>(&self, result: T) -> Result<T> {
         if self.engine.is_always_durable {
