@@ -188,6 +188,9 @@ impl Engine {
             is_latched: AtomicBool::new(false),
         };
         engine.share_budget();
+        if engine.is_always_durable {
+            engine.epochs.slow_writes_down();
+        }
         if has_home {
             engine.recover(&parts.recovery)?;
             engine.share_budget();
@@ -416,8 +419,7 @@ impl Engine {
                     self.images.announce(false);
                 }
             }
-            let ahead = (self.log.budget.load(Relaxed) / 16).min(16 << 20);
-            self.log.populate_ahead(ahead);
+            self.log.populate_ahead();
             self.index.populate_ahead();
             if !busy {
                 std::thread::park_timeout(DRIVER_PAUSE);

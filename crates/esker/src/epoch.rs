@@ -1,10 +1,32 @@
 //! Epochs: who may still be looking at what.
 //!
-//! Each thread owns one [`Slot`] per store. An operation stores the current epoch into it (a *pin*: one plain store,
-//! no fence) and clears it at its end. Whoever moves a boundary calls [`Epochs::drain`]: it advances the epoch, makes
-//! every running thread's stores visible with `membarrier(2)`, and waits until no slot holds an older epoch. From then
-//! on nobody can act on the boundary's old value. Pins last one operation and never span a device access, so a drain
-//! takes microseconds. The scheme is FASTER's (SIGMOD 2018), with the heavy fence moved to the rare side.
+//! Each thread owns one [`Slot`] per store. An operation raises a flag in it (a *pin*: one plain store, no fence) and lowers it
+//! at its end. Whoever moves a boundary calls [`Epochs::drain`]: it makes every running thread's stores visible with
+//! `membarrier(2)`, and waits until each flag that is raised then was lowered once. From then on nobody can act on the boundary's
+//! old value. Pins last one operation and never span a device access, so a drain takes microseconds. The scheme is FASTER's
+//! (SIGMOD 2018), with the heavy fence moved to the rare side, and without its common epoch:
+//!
+//! * **who came in after the fence** sees the boundary that was moved before it, and need not be waited for;
+//! * **who is inside whenever we look** is told from who is inside still. Most pins raise a flag never raised before. Those of one
+//!   read or write at once raise a constant, which takes no register from the operations that overlap; but each of them counts its
+//!   one operation, and nothing else is counted under it. Two more operations counted: it has ended.
+//!
+//! **Doors.** A pin at once needs an open door: a word that holds the store's id, or another number when it is shut. So one
+//! comparison with what the thread remembers tells whose slot it is and that nothing is in the way.
+//!
+//! | shut when                                  | `door` | `read_door` | `write_door` |
+//! |--------------------------------------------|--------|-------------|--------------|
+//! | the store is closed, or its device failed  | x      | x           | x            |
+//! | pins must fence (no `membarrier`)          | x      | x           | x            |
+//! | keys have latches (`latches.rs`)           |        | x           | x            |
+//! | each write is to be durable at its return  |        |             | x            |
+//!
+//! Who writes looks at the door under the pin, so that a drain after the shutting waits for all who found it open. Who reads one
+//! key looks before, and may come late:
+//! 1. what it may touch does not depend on the door: the flag, the fence and then `head` tell;
+//! 2. late for a close, it changes nothing and finds what the last flush found, which was true when it looked;
+//! 3. late for latches, it reads what was true before a transaction or what one has written; and who has seen the latter, and
+//!    whoever hears of it, sees the door shut, for it was shut before.
 //!
 //! Where `membarrier` is missing, the pin itself fences (SeqCst).
 
@@ -21,12 +43,19 @@ const SLOTS_PER_CHUNK: usize = if cfg!(loom) { 4 } else { 64 };
 const NOTED_SPINS: u32 = 1024;
 const CHUNKS: usize = if cfg!(loom) { 1 } else { 1024 };
 
-/// One thread's state in one store: two cache lines that only this thread writes (others read `epoch` and the counters).
-#[repr(align(128))]
+/// What a pin raises that counts one operation.
+const COUNTED: u64 = 1;
+
+/// No store's id, and not what a thread remembers that was in none (0).
+const SHUT: u64 = u64::MAX;
+
+/// One thread's state in one store: cache lines that only this thread writes (others read `inside` and the counters). What
+/// operations at once need comes first.
+#[repr(C, align(128))]
 #[derive(Default)]
 pub(crate) struct Slot {
-    /// 0: not inside the store. Otherwise the epoch that was current when the operation began.
-    epoch: AtomicU64,
+    /// 0: not inside the store. [`COUNTED`], or a number for this pin alone: inside.
+    inside: AtomicU64,
     /// The unused rest of this thread's piece of the log: `[cursor, end)`.
     pub(crate) cursor: AtomicU64,
     pub(crate) end: AtomicU64,
@@ -34,6 +63,8 @@ pub(crate) struct Slot {
     /// Index entries added since they were last counted globally.
     pub(crate) entries: AtomicU64,
     pub(crate) counters: [AtomicU64; Counter::COUNT],
+    /// Pins that got numbers.
+    numbered: AtomicU64,
     /// Stands for the two halves of `membarrier` (see [`Slot::light_fence`]).
     #[cfg(loom)]
     barrier: AtomicU64,
@@ -61,6 +92,12 @@ pub(crate) enum Counter {
 
 impl Counter {
     pub(crate) const COUNT: usize = 11;
+    /// The first so many count what may be done at once. Models count gets alone.
+    const AT_ONCE: usize = if cfg!(loom) { 1 } else { Self::Append as usize };
+
+    fn is_at_once(self) -> bool {
+        (self as usize) < Self::AT_ONCE
+    }
 }
 
 impl Slot {
@@ -80,6 +117,17 @@ impl Slot {
         }
     }
 
+    /// A flag that was never raised before.
+    fn next_number(&self) -> u64 {
+        let number = self.numbered.load(Relaxed) + 1;
+        self.numbered.store(number, Relaxed);
+        COUNTED + number
+    }
+
+    fn is_inside(&self) -> bool {
+        self.inside.load(Relaxed) != 0
+    }
+
     /// The next record goes above all there is. What is left of the piece is dead; and the next piece is a short one, or two
     /// threads that write one key by turns would fill the log with what they leave.
     pub(crate) fn leave_piece(&self) {
@@ -88,25 +136,62 @@ impl Slot {
         self.piece_bytes.store(0, Relaxed);
     }
 
+    /// Counts, outside of any pin or under a numbered one: see [`Slot::has_ended`].
+    #[inline(always)]
     pub(crate) fn count(&self, what: Counter, by: u64) {
+        debug_assert!(!what.is_at_once() || self.inside.load(Relaxed) != COUNTED, "an operation at once counts by itself alone");
+        self.add(what, by);
+    }
+
+    #[inline(always)]
+    fn add(&self, what: Counter, by: u64) {
         // Only the owner writes: a load and a store, no locked instruction.
         let counter = &self.counters[what as usize];
-        counter.store(counter.load(Relaxed) + by, Relaxed);
+        // Release: pairs with the Acquire in `operations`; what was done under earlier pins happened before.
+        let order = if broken(Rule::CountReleases) { Relaxed } else { Release };
+        counter.store(counter.load(Relaxed) + by, order);
+    }
+
+    /// Returns once a pin that is held now has ended.
+    fn wait_until_outside(&self, watch: &Watch, number: usize) {
+        let (mut spins, mut waiting) = (0u32, None);
+        // Acquire, here and in `has_ended`: pairs with the Release in `Pin::drop`, or in the pin that came after it.
+        let seen = self.inside.load(Acquire);
+        if seen == 0 {
+            return;
+        }
+        let counted = self.operations();
+        while !self.has_ended(seen, counted) {
+            spins += 1;
+            match spins {
+                0..64 => hint::spin_loop(),
+                NOTED_SPINS if !cfg!(loom) => waiting = Some(watch.waiting(number)),
+                _ => thread::yield_now(),
+            }
+        }
+        drop(waiting);
+    }
+
+    /// True if the pin is over whose flag was `seen`, and then so many operations `counted`: what came before it was among them,
+    /// and it counts one more at most.
+    fn has_ended(&self, seen: u64, counted: u64) -> bool {
+        let counts_once = seen == COUNTED;
+        self.inside.load(Acquire) != seen || counts_once && self.operations() - counted > 1
+    }
+
+    fn operations(&self) -> u64 {
+        self.counters[..Counter::AT_ONCE].iter().map(|counter| counter.load(Acquire)).sum()
     }
 }
-
-/// In `Epochs::ways`: a pin must take the long way.
-const LONG_WAY: u64 = 1;
-/// Whoever reads or changes a key asks its latch.
-const LATCHED: u64 = 2;
 
 pub(crate) struct Epochs {
     /// Never reused within the process, never 0.
     id: u64,
-    current: AtomicU64,
-    /// What a fast operation has no time for; 0 nearly always. [`LONG_WAY`]: the store is closed, or pins must fence.
-    /// [`LATCHED`]: keys have latches (`latches.rs`).
-    ways: AtomicU64,
+    door: AtomicU64,
+    read_door: AtomicU64,
+    write_door: AtomicU64,
+    /// Keys have latches.
+    latching: AtomicBool,
     closed: AtomicBool,
     fence_on_pin: bool,
     chunks: Box<[AtomicPtr<[Slot; SLOTS_PER_CHUNK]>]>,
@@ -122,17 +207,21 @@ impl Drop for Pin<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // Release: pairs with the Acquire in `drain`; all that was done under the pin happened before.
-        self.slot.epoch.store(0, Release);
+        self.slot.inside.store(0, Release);
     }
 }
 
 impl Epochs {
     pub(crate) fn new() -> Self {
         let fence_on_pin = !membarrier::register();
+        let id = NEXT_ID.fetch_add(1, Relaxed);
+        let door = || AtomicU64::new(if fence_on_pin { SHUT } else { id });
         Self {
-            id: NEXT_ID.fetch_add(1, Relaxed),
-            current: AtomicU64::new(1),
-            ways: AtomicU64::new(if fence_on_pin { LONG_WAY } else { 0 }),
+            id,
+            door: door(),
+            read_door: door(),
+            write_door: door(),
+            latching: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             fence_on_pin,
             chunks: (0..CHUNKS).map(|_| AtomicPtr::new(ptr::null_mut())).collect(),
@@ -143,7 +232,7 @@ impl Epochs {
     /// Enters the store. `Invalid` inside a closure of the same store on the same thread: waiting there would deadlock.
     #[inline]
     pub(crate) fn pin(&self) -> Result<Pin<'_>> {
-        match self.pin_unless(LONG_WAY) {
+        match self.pin_through(&self.door, Slot::next_number) {
             Some(pin) => Ok(pin),
             None => self.pin_slowly(self.idle_slot()?),
         }
@@ -152,47 +241,72 @@ impl Epochs {
     /// A pin for the store's own work, which goes on while the store is closing.
     pub(crate) fn pin_anyway(&self) -> Result<Pin<'_>> {
         let slot = self.idle_slot()?;
-        slot.epoch.store(self.current.load(Acquire), Release);
+        slot.inside.store(slot.next_number(), Release);
         fence(SeqCst);
         Ok(Pin { slot })
     }
 
-    /// The pin of a thread that was here last, in an open store whose keys have no latches: nearly always. `None` says
-    /// nothing; `pin` knows.
+    /// Counts a get, and enters for it, if the thread was here last and nothing is in the way: nearly always. `None` says nothing
+    /// more; `pin` knows.
     #[inline(always)]
-    pub(crate) fn pin_fast(&self) -> Option<Pin<'_>> {
-        self.pin_unless(LONG_WAY | LATCHED)
+    pub(crate) fn pin_to_read(&self) -> Option<Pin<'_>> {
+        let (owner, slot) = LAST_SLOT.with(Cell::get);
+        if owner != self.read_door.load(Relaxed) {
+            self.count_shut_out(Counter::Get);
+            return None;
+        }
+        // SAFETY: an open door bears `self`'s id.
+        let pin = unsafe { self.enter(slot, |_| COUNTED) };
+        pin.slot.add(Counter::Get, 1);
+        Some(pin)
+    }
+
+    /// The same for one write, after which nothing is left to be done.
+    #[inline(always)]
+    pub(crate) fn pin_to_write(&self, what: Counter) -> Option<Pin<'_>> {
+        let Some(pin) = self.pin_through(&self.write_door, |_| COUNTED) else {
+            self.count_shut_out(what);
+            return None;
+        };
+        pin.slot.add(what, 1);
+        Some(pin)
     }
 
     #[inline(always)]
-    fn pin_unless(&self, ways: u64) -> Option<Pin<'_>> {
+    fn pin_through(&self, door: &AtomicU64, flag: impl Fn(&Slot) -> u64) -> Option<Pin<'_>> {
         let (owner, slot) = LAST_SLOT.with(Cell::get);
         if owner != self.id {
             return None;
         }
-        let looked_early = broken(Rule::FlagAfterPin).then(|| self.ways.load(Relaxed));
-        // SAFETY: ids are never reused, so `slot` is one of `self`'s, which live as long as `self`.
+        let looked_early = broken(Rule::FlagAfterPin).then(|| door.load(Relaxed));
+        // SAFETY: `owner` is `self`'s id.
+        let pin = unsafe { self.enter(slot, flag) };
+        // Only now: `close` shuts the door and then drains, so a pin that finds it open is one it waits for.
+        // Looked at before the store, a write could be acknowledged after the last flush, and lost.
+        (looked_early.unwrap_or_else(|| door.load(Relaxed)) == owner).then_some(pin)
+    }
+
+    /// # Safety
+    /// `slot` was remembered beside `self`'s id. (Ids are never reused, so it is one of `self`'s, which live as long as `self`.)
+    #[inline(always)]
+    unsafe fn enter(&self, slot: *const Slot, flag: impl Fn(&Slot) -> u64) -> Pin<'_> {
+        // SAFETY: as the caller says.
         let pin = Pin { slot: unsafe { &*slot } };
-        debug_assert_eq!(pin.slot.epoch.load(Relaxed), 0, "the remembered slot is withdrawn while a closure runs");
-        // Acquire: pairs with the increment in `drain`, which does not wait for a pin with the new epoch: that one must see
-        // the boundary that was moved before. The compiler fence below does not order these loads on every processor.
-        let order = if broken(Rule::PinAcquiresEpoch) { Relaxed } else { Acquire };
+        debug_assert!(!pin.slot.is_inside(), "the remembered slot is withdrawn while a closure runs");
         // Release: a drain that finds this pin, and need not wait for it, sees what was done under the one before: whose end
         // it may never have read.
         let release = if broken(Rule::PinReleases) { Relaxed } else { Release };
-        pin.slot.epoch.store(self.current.load(order), release);
+        pin.slot.inside.store(flag(pin.slot), release);
         pin.slot.light_fence();
-        // Only now: `close` raises the flag and then drains, so a pin that does not see the flag is one it waits for.
-        // Looked at before the store, a write could be acknowledged after the last flush, and lost.
-        (looked_early.unwrap_or_else(|| self.ways.load(Relaxed)) & ways == 0).then_some(pin)
+        pin
     }
 
     /// A pin that fences, and looks at everything.
     #[cold]
     #[inline(never)]
     fn pin_slowly<'a>(&'a self, slot: &'a Slot) -> Result<Pin<'a>> {
-        // Release: as above.
-        slot.epoch.store(self.current.load(Acquire), Release);
+        // Release: as in `enter`.
+        slot.inside.store(slot.next_number(), Release);
         let pin = Pin { slot };
         if !broken(Rule::PinFences) {
             fence(SeqCst);
@@ -215,14 +329,33 @@ impl Epochs {
     #[cold]
     #[inline(never)]
     pub(crate) fn idle_slot(&self) -> Result<&Slot> {
+        let slot = self.slot_outside()?;
+        LAST_SLOT.with(|last| last.set((self.id, slot)));
+        Ok(slot)
+    }
+
+    /// Counts what is done without a pin that could count it. Not inside: a call that a closure makes is refused, and would
+    /// count under its caller's pin.
+    pub(crate) fn count(&self, what: Counter, by: u64) -> Result<()> {
+        self.slot_outside()?.count(what, by);
+        Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_shut_out(&self, what: Counter) {
+        // A thread too many, or inside, is told so by the path that comes next.
+        let _ = self.count(what, 1);
+    }
+
+    fn slot_outside(&self) -> Result<&Slot> {
         let slot = self.slot()?;
-        if slot.epoch.load(Relaxed) != 0 {
+        if slot.is_inside() {
             return Err(match self.is_closed() {
                 true => Error::Closed,
                 false => Error::invalid("the store was called from inside a closure that it runs"),
             });
         }
-        LAST_SLOT.with(|last| last.set((self.id, slot)));
         Ok(slot)
     }
 
@@ -267,53 +400,50 @@ impl Epochs {
 
     /// Returns once every operation that began before this call has ended. Must not be called under a pin.
     pub(crate) fn drain(&self) {
-        let safe = self.current.fetch_add(1, SeqCst) + 1;
-        if self.fence_on_pin {
-            fence(SeqCst);
-        } else {
+        fence(SeqCst);
+        if !self.fence_on_pin {
             membarrier::everywhere(self);
         }
         if broken(Rule::DrainWaits) {
             return;
         }
-        for (number, slot) in self.numbered_slots() {
-            let mut spins = 0u32;
-            let mut waiting = None;
-            // Acquire: pairs with the Release in `Pin::drop`, or in the pin that came after it.
-            while (1..safe).contains(&slot.epoch.load(Acquire)) {
-                spins += 1;
-                match spins {
-                    0..64 => hint::spin_loop(),
-                    NOTED_SPINS if !cfg!(loom) => waiting = Some(self.watch.waiting(number)),
-                    _ => thread::yield_now(),
-                }
-            }
-            drop(waiting);
-        }
+        // Who comes in after the fence sees the boundary that was moved before it.
+        self.numbered_slots().for_each(|(number, slot)| slot.wait_until_outside(&self.watch, number));
     }
 
     pub(crate) fn close(&self) -> bool {
         let was_open = !self.closed.swap(true, SeqCst);
-        self.ways.fetch_or(LONG_WAY, SeqCst);
+        self.slow_down();
         self.drain();
         was_open
     }
 
     /// From now on every pin takes the long way, where more can be asked than a fast operation has time for.
     pub(crate) fn slow_down(&self) {
-        self.ways.fetch_or(LONG_WAY, SeqCst);
+        for door in [&self.door, &self.read_door, &self.write_door] {
+            door.store(SHUT, SeqCst);
+        }
     }
 
-    /// From now on every operation asks the latches: when this returns, those that did not have ended. Not under a pin.
+    /// From now on no write is made at once.
+    pub(crate) fn slow_writes_down(&self) {
+        self.write_door.store(SHUT, SeqCst);
+    }
+
+    /// From now on every operation asks the latches: when this returns, those that did not have ended, but for reads of one key
+    /// that are late. Not under a pin.
     pub(crate) fn begin_latching(&self) {
-        self.ways.fetch_or(LATCHED, SeqCst);
+        self.latching.store(true, SeqCst);
+        for door in [&self.read_door, &self.write_door] {
+            door.store(SHUT, SeqCst);
+        }
         self.drain();
     }
 
     /// True if keys have latches. Under a pin taken before: whoever does not see it yet is waited for.
     #[inline(always)]
     pub(crate) fn is_latching(&self) -> bool {
-        self.ways.load(Relaxed) & LATCHED != 0
+        self.latching.load(Relaxed)
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -4,7 +4,7 @@
 //! table:  2^16 words, a key's by the highest bits of its hash:  [ version 63 | held 1 ]
 //! ```
 //! There are none until somebody begins a transaction: a store that never does pays nothing, for a fast operation learns of
-//! them from a word that it looks at anyway (`Epochs::pin_fast`). The first transaction makes the table, raises the flag and
+//! them from a word that it looks at anyway (`epoch.rs`). The first transaction makes the table, shuts the doors and
 //! drains the epoch: from then on everybody sees it. Then
 //!
 //! * **who changes what a key holds** holds its latch meanwhile, and letting go moves the version on. One key, one latch: a plain

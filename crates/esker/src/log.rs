@@ -26,6 +26,7 @@ use crate::record::ODD_LINE;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Rule, broken};
 use crate::windows::Windows;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -39,6 +40,10 @@ pub(crate) const PIECE_BYTES: u64 = if cfg!(loom) { 4 } else { 16 } * BLOCK_BYTE
 const FIRST_PIECE_BYTES: u64 = if cfg!(loom) { PIECE_BYTES } else { BLOCK_BYTES };
 /// Records above this get an extent of their own: at most a quarter of a piece is left unused.
 const PIECE_RECORD_MAX: u64 = PIECE_BYTES / 4;
+/// Backed above the tail.
+const AHEAD_BYTES: RangeInclusive<u64> = 2 << 20..=16 << 20;
+/// The same as a part of what is in memory: it is part of what an entry costs.
+const AHEAD_PART: u64 = 128;
 /// Above every address.
 pub(crate) const NOWHERE: u64 = u64::MAX;
 /// Blocks written by one call.
@@ -271,8 +276,10 @@ impl Log {
     }
 
     /// Backs the memory just above the tail, so that operations do not pay the page faults.
-    pub(crate) fn populate_ahead(&self, bytes: u64) {
+    pub(crate) fn populate_ahead(&self) {
         let tail = self.tail();
+        let held = tail.saturating_sub(self.bounds.evicted.load(Relaxed));
+        let bytes = (held / AHEAD_PART).clamp(*AHEAD_BYTES.start(), *AHEAD_BYTES.end()).min(self.budget.load(Relaxed) / 16);
         let from = self.bounds.populated.load(Relaxed).max(tail);
         let to = (tail + bytes).min(self.bounds.evicted.load(Acquire) + self.budget.load(Relaxed));
         if from + bytes / 2 < to && (from & self.mask) < (to & self.mask) {

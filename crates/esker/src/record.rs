@@ -155,6 +155,13 @@ impl Record {
         unsafe { std::slice::from_raw_parts(self.at.add(HEADER_BYTES as usize), width) }
     }
 
+    /// The key of a word record, if keys have eight bytes: comparing words leaves the key asked for in a register.
+    #[inline(always)]
+    pub(crate) fn word_key_as_word(&self) -> u64 {
+        // SAFETY: as `word_key`; records are 8-aligned.
+        unsafe { self.at.add(HEADER_BYTES as usize).cast::<u64>().read() }
+    }
+
     #[inline(always)]
     pub(crate) fn word_value(&self, key_width: usize) -> &AtomicU64 {
         self.word(HEADER_BYTES + padded(key_width))

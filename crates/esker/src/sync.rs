@@ -86,10 +86,10 @@ pub(crate) enum Rule {
     DrainWaits,
     /// A pin is visible to a drain before anything is done under it.
     PinFences,
-    /// Who pins with a new epoch sees the boundary that was moved before it.
-    PinAcquiresEpoch,
     /// Who sees a thread's later pin sees what it did under the earlier ones.
     PinReleases,
+    /// Who sees a thread count sees what it did under the pins before.
+    CountReleases,
     /// The closed flag is looked at after the pin is stored.
     FlagAfterPin,
     /// `Probe::claim` latches only a bucket that is still what the probe saw.

@@ -129,9 +129,15 @@ fn closures_may_not_come_back_into_the_store() {
     store
         .rmw(&1, |old| {
             assert!(matches!(store.put(&2, &2), Err(Error::Invalid(_))));
+            assert!(matches!(store.get(&1), Err(Error::Invalid(_))));
+            assert!(matches!(store.rmw(&2, |_| 2), Err(Error::Invalid(_))));
+            assert!(matches!(store.delete(&1), Err(Error::Invalid(_))));
             old.unwrap()
         })
         .unwrap();
+    // Who counts under another operation's pin makes that pin look as if it were over.
+    let counted = store.stats().operations;
+    assert_eq!((counted.puts, counted.gets, counted.rmws, counted.deletes), (1, 0, 1, 0), "a refused call was counted");
 }
 
 #[test]

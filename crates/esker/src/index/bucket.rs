@@ -109,6 +109,12 @@ impl Bucket {
         seen & LATCH == 0 && self.0[LINK].compare_exchange(seen, seen | LATCH, Acquire, Relaxed).is_ok()
     }
 
+    /// The same for a link known to be unlatched.
+    #[inline(always)]
+    pub(super) fn latch_quiet(&self, seen: u64) -> bool {
+        self.0[LINK].compare_exchange(seen, seen | LATCH, Acquire, Relaxed).is_ok()
+    }
+
     #[cold]
     #[inline(never)]
     fn latch_slowly(&self) {
@@ -127,7 +133,12 @@ impl Bucket {
     /// Ends the latch. The version moves on, whether something changed or not.
     #[inline(always)]
     pub(super) fn unlatch(&self) {
-        let link = self.0[LINK].load(Relaxed);
+        self.unlatch_to(self.0[LINK].load(Relaxed));
+    }
+
+    /// The same for who knows the link.
+    #[inline(always)]
+    pub(super) fn unlatch_to(&self, link: u64) {
         // Release: what was changed under the latch is visible to its next holder.
         self.0[LINK].store(advanced(link, CHANGE) & !LATCH, Release);
     }
@@ -156,10 +167,37 @@ fn advanced(link: u64, by: u64) -> u64 {
     (link & !VERSION_MASK) | ((link + by) & VERSION_MASK)
 }
 
+/// True if nobody holds the latch and nothing is moving.
+#[inline(always)]
+pub(super) fn is_quiet(link: u64) -> bool {
+    link & (LATCH | VERSION) == 0
+}
+
 #[inline(always)]
 pub(super) fn next_of(link: u64) -> u64 {
     link >> OVERFLOW_SHIFT
 }
+
+/// The first hash bit that tags hold.
+#[derive(Default)]
+#[repr(C, align(16))]
+pub(super) struct Base(AtomicU64);
+
+impl Base {
+    pub(super) fn set(&self, bit: u32) {
+        self.0.store(u64::from(bit), Relaxed);
+    }
+
+    #[inline(always)]
+    pub(super) fn get(&self) -> u32 {
+        self.0.load(Relaxed) as u32
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(loom))))]
+pub(super) use portable::Wanted;
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+pub(super) use vector::Wanted;
 
 /// The lower halves of the seven entries, as they were a moment ago: a hint. Who acts on an entry loads it again.
 #[derive(Clone, Copy)]
@@ -174,13 +212,20 @@ impl Tags {
     /// True if an entry has a tag of fewer than 15 bits.
     #[inline(always)]
     pub(super) fn has_short(&self) -> bool {
-        self.full() | self.empty() != ALL
+        !self.has_none_short(self.empty())
+    }
+
+    /// The opposite, for who knows which are empty.
+    #[inline(always)]
+    pub(super) fn has_none_short(&self, empty: u32) -> bool {
+        self.full() | empty == ALL
     }
 }
 
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 mod vector {
-    use super::{Bucket, Tags};
+    use super::super::TAG_BITS;
+    use super::{Base, Bucket, Tags};
     use std::arch::x86_64::*;
 
     impl Bucket {
@@ -205,12 +250,44 @@ mod vector {
         }
     }
 
+    /// A full tag in the lower half of each lane of 32 bits; the upper halves do not count.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Wanted(__m128i);
+
+    impl Wanted {
+        /// The tag of these hash bits (the lower fifteen count).
+        #[inline(always)]
+        pub(in super::super) fn of_bits(bits: u64) -> Self {
+            // SAFETY: SSE2 is part of x86-64.
+            Self(unsafe { _mm_set1_epi32(bits as i32 | STOP) })
+        }
+
+        /// The tag of a hash whose bits from `base` on count. In vector registers all along.
+        #[inline(always)]
+        pub(in super::super) fn of_hash(hash: u64, base: &Base) -> Self {
+            // SAFETY: as above. `Base` has the 16 aligned bytes that are read, of which the lower eight count.
+            unsafe {
+                let mut bits = _mm_cvtsi64_si128(hash as i64);
+                std::arch::asm!("psrlq {bits}, [{base}]", bits = inout(xmm_reg) bits, base = in(reg) base,
+                    options(nostack, preserves_flags, readonly, pure));
+                Self(_mm_shuffle_epi32::<0>(_mm_or_si128(bits, _mm_set1_epi32(STOP))))
+            }
+        }
+    }
+
+    const STOP: i32 = 1 << TAG_BITS;
+
     impl Tags {
         /// The entries with the full tag of these hash bits (the lower fifteen count).
         #[inline(always)]
         pub(in super::super) fn equal(&self, bits: u64) -> u32 {
+            self.equal_to(Wanted::of_bits(bits))
+        }
+
+        #[inline(always)]
+        pub(in super::super) fn equal_to(&self, wanted: Wanted) -> u32 {
             // SAFETY: SSE2 is part of x86-64.
-            unsafe { self.equal_lanes(_mm_or_si128(_mm_set1_epi16(bits as i16), _mm_set1_epi16(i16::MIN))) }
+            unsafe { self.equal_lanes(wanted.0) }
         }
 
         /// The entries without a tag.
@@ -238,17 +315,20 @@ mod vector {
     /// The signs of the even bytes: of each half the lower 16 bits are the tag. The last lane is the link's.
     #[inline(always)]
     unsafe fn sets(lanes: __m128i) -> u32 {
-        // SAFETY: as above. The mask is applied before the move to a general register, of which there are too few.
+        const TAGS: i64 = 0x00ff_00ff_00ff_00ff;
+        // SAFETY: as above. In assembler, or the mask would be applied in a general register.
         unsafe {
-            const TAGS: i64 = 0x00ff_00ff_00ff_00ff;
-            _mm_movemask_epi8(_mm_and_si128(lanes, _mm_set_epi64x(TAGS >> 16, TAGS))) as u32
+            let set: u32;
+            std::arch::asm!("pmovmskb {set:e}, {lanes}", set = out(reg) set, lanes = in(xmm_reg) _mm_and_si128(lanes, _mm_set_epi64x(TAGS >> 16, TAGS)),
+                options(nostack, nomem, preserves_flags, pure));
+            set
         }
     }
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(loom))))]
 mod portable {
-    use super::{Bucket, Tags, tag_of};
+    use super::{Base, Bucket, Tags, tag_of};
     use crate::sync::atomic::Ordering::Relaxed;
 
     impl Bucket {
@@ -258,7 +338,26 @@ mod portable {
         }
     }
 
+    /// The hash bits that a full tag holds.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Wanted(u64);
+
+    impl Wanted {
+        #[inline(always)]
+        pub(in super::super) fn of_bits(bits: u64) -> Self {
+            Self(bits)
+        }
+        #[inline(always)]
+        pub(in super::super) fn of_hash(hash: u64, base: &Base) -> Self {
+            Self(hash >> base.get())
+        }
+    }
+
     impl Tags {
+        #[inline(always)]
+        pub(in super::super) fn equal_to(&self, wanted: Wanted) -> u32 {
+            self.equal(wanted.0)
+        }
         #[inline(always)]
         fn set(&self, holds: impl Fn(u16) -> bool) -> u32 {
             self.tags.iter().enumerate().fold(0, |set, (i, &tag)| set | (u32::from(holds(tag)) << (2 * i)))

@@ -2,7 +2,7 @@
 //! bucket moves. Buckets have two entries and the table begins with two buckets (`ENTRIES`, `FIRST_LEVEL`).
 
 use super::growth::Chain;
-use super::{BUCKET_BITS, Index, Published, Records, address_of};
+use super::{BUCKET_BITS, Index, Looked, Published, Records, address_of};
 use crate::loom_models::{Model, Shared, sound, spawn, without};
 use crate::sync::Rule;
 
@@ -29,12 +29,12 @@ const fn address_for(bits: u64) -> u64 {
 /// Inserts as the store does: by a claim where that is plain, else under the latch. False if there is an entry.
 fn insert(index: &Index, bits: u64) -> bool {
     let probe = index.probe(hash(bits));
-    let found = probe.first_match();
-    if found == address_for(bits) {
-        return false;
-    }
-    // Another record's address: its key says that the entry is not this hash's.
-    let claim = if found == 0 { probe.claim() } else { None };
+    let claim = match probe.search() {
+        Looked::Entry(at) if at == address_for(bits) => return false,
+        // Another record's address: its key says that the entry is not this hash's.
+        Looked::Entry(_) | Looked::Unclear => None,
+        Looked::Free(entry) => probe.claim(entry),
+    };
     match claim {
         Some(claim) => {
             claim.fill(address_for(bits));

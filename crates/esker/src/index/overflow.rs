@@ -39,7 +39,9 @@ struct List {
 impl Overflow {
     pub(super) fn new() -> Result<Self> {
         let list = List { next: 1, first: 0, count: 0, backed: 0 };
-        Ok(Self { region: Region::reserve(1 << 36, 1 << 26)?, list: Mutex::new(list), next: AtomicU64::new(1), free: AtomicU64::new(0) })
+        let region = Region::reserve(1 << 36, 1 << 26)?;
+        region.prefer_huge_pages();
+        Ok(Self { region, list: Mutex::new(list), next: AtomicU64::new(1), free: AtomicU64::new(0) })
     }
 
     pub(super) fn bucket(&self, number: u64) -> &Bucket {

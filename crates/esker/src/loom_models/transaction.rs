@@ -94,6 +94,46 @@ fn twin_reader_does_not_look() {
     reader_of_both(without(Rule::ReadersLook));
 }
 
+/// The same reader while keys get their latches: it may look at the door before, and come late.
+fn late_reader_of_both(model: Model) {
+    model.check(|| {
+        let engine = Shared::new(Engine::for_model());
+        let values = Shared::new([0; 2].map(crate::sync::atomic::AtomicU64::new));
+        let hashes = [0, u64::MAX];
+        let reader = spawn(1, {
+            let (engine, values) = (engine.clone(), values.clone());
+            move || {
+                engine.epochs.idle_slot().expect("no pin yet");
+                let read = |key: usize| match engine.epochs.pin_to_read() {
+                    Some(_pin) => Some(values[key].load(Acquire)),
+                    None => {
+                        let _pin = engine.epochs.pin().expect("open");
+                        (!engine.is_held(hashes[key])).then(|| values[key].load(Acquire))
+                    }
+                };
+                (read(0), read(1))
+            }
+        });
+        engine.begin_latching().expect("open");
+        let held = hashes.map(|hash| engine.hold(hash).expect("nobody else holds it"));
+        values[0].store(1, Release);
+        values[1].store(1, Release);
+        drop(held);
+        assert!(reader.join() != (Some(1), Some(0)), "half a transaction was seen");
+    });
+}
+
+#[test]
+fn a_late_reader_sees_all_or_nothing() {
+    late_reader_of_both(sound());
+}
+
+#[test]
+#[should_panic(expected = "half a transaction was seen")]
+fn twin_late_reader_does_not_look() {
+    late_reader_of_both(without(Rule::ReadersLook));
+}
+
 /// Two threads, each of which writes what the other one read: the core of a commit, over two latches.
 fn crosswise(model: Model) {
     model.check(|| {

@@ -101,7 +101,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 // Looked up before the pin; a live record above `read_only` is still the newest one.
                 let done = !self.engine.epochs.is_latching()
                     && match first {
-                        0 => self.put_word_fast(&pin, key, hash, value),
+                        0 => self.insert_word(&pin, key, hash, value),
                         at => self.put_word_at(at, key, value),
                     };
                 if done {
@@ -158,7 +158,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 count += usize::from(was_there);
             }
             if Self::WORD {
-                self.engine.epochs.slot()?.count(Counter::Delete, part.len() as u64);
+                self.engine.epochs.count(Counter::Delete, part.len() as u64)?;
             }
         }
         self.written(count)

@@ -41,10 +41,20 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.is_of(record, key).then_some(record)
     }
 
+    /// The same, if it may change in place.
+    #[inline(always)]
+    pub(super) fn mutable_record_of(&self, at: u64, key: &[u8]) -> Option<Record> {
+        let record = self.record_of(at, key).filter(Record::is_plain)?;
+        (at >= self.engine.log.bounds.read_only.load(Acquire)).then_some(record)
+    }
+
     #[inline(always)]
     pub(super) fn is_of(&self, record: Record, key: &[u8]) -> bool {
-        let found = if Self::WORD { record.word_key(Self::KEY_WIDTH) } else { record.bytes_key() };
-        found == key
+        match Self::WORD {
+            true if Self::KEY_WIDTH == 8 => record.word_key_as_word() == super::to_word(key),
+            true => record.word_key(Self::KEY_WIDTH) == key,
+            false => record.bytes_key() == key,
+        }
     }
 
     /// The first record of the key's entry, if it is the key's, in memory and plain: most keys.

@@ -153,18 +153,23 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.hasher.hash(key, K::WIDTH.filter(|_| Self::WORD))
     }
 
-    /// What a fast path counts where it is not open.
-    #[cold]
-    fn count_slowly(&self, what: Counter) {
-        // A thread too many is told so by the path that comes next.
-        if let Ok(slot) = self.engine.epochs.slot() {
-            slot.count(what, 1);
+    /// Gives a slow path a key of its own: the caller's may then live in a register and nowhere else.
+    #[inline(always)]
+    fn with_copy<R>(key: &[u8], slowly: impl FnOnce(&[u8]) -> R) -> R {
+        match <[u8; 8]>::try_from(key) {
+            Ok(copy) if Self::KEY_WIDTH == 8 => slowly(&copy),
+            _ => slowly(key),
         }
     }
 
+    /// A key whose length the compiler knows where keys have one: for functions that are not compiled into their callers.
+    #[inline(always)]
+    fn of_known_length(key: &[u8]) -> &[u8] {
+        if Self::WORD { &key[..Self::KEY_WIDTH] } else { key }
+    }
+
     fn count(&self, what: Counter) -> Result<()> {
-        self.engine.epochs.slot()?.count(what, 1);
-        Ok(())
+        self.engine.epochs.count(what, 1)
     }
 
     fn check_key(key: &[u8]) -> Result<()> {
@@ -182,7 +187,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(())
     }
 
-    /// The end of every writing call: with `Durability::Always` its result waits for a line.
+    /// The end of every writing call: with `Durability::Always` its result waits for a line. (Words written at once need none:
+    /// such stores write none at once.)
     #[inline(always)]
     fn written<T>(&self, result: T) -> Result<T> {
         if self.engine.is_always_durable {
@@ -200,7 +206,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Cost
     /// Two cache misses in memory; one device read for each cold record of the chain, usually one.
-    #[inline]
+    #[inline(always)]
     pub fn get(&self, key: &K) -> Result<Option<V::Owned>> {
         if Self::WORD {
             let word = self.get_word(key.bytes())?;
@@ -213,7 +219,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Errors
     /// As [`Store::get`].
-    #[inline]
+    #[inline(always)]
     pub fn get_with<R>(&self, key: &K, read: impl FnOnce(V::View<'_>) -> R) -> Result<Option<R>> {
         if Self::WORD {
             let word = self.get_word(key.bytes())?;
@@ -239,13 +245,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Cost
     /// In place: two cache misses. Otherwise a record at the log's tail.
-    #[inline]
+    #[inline(always)]
     pub fn put(&self, key: &K, value: &V) -> Result<()> {
         if Self::WORD {
-            self.put_word(key.bytes(), to_word(value.bytes()))?;
-        } else {
-            self.put_bytes(key.bytes(), value.bytes())?;
+            return self.put_word(key.bytes(), to_word(value.bytes()));
         }
+        self.put_bytes(key.bytes(), value.bytes())?;
         self.written(())
     }
 
@@ -255,11 +260,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Errors
     /// As [`Store::put`] and, for a cold key, as [`Store::get`].
-    #[inline]
+    #[inline(always)]
     pub fn rmw(&self, key: &K, mut update: impl FnMut(Option<V::View<'_>>) -> V::Owned) -> Result<V::Owned> {
         if Self::WORD {
             let word = self.rmw_word(key.bytes(), &mut |old| Self::updated_word(old, &mut update))?;
-            return self.written(V::own(&word.to_ne_bytes()[..Self::VALUE_WIDTH]));
+            return Ok(V::own(&word.to_ne_bytes()[..Self::VALUE_WIDTH]));
         }
         let new = self.rmw_bytes(key.bytes(), update)?;
         self.written(new)

@@ -33,24 +33,21 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn get_word(&self, key: &[u8]) -> Result<Option<u64>> {
         match self.get_word_at_once(key, self.hash(key)) {
             Some(word) => Ok(Some(word)),
-            None => self.get_word_slowly(key),
+            None => Self::with_copy(key, |key| self.get_word_slowly(key)),
         }
     }
 
     /// Where the key's record is live and the first of its entry, in memory.
     #[inline(always)]
     pub(super) fn get_word_at_once(&self, key: &[u8], hash: u64) -> Option<u64> {
-        let Some(pin) = self.engine.epochs.pin_fast() else {
-            self.count_slowly(Counter::Get);
-            return None;
-        };
-        pin.slot.count(Counter::Get, 1);
+        let _pin = self.engine.epochs.pin_to_read()?;
         let (_, record) = self.find_fast(key, hash)?;
         Some(record.word_value(Self::KEY_WIDTH).load(Acquire))
     }
 
     #[inline(never)]
     fn get_word_slowly(&self, key: &[u8]) -> Result<Option<u64>> {
+        let key = Self::of_known_length(key);
         let hash = self.hash(key);
         let pin = self.engine.epochs.pin()?;
         if !self.engine.is_held(hash) {
@@ -74,7 +71,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn get_bytes<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         Self::check_key(key)?;
         let hash = self.hash(key);

@@ -5,7 +5,7 @@ use super::find::{Found, Region};
 use super::step::{Known, Step};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
-use crate::index::{Probe, Published, Seen};
+use crate::index::{Looked, Published, Seen};
 use crate::latches::Hold;
 use crate::record::{self, ABSENT, NEVER, Record, TOMBSTONE};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -19,45 +19,46 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     #[inline(always)]
     pub(super) fn put_word(&self, key: &[u8], value: u64) -> Result<()> {
-        let hash = self.hash(key);
-        if self.put_word_at_once(key, hash, value) { Ok(()) } else { self.put_word_slowly(key, hash, value) }
-    }
-
-    #[inline(always)]
-    pub(super) fn put_word_at_once(&self, key: &[u8], hash: u64, value: u64) -> bool {
-        let Some(pin) = self.engine.epochs.pin_fast() else {
-            self.count_slowly(Counter::Put);
-            return false;
-        };
-        pin.slot.count(Counter::Put, 1);
-        self.put_word_fast(&pin, key, hash, value)
-    }
-
-    /// Where the key has a mutable record, or no entry could be its own.
-    #[inline(always)]
-    pub(super) fn put_word_fast(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: u64) -> bool {
-        let probe = self.engine.index.probe(hash);
-        match probe.first_match() {
-            0 => self.insert_word(pin, key, hash, value, &probe),
-            at => self.put_word_at(at, key, value),
+        if let Some(pin) = self.engine.epochs.pin_to_write(Counter::Put) {
+            let hash = self.hash(key);
+            let at = self.engine.index.first_match(hash);
+            if self.put_word_at(at, key, value) {
+                return Ok(());
+            }
+            if at == 0 && Self::with_copy(key, |key| self.put_word_elsewhere(pin, key, hash, value)) {
+                return Ok(());
+            }
         }
+        Self::with_copy(key, |key| self.put_word_surely(key, value))
+    }
+
+    /// Where the key's first bucket does not lead to a record of it.
+    #[inline(never)]
+    fn put_word_elsewhere(&self, pin: Pin<'_>, key: &[u8], hash: u64, value: u64) -> bool {
+        self.insert_word(&pin, Self::of_known_length(key), hash, value)
+    }
+
+    /// In place, or where no entry could be the key's own; false if it takes more than that.
+    pub(super) fn put_word_at_once(&self, key: &[u8], hash: u64, value: u64) -> bool {
+        self.engine.epochs.pin_to_write(Counter::Put).is_some_and(|pin| self.insert_word(&pin, key, hash, value))
     }
 
     #[inline(always)]
     pub(super) fn put_word_at(&self, at: u64, key: &[u8], value: u64) -> bool {
-        match self.record_of(at, key) {
-            Some(record) if record.is_plain() && at >= self.engine.log.bounds.read_only.load(Acquire) => {
-                record.word_value(Self::KEY_WIDTH).store(value, Release);
-                true
-            }
-            _ => false,
-        }
+        let record = self.mutable_record_of(at, key);
+        record.map(|record| record.word_value(Self::KEY_WIDTH).store(value, Release)).is_some()
     }
 
-    /// A record for a key whose hash no entry has. False if one has, by now, or the log has no room.
+    /// A record for a key whose hash no entry has; in place if one has. False if nothing was done.
     #[inline(always)]
-    fn insert_word(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: u64, probe: &Probe<'_>) -> bool {
-        let Some(claim) = probe.claim() else { return self.insert_word_slowly(pin, key, hash, value) };
+    pub(super) fn insert_word(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: u64) -> bool {
+        let probe = self.engine.index.probe(hash);
+        let claim = match probe.search() {
+            Looked::Entry(at) => return self.put_word_at(at, key, value),
+            Looked::Free(entry) => probe.claim(entry),
+            Looked::Unclear => None,
+        };
+        let Some(claim) = claim else { return self.insert_word_slowly(pin, key, hash, value) };
         let Some(at) = self.make_word(pin, key, value) else { return false };
         claim.fill(at);
         self.count_entry(pin);
@@ -100,6 +101,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     #[inline(never)]
+    fn put_word_surely(&self, key: &[u8], value: u64) -> Result<()> {
+        let key = Self::of_known_length(key);
+        self.put_word_slowly(key, self.hash(key), value)?;
+        self.written(())
+    }
+
     pub(super) fn put_word_slowly(&self, key: &[u8], hash: u64, value: u64) -> Result<()> {
         self.run(key, |_| self.put_word_step(key, hash, value, NEVER))
     }
@@ -195,26 +202,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let hash = self.hash(key);
         match self.rmw_word_at_once(key, hash, update) {
             Some(new) => Ok(new),
-            None => self.rmw_word_slowly(key, hash, update),
+            None => self.written(self.rmw_word_slowly(key, hash, update)?),
         }
     }
 
     #[inline(always)]
     pub(super) fn rmw_word_at_once(&self, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Option<u64> {
-        let Some(pin) = self.engine.epochs.pin_fast() else {
-            self.count_slowly(Counter::Rmw);
-            return None;
-        };
-        pin.slot.count(Counter::Rmw, 1);
+        let pin = self.engine.epochs.pin_to_write(Counter::Rmw)?;
         self.rmw_word_at(&pin, self.engine.index.first_match(hash), key, update)
     }
 
     #[inline(always)]
     pub(super) fn rmw_word_at(&self, pin: &Pin<'_>, at: u64, key: &[u8], update: &mut impl FnMut(Option<u64>) -> u64) -> Option<u64> {
-        let record = self.record_of(at, key).filter(Record::is_plain)?;
-        if at < self.engine.log.bounds.read_only.load(Acquire) {
-            return None;
-        }
+        let record = self.mutable_record_of(at, key)?;
         let value = record.word_value(Self::KEY_WIDTH);
         Some(self.engine.epochs.within(pin, || update_word(value, update)))
     }

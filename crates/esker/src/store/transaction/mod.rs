@@ -233,7 +233,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     /// As [`Store::transaction`].
     pub fn commit(self) -> Result<()> {
         self.store.change_together(&self.touched)?;
-        self.store.count_slowly(Counter::Transaction);
+        self.store.count_end(Counter::Transaction);
         Ok(())
     }
 
@@ -329,7 +329,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> std::fmt::Debug for Transaction<'_, K, 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Counts a conflict.
     fn met_conflict(&self, conflict: Error) -> Error {
-        self.count_slowly(Counter::Conflict);
+        self.count_end(Counter::Conflict);
         conflict
+    }
+
+    fn count_end(&self, how: Counter) {
+        // Who took part in a transaction has a slot.
+        if let Ok(slot) = self.engine.epochs.slot() {
+            slot.count(how, 1);
+        }
     }
 }
