@@ -17,6 +17,7 @@ mod hybrid;
 mod keys;
 mod memory;
 mod probe;
+mod processor;
 mod progress;
 mod recovery;
 mod report;
