@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use crate::report::{Row, Spread};
 
-const COLOURS: [&str; 8] = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#a463f2", "#97bbf5", "#9c6b4e"];
+pub(crate) const COLOURS: [&str; 8] = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#a463f2", "#97bbf5", "#9c6b4e"];
 const HEIGHT: f64 = 320.0;
 const LEFT: f64 = 70.0;
 const TOP: f64 = 70.0;
@@ -192,14 +192,19 @@ fn frame(title: &str, width: f64, series: &[String], scale: &Scale) -> Drawing {
 
 /// A whole drawing of this size.
 fn svg(width: f64, height: f64, elements: &str) -> String {
+    open(width, height) + elements + "</svg>\n"
+}
+
+/// The beginning of any drawing; the end is `</svg>`.
+pub(crate) fn open(width: f64, height: f64) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
          width=\"{width:.0}\" height=\"{height:.0}\" font-family=\"sans-serif\" \
-         font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n{elements}</svg>\n"
+         font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     )
 }
 
-fn legend_width(name: &str) -> f64 {
+pub(crate) fn legend_width(name: &str) -> f64 {
     name.chars().count() as f64 * 6.5 + 30.0
 }
 
@@ -230,12 +235,12 @@ fn amount(value: f64) -> String {
     }
 }
 
-fn text(svg: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
+pub(crate) fn text(svg: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
     let words = escape(words);
     put(svg, &format!(r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{words}</text>"#));
 }
 
-fn put(svg: &mut String, element: &str) {
+pub(crate) fn put(svg: &mut String, element: &str) {
     writeln!(svg, "{element}").expect("writing to a string does not fail");
 }
 

@@ -18,6 +18,7 @@ mod keys;
 mod memory;
 mod pairs;
 mod probe;
+mod processor;
 mod progress;
 mod recovery;
 mod report;

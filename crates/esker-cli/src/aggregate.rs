@@ -11,6 +11,7 @@ use crate::args::{AggregateArgs, Opening};
 use crate::failure::{Failure, Outcome};
 use crate::out;
 use crate::store::with_existing;
+use crate::watch::watched;
 
 /// What one pass finds: pairs, whole numbers and others summed, and the distribution.
 type Found = (u64, i128, f64, (Option<f64>, Option<f64>), Option<Moments>, Sketch);
@@ -25,7 +26,7 @@ pub(crate) fn run(args: &AggregateArgs, opening: Opening) -> Outcome {
         (Count, Sum(|_: &[u8], value: &[u8]| integer(value)), Sum(fraction), (Min(least), Max(least)), Variance(number), Quantiles(number));
     // Without groups all keys are one: those that begin with nothing.
     let groups: HashMap<Vec<u8>, Found> = with_existing(&args.dir, opening, |store| {
-        let scan = store.scan().prefix(prefix).parallel(args.threads);
+        let scan = watched(store.scan().prefix(prefix).parallel(args.threads))?;
         Ok(scan.aggregate(GroupByKey(args.by.unwrap_or(KeyPart::Prefix(0)), asked))?)
     })?;
     let mut groups: BTreeMap<_, _> = groups.into_iter().collect();

@@ -189,6 +189,15 @@ pub(crate) struct ExportArgs {
     /// What to write
     #[arg(long, value_enum)]
     pub(crate) format: ExportFormat,
+    /// The file to write, replaced once all is in it [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// What keys are, for arrow and parquet [default: bytes]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(crate) key_type: Option<ColumnType>,
+    /// What values are, for arrow and parquet [default: bytes]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(crate) value_type: Option<ColumnType>,
     /// Only keys that begin so
     #[arg(long)]
     pub(crate) prefix: Option<OsString>,
@@ -201,6 +210,24 @@ pub(crate) enum ExportFormat {
     Csv,
     /// An object a line, with key and value; bytes that are no text as {"hex":"..."}
     Jsonl,
+    /// An Arrow IPC file (Feather), two columns
+    Arrow,
+    /// A Parquet file, two columns, compressed with Snappy
+    Parquet,
+}
+
+/// What a column of an Arrow or Parquet file is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ColumnType {
+    /// As they are
+    #[default]
+    Bytes,
+    /// UTF-8
+    Text,
+    /// Whole numbers of 64 bits, from decimal text
+    Integer,
+    /// Floating point, from decimal text
+    Float,
 }
 
 /// What `load` is told.

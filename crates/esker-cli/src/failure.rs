@@ -7,6 +7,9 @@ use std::fmt::Display;
 use std::io;
 use std::process::ExitCode;
 
+/// The message of work that an interrupt ended.
+pub(crate) const INTERRUPTED: &str = "interrupted";
+
 /// What a subcommand returns.
 pub(crate) type Outcome = Result<(), Failure>;
 
@@ -67,7 +70,11 @@ impl Failure {
 
 impl From<esker::Error> for Failure {
     fn from(error: esker::Error) -> Self {
-        Self::Failed(error.to_string())
+        match error {
+            // Nothing else cancels a scan here.
+            esker::Error::Cancelled => Self::new(INTERRUPTED),
+            error => Self::Failed(error.to_string()),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{self, Failure, Outcome};
 
 /// What a shell reports for a program that an interrupt ended.
 const INTERRUPTED: i32 = 130;
@@ -33,6 +33,17 @@ impl Interrupt {
 
     /// Fails once an interrupt has come.
     pub(crate) fn check(&self) -> Outcome {
-        if self.0.load(Ordering::Relaxed) { Err(Failure::new("interrupted")) } else { Ok(()) }
+        if self.has_come() { Err(Failure::new(failure::INTERRUPTED)) } else { Ok(()) }
+    }
+
+    /// True once an interrupt has come.
+    pub(crate) fn has_come(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// As if one had come.
+    #[cfg(test)]
+    pub(crate) fn raised() -> Self {
+        Self(Arc::new(AtomicBool::new(true)))
     }
 }

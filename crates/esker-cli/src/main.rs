@@ -10,8 +10,11 @@ mod aggregate;
 mod args;
 mod backup;
 mod bytes;
+#[cfg(feature = "arrow")]
+mod columns;
 mod compact;
 mod demo;
+mod export;
 mod failure;
 mod figure;
 mod flights;
@@ -28,6 +31,7 @@ mod separated;
 mod stats;
 mod store;
 mod verify;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -59,7 +63,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Restore { backup, dir } => backup::restore(&backup, &dir),
         Command::Scan(args) => scan::run(&args, opening),
         Command::Aggregate(args) => aggregate::run(&args, opening),
-        Command::Export(args) => scan::export(&args, opening),
+        Command::Export(args) => export::run(&args, opening),
         Command::Demo => demo::run(opening),
     }
 }

@@ -57,3 +57,16 @@ fn what_is_exported_can_be_loaded_again() {
         assert_eq!(sorted(&place.ok(&format!("scan copy-{format}"))), sorted(&place.ok("scan store")), "{format}");
     }
 }
+
+#[test]
+fn an_export_to_a_file_replaces_it_when_it_is_whole() {
+    let place = orders();
+    place.write("all.csv", "old");
+    assert_eq!(place.ok("export store --format csv --prefix fr:1 --output all.csv"), "");
+    assert_eq!(std::fs::read_to_string(place.path("all.csv")).unwrap(), "key,value\nfr:1,5\n");
+    place.fails("export nowhere --format csv --output all.csv", "nowhere");
+    assert_eq!(std::fs::read_to_string(place.path("all.csv")).unwrap(), "key,value\nfr:1,5\n");
+    assert_eq!(place.run("export store --format csv --key-type text").code, 2);
+    let files = std::fs::read_dir(place.path("")).unwrap().count();
+    assert_eq!(files, 3, "orders.csv, the store and the export; nothing temporary");
+}

@@ -66,6 +66,8 @@ pub use device::{Device, DeviceRead, MemoryDevice, MemoryStorage, ReadSource, SE
 pub use error::{Error, Result};
 pub use expiry::{Clock, ManualClock, SystemClock};
 pub use options::{ByteCount, Options};
+#[cfg(feature = "rayon")]
+pub use scan::ParIter;
 pub use scan::{Cursor, Iter, Page, Plan, Scan, Strategy};
 pub use stats::{CacheStats, ExpiryStats, IndexStats, LoadStats, LogStats, MemoryStats, OperationStats, SpaceStats, Stats, Warning};
 pub use store::{ReadTransaction, Store, Transaction, Ttl, Version};

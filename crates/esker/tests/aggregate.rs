@@ -3,7 +3,7 @@
 use esker::aggregate::{
     Count, Distinct, GroupBy, GroupByKey, Histogram, KeyPart, Max, Mean, Min, Quantiles, Sum, TopK, Variance, decimal, integer,
 };
-use esker::{MemoryDevice, Options, Store};
+use esker::{Aggregate, MemoryDevice, Options, Store, Strategy};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -124,4 +124,101 @@ fn fields_of_a_struct() {
     let found = orders.scan().filter(|_, order| order.amount >= 1000.0).aggregate(by_country).unwrap();
     let items: i128 = (1000..3000).filter(|n| n % 5 == 2).map(|n| i128::from(n % 7)).sum();
     assert_eq!(found[&2], (items, Some(2997.0)));
+}
+
+/// The key with the longest value; of several, the greatest.
+struct LongestValue;
+
+impl Aggregate<u64, [u8]> for LongestValue {
+    type State = Option<(usize, u64)>;
+    type Output = Option<u64>;
+
+    fn init(&self) -> Self::State {
+        None
+    }
+    fn add(&self, state: &mut Self::State, key: u64, value: &[u8]) {
+        *state = (*state).max(Some((value.len(), key)));
+    }
+    fn merge(&self, into: &mut Self::State, other: Self::State) {
+        *into = (*into).max(other);
+    }
+    fn finish(&self, state: Self::State) -> Option<u64> {
+        state.map(|(_, key)| key)
+    }
+}
+
+#[test]
+fn ones_own_aggregate_by_each_way_and_inside_groups() {
+    let cold: Store<u64, [u8]> = Options::new().memory("16MiB").open_on(Arc::new(MemoryDevice::new())).unwrap();
+    let stores = [Options::new().memory("256MiB").in_memory().unwrap(), cold];
+    let keys: Vec<u64> = (0..60_000).collect();
+    for store in &stores {
+        for n in &keys {
+            store.put(n, &vec![b'7'; (n * 7919 % 1000) as usize]).unwrap();
+        }
+        // Of those with 999 bytes the greatest key: 7919 is prime to 1000.
+        let want = keys.iter().rfind(|n| **n * 7919 % 1000 == 999).copied();
+        for strategy in [Strategy::ByLog, Strategy::ByIndex, Strategy::ByKeys] {
+            for threads in [1, 3] {
+                let scan = || store.scan().keys(&keys).by(strategy).parallel(threads);
+                assert_eq!(scan().aggregate(LongestValue).unwrap(), want, "{strategy:?} on {threads} threads");
+                let groups = scan().aggregate(GroupBy(|key: u64, _: &[u8]| key % 2, (LongestValue, Count))).unwrap();
+                assert_eq!((groups[&1].0, groups[&0].1), (want, 30_000));
+            }
+        }
+    }
+    assert_eq!(stores[0].scan().prefix("no such key").aggregate(LongestValue).unwrap(), None);
+}
+
+#[test]
+fn decimal_text_in_all_figures() {
+    let store: Store<str, str> = Options::new().memory("64MiB").in_memory().unwrap();
+    for n in 0..10_000 {
+        let value = if n % 100 == 0 { "n/a".to_owned() } else { format!("{}.25", n % 100) };
+        store.put(&format!("k{n}"), &value).unwrap();
+    }
+    let number = |_: &str, value: &str| decimal(value.as_bytes());
+    let count = 10_000 - 100;
+    let list: Vec<f64> = (0..10_000).filter(|n| n % 100 != 0).map(|n| f64::from(n % 100) + 0.25).collect();
+    let mean = list.iter().sum::<f64>() / f64::from(count);
+    let asked = (
+        Sum(number),
+        Mean(number),
+        Variance(number),
+        Quantiles(number),
+        Histogram(vec![50.0], number),
+        Distinct(|_: &str, v: &str| v.to_owned()),
+    );
+    let (sum, found_mean, moments, sketch, histogram, distinct) = store.scan().parallel(2).aggregate(asked).unwrap();
+    assert!((sum - mean * f64::from(count)).abs() < 1e-6 && (found_mean.unwrap() - mean).abs() < 1e-9);
+    assert_eq!((moments.unwrap().count, sketch.count()), (9_900, 9_900));
+    for (part, want) in [(0.0, 1.25), (0.25, 25.25), (0.5, 50.25), (0.99, 98.25), (1.0, 99.25)] {
+        let found = sketch.quantile(part).unwrap();
+        assert!((found - want).abs() <= 1.0 + want * 0.01, "{part}: {found}, not {want}");
+    }
+    assert_eq!(histogram, [4_900, 5_000]);
+    assert!(distinct.abs_diff(100) <= 3, "{distinct}");
+    // What is ranked must be ordered: hundredths are.
+    let cents = |_: &str, value: &str| decimal(value.as_bytes()).map(|number| (number * 100.0) as i64);
+    let top = store.aggregate(TopK { count: 2, rank: cents, item: |_: &str, value: &str| value.to_owned() }).unwrap();
+    assert_eq!(top, [(Some(9_925), "99.25".to_owned()), (Some(9_925), "99.25".to_owned())]);
+}
+
+#[test]
+fn floats_that_are_no_numbers_and_without_end() {
+    let floats: Store<u64, f64> = Options::new().memory("64MiB").in_memory().unwrap();
+    let value = |_, value: f64| value;
+    (0..10).for_each(|n| floats.put(&n, &f64::NAN).unwrap());
+    let (sum, min, max, mean, moments, sketch) =
+        floats.aggregate((Sum(value), Min(value), Max(value), Mean(value), Variance(value), Quantiles(value))).unwrap();
+    assert_eq!((sum, min, max, mean, moments, sketch.quantile(0.5)), (0.0, None, None, None, None, None));
+    floats.put(&3, &f64::INFINITY).unwrap();
+    (20..2000).for_each(|n| floats.put(&n, &1.5).unwrap());
+    for threads in [1, 4] {
+        let found = floats.scan().parallel(threads).aggregate((Sum(value), Max(value), Min(value), Count)).unwrap();
+        assert_eq!(found, (f64::INFINITY, Some(f64::INFINITY), Some(1.5), 1990));
+    }
+    let small: Store<u64, f32> = Options::new().memory("64MiB").in_memory().unwrap();
+    (0..100_000).for_each(|n| small.put(&n, &0.1).unwrap());
+    assert!((small.aggregate(Sum(|_, value: f32| value)).unwrap() - 100_000.0 * f64::from(0.1f32)).abs() < 1e-6);
 }

@@ -1,5 +1,6 @@
 //! Scans: every key once, as of one moment, whatever goes on; on all layouts, in memory and larger than it, by each way.
 
+use esker::aggregate::Sum;
 use esker::{Cache, Cursor, Error, ManualClock, MemoryDevice, MemoryStorage, Options, Scan, Store, Strategy};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -288,6 +289,26 @@ fn plans_say_what_they_do() {
 }
 
 /// A walk by cursor while the table grows from some thousand buckets to many times that, and keys come, go and move.
+#[test]
+fn a_list_with_a_test_is_either() {
+    for store in both::<u64, u64>() {
+        (0..50_000).for_each(|n| store.put(&n, &(n + 1)).unwrap());
+        (0..50_000).step_by(2).for_each(|n| store.put(&n, &n).unwrap());
+        let listed: Vec<u64> = (0..60_000).filter(|n| n % 5 == 0).collect();
+        let want: i128 = (0..50_000).filter(|n| n % 5 == 0).map(|n| n + i128::from(n % 2)).sum();
+        for strategy in [Strategy::ByKeys, Strategy::ByIndex, Strategy::ByLog] {
+            for threads in [1, 2] {
+                let sum = Sum(|_, value| value);
+                let scan = store.scan().by(strategy).parallel(threads);
+                assert_eq!(scan.keys_where(&listed, |key| key % 5 == 0).aggregate(sum).unwrap(), want, "{strategy:?}");
+                assert_eq!(store.scan().by(strategy).parallel(threads).keys(&listed).aggregate(sum).unwrap(), want, "{strategy:?}");
+            }
+        }
+        // Asked for three keys, no plan reads everything.
+        assert_eq!(store.scan().keys(&[1, 2, 3]).explain().unwrap().strategy, Strategy::ByKeys);
+    }
+}
+
 #[test]
 fn a_cursor_misses_nothing_and_repeats_nothing_while_the_table_grows() {
     for store in both::<u64, u64>() {

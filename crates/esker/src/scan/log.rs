@@ -155,14 +155,14 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     fn read(&self, base: u64, bytes: &[u8], is_asked: bool, scars: &[Scar], work: &mut Work, visit: &mut impl Visit) -> Result<usize> {
         let frame = self.frame;
         let (engine, view) = (frame.engine(), &frame.view);
-        if !is_asked
-            && !frame.selects()
-            && let Some(plain) = view.plain(base, base + bytes.len() as u64)
-        {
+        if !is_asked && let Some(plain) = view.plain(base, base + bytes.len() as u64) {
+            let selects = frame.selects();
             return walk(layout::<K, V>(), base, bytes, |at, header, record| {
                 if plain.is_lasting(header) || view.counts(at, header) && frame.view.is_value(header, record::expiry_of(record)) {
                     let (key, value) = frame.pair(record);
-                    visit(key, value);
+                    if !selects || frame.wants(key) {
+                        visit(key, value);
+                    }
                 }
                 Ok(())
             });

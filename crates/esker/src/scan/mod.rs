@@ -13,7 +13,8 @@
 //! **Closures run outside the store**, on copies: they may take their time, and use the store. Under the short pins in between
 //! nothing of the user's runs.
 //!
-//! `page.rs` has what outlives a call: cursors, which draw no snapshot, and iterators, which keep one.
+//! `page.rs` has what outlives a call: cursors, which draw no snapshot, and iterators, which keep one. `rayon.rs`, behind a
+//! feature, gives a scan's shares to rayon's threads.
 
 mod chains;
 mod index;
@@ -21,8 +22,12 @@ mod keys;
 mod log;
 mod page;
 mod plan;
+#[cfg(feature = "rayon")]
+mod rayon;
 mod rows;
 
+#[cfg(feature = "rayon")]
+pub use self::rayon::ParIter;
 pub use page::{Cursor, Iter, Page};
 pub use plan::{Plan, Strategy};
 
@@ -34,20 +39,21 @@ use crate::snapshot::View;
 use crate::store::Store;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
+use hashbrown::HashTable;
 use index::ByIndex;
 use keys::ByKeys;
 use log::ByLog;
 use rows::Rows;
 use std::borrow::Borrow;
-use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 /// What is done with a pair.
 trait Visit: FnMut(&[u8], &[u8]) {}
 impl<F: FnMut(&[u8], &[u8])> Visit for F {}
 
-type Filter<'a, K, V> = dyn for<'v> Fn(<K as Value>::View<'v>, <V as Value>::View<'v>) -> bool + Sync + 'a;
-type Progress<'a> = dyn Fn(f64) -> ControlFlow<()> + Sync + 'a;
+type Filter<'a, K, V> = dyn for<'v> Fn(<K as Value>::View<'v>, <V as Value>::View<'v>) -> bool + Send + Sync + 'a;
+type KeyTest<'a, K> = dyn for<'v> Fn(<K as Value>::View<'v>) -> bool + Send + Sync + 'a;
+type Progress<'a> = dyn Fn(f64) -> ControlFlow<()> + Send + Sync + 'a;
 
 /// A scan that is being described; [`Scan::for_each`] and its kin run it.
 ///
@@ -69,6 +75,8 @@ pub struct Scan<'a, K: Key + ?Sized, V: Value + ?Sized> {
     strategy: Option<Strategy>,
     threads: usize,
     keys: Option<Vec<&'a [u8]>>,
+    /// Tells the listed keys from all others.
+    is_listed: Option<Box<KeyTest<'a, K>>>,
     prefix: Option<Vec<u8>>,
     filter: Option<Box<Filter<'a, K, V>>>,
     progress: Option<Box<Progress<'a>>>,
@@ -79,9 +87,15 @@ struct Frame<'a, K: Key + ?Sized, V: Value + ?Sized> {
     store: &'a Store<K, V>,
     view: View,
     prefix: Option<Vec<u8>>,
-    /// Of a list of keys, where it is not the list that is walked.
-    keys: Option<HashSet<&'a [u8]>>,
+    listed: Listed<'a, K>,
     control: Control<'a>,
+}
+
+/// Which keys are on a list, where it is not the list that is walked.
+enum Listed<'a, K: Key + ?Sized> {
+    All,
+    Of(HashTable<&'a [u8]>),
+    If(Box<KeyTest<'a, K>>),
 }
 
 /// How far a scan is, and whether it is to go on.
@@ -114,13 +128,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
 
     /// True unless all keys are asked for.
     fn selects(&self) -> bool {
-        self.prefix.is_some() || self.keys.is_some()
+        self.prefix.is_some() || !matches!(self.listed, Listed::All)
     }
 
     /// True if a key is among those asked for.
     #[inline(always)]
     fn wants(&self, key: &[u8]) -> bool {
-        self.prefix.as_ref().is_none_or(|prefix| key.starts_with(prefix)) && self.keys.as_ref().is_none_or(|keys| keys.contains(key))
+        let is_listed = match &self.listed {
+            Listed::All => true,
+            Listed::Of(keys) => keys.find(self.hash(key), |listed| *listed == key).is_some(),
+            Listed::If(is_listed) => is_listed(K::view(key)),
+        };
+        is_listed && self.prefix.as_ref().is_none_or(|prefix| key.starts_with(prefix))
     }
 
     /// Key and value of a record's bytes.
@@ -199,15 +218,22 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Way<'_, K, V> {
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// A scan through all keys with a value, as of the moment it is run.
     pub fn scan(&self) -> Scan<'_, K, V> {
-        Scan { store: self, strategy: None, threads: 1, keys: None, prefix: None, filter: None, progress: None }
+        Scan { store: self, strategy: None, threads: 1, keys: None, is_listed: None, prefix: None, filter: None, progress: None }
     }
 }
 
 impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
-    /// Only these keys; list each once.
+    /// Only these keys; list each once. Another way than [`Strategy::ByKeys`] first gathers them in a set.
     pub fn keys<Q: Borrow<K>>(mut self, keys: &'a [Q]) -> Self {
         self.keys = Some(keys.iter().map(|key| key.borrow().bytes()).collect());
         self
+    }
+
+    /// Only these keys, which are those of the store that `is_listed` is true for: a scan that goes another way asks it, and
+    /// needs no set. What is visited where the two disagree is one or the other.
+    pub fn keys_where<Q: Borrow<K>>(mut self, keys: &'a [Q], is_listed: impl for<'v> Fn(K::View<'v>) -> bool + Send + Sync + 'a) -> Self {
+        self.is_listed = Some(Box::new(is_listed));
+        self.keys(keys)
     }
 
     /// Only keys that begin with these bytes. Keys are in no order: what is saved is looking at the others' values.
@@ -217,7 +243,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     }
 
     /// Only pairs for which this is true.
-    pub fn filter(mut self, wanted: impl for<'v> Fn(K::View<'v>, V::View<'v>) -> bool + Sync + 'a) -> Self {
+    pub fn filter(mut self, wanted: impl for<'v> Fn(K::View<'v>, V::View<'v>) -> bool + Send + Sync + 'a) -> Self {
         self.filter = Some(Box::new(wanted));
         self
     }
@@ -246,7 +272,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
 
     /// Calls this now and then, on any of the threads, with the part that is done, from 0 to 1. `Break` ends the scan with
     /// [`Error::Cancelled`].
-    pub fn progress(mut self, report: impl Fn(f64) -> ControlFlow<()> + Sync + 'a) -> Self {
+    pub fn progress(mut self, report: impl Fn(f64) -> ControlFlow<()> + Send + Sync + 'a) -> Self {
         self.progress = Some(Box::new(report));
         self
     }
@@ -375,7 +401,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         let plan = self.plan()?;
         let snapshot = self.store.engine.snapshot()?;
         let filter = self.filter.take();
-        let listed = if plan.strategy == Strategy::ByKeys { self.keys.take() } else { None }.unwrap_or_default();
+        let listed = if plan.strategy == Strategy::ByKeys { self.take_list() } else { Vec::new() };
         let total = match plan.strategy {
             Strategy::ByKeys => listed.len() as u64,
             Strategy::ByIndex => index::PARTS,
@@ -390,9 +416,28 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         act(&way, filter.as_deref())
     }
 
+    /// The list, to be walked.
+    fn take_list(&mut self) -> Vec<&'a [u8]> {
+        self.is_listed = None;
+        self.keys.take().unwrap_or_default()
+    }
+
     fn frame(self, view: View, total: u64) -> Frame<'a, K, V> {
         let control = Control { done: AtomicU64::new(0), total, progress: self.progress };
-        let keys = self.keys.map(|keys| keys.into_iter().collect());
-        Frame { store: self.store, view, prefix: self.prefix, keys, control }
+        let listed = match (self.is_listed, self.keys) {
+            (Some(is_listed), _) => Listed::If(is_listed),
+            (None, Some(keys)) => Listed::Of(set(self.store, &keys)),
+            (None, None) => Listed::All,
+        };
+        Frame { store: self.store, view, prefix: self.prefix, listed, control }
     }
+}
+
+/// A set of keys, by the store's own hash.
+fn set<'a, K: Key + ?Sized, V: Value + ?Sized>(store: &Store<K, V>, keys: &[&'a [u8]]) -> HashTable<&'a [u8]> {
+    let mut set: HashTable<&[u8]> = HashTable::with_capacity(keys.len());
+    for key in keys {
+        set.entry(store.hash(key), |listed| listed == key, |listed| store.hash(listed)).or_insert(*key);
+    }
+    set
 }

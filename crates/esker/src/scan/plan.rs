@@ -43,6 +43,9 @@ const RECORD_OF_DEVICE: f64 = 15.0;
 const BUCKET: f64 = 10.0;
 const KEY: f64 = 28.0;
 const DEVICE_READ: f64 = 8_000.0;
+/// Of a set of listed keys: to put one in, and to ask for one.
+const SET_KEY: f64 = 25.0;
+const SET_ASKED: f64 = 12.0;
 
 /// Windows of the log that are looked at.
 const SAMPLE: u64 = 1024;
@@ -56,6 +59,8 @@ struct Facts {
     record_bytes: f64,
     entries: u64,
     buckets: u64,
+    /// Listed keys that another way would put in a set.
+    set: u64,
 }
 
 impl Facts {
@@ -66,11 +71,17 @@ impl Facts {
     fn by_log(&self) -> f64 {
         let (memory, cold) = (self.memory_bytes as f64, self.cold_bytes as f64);
         let in_memory = memory * BYTE_OF_LOG + memory / self.record_bytes * (RECORD_OF_LOG + self.superseded * RECORD_ASKED);
-        in_memory + cold * BYTE_OF_DEVICE + cold / self.record_bytes * RECORD_OF_DEVICE
+        let asked = self.selecting((memory + cold) / self.record_bytes);
+        in_memory + cold * BYTE_OF_DEVICE + cold / self.record_bytes * RECORD_OF_DEVICE + asked
     }
 
     fn by_index(&self) -> f64 {
-        self.buckets as f64 * BUCKET + self.by_keys(self.entries)
+        self.buckets as f64 * BUCKET + self.by_keys(self.entries) + self.selecting(self.entries as f64)
+    }
+
+    /// To tell the listed keys from so many.
+    fn selecting(&self, asked: f64) -> f64 {
+        if self.set == 0 { 0.0 } else { self.set as f64 * SET_KEY + asked * SET_ASKED }
     }
 
     fn by_keys(&self, keys: u64) -> f64 {
@@ -131,6 +142,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Scan<'_, K, V> {
             record_bytes,
             entries,
             buckets: engine.index.buckets() + engine.index.overflow_buckets(),
+            set: self.keys.as_ref().filter(|_| self.is_listed.is_none()).map_or(0, |keys| keys.len() as u64),
         }
     }
 

@@ -120,7 +120,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     /// As [`Transaction::commit`]. `Closed` also when the store is closed while the future waits.
     pub async fn commit_async(self) -> Result<()> {
         self.store.change_together_async(&self.touched).await?;
-        self.store.count_slowly(Counter::Transaction);
+        self.store.count_end(Counter::Transaction);
         Ok(())
     }
 

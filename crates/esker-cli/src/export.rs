@@ -1,0 +1,149 @@
+//! `esker export`: every pair of a store, as of one moment, in a format that other programs read; in no order.
+//!
+//! ```text
+//! scan -> PairWriter (csv, jsonl; columns.rs: arrow, parquet) -> standard output, or a file that appears when it is whole
+//! ```
+//! Keys and values are bytes. CSV quotes what needs it (RFC 4180). JSON knows only text: bytes that are no UTF-8 become
+//! `{"hex":"..."}`. Arrow and Parquet have bytes, and numbers and text for those who say that theirs are.
+
+use std::fs::Permissions;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tempfile::NamedTempFile;
+
+use crate::args::{ExportArgs, ExportFormat, Opening};
+use crate::failure::{Failure, Outcome};
+use crate::store::with_existing;
+use crate::watch::watched;
+
+/// Where bytes go; columns are made by whoever may be on another thread.
+pub(crate) type Output = Box<dyn Write + Send>;
+
+/// A format.
+pub(crate) trait PairWriter {
+    /// One pair more.
+    fn pair(&mut self, key: &[u8], value: &[u8]) -> Outcome;
+    /// Writes what is still held.
+    fn finish(&mut self) -> Outcome;
+}
+
+/// Writes all pairs.
+pub(crate) fn run(args: &ExportArgs, opening: Opening) -> Outcome {
+    check(args)?;
+    let file = args.output.as_deref().map(beside).transpose()?;
+    let output: Output = match &file {
+        Some(file) => Box::new(file.reopen()?),
+        None => Box::new(io::stdout()),
+    };
+    let mut writer = writer(args, Box::new(BufWriter::new(output)))?;
+    let prefix = args.prefix.clone().unwrap_or_default().into_encoded_bytes();
+    with_existing(&args.dir, opening, |store| {
+        let broke = watched(store.scan().prefix(prefix))?.try_for_each(|key, value| match writer.pair(key, value) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(failure) => ControlFlow::Break(failure),
+        })?;
+        broke.map_or(Ok(()), Err)?;
+        writer.finish()
+    })?;
+    match (file, &args.output) {
+        (Some(file), Some(path)) => file.persist(path).map(drop).map_err(|error| Failure::about(path.display(), error.error)),
+        _ => Ok(()),
+    }
+}
+
+fn check(args: &ExportArgs) -> Outcome {
+    let has_types = matches!(args.format, ExportFormat::Arrow | ExportFormat::Parquet);
+    if !has_types && (args.key_type.is_some() || args.value_type.is_some()) {
+        return Err(Failure::Usage("--key-type and --value-type are for --format arrow and parquet".to_owned()));
+    }
+    if has_types && args.output.is_none() && io::stdout().is_terminal() {
+        return Err(Failure::Usage("this format is not for terminals: give --output FILE".to_owned()));
+    }
+    Ok(())
+}
+
+/// A file in the same directory, gone unless it takes the path's place in the end.
+fn beside(path: &Path) -> Result<NamedTempFile, Failure> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut builder = tempfile::Builder::new();
+    // As any new file; a temporary one would be the owner's alone.
+    builder.prefix(".esker-export").permissions(Permissions::from_mode(0o666));
+    builder.tempfile_in(parent).map_err(|error| Failure::about(path.display(), error))
+}
+
+fn writer(args: &ExportArgs, output: Output) -> Result<Box<dyn PairWriter>, Failure> {
+    match args.format {
+        ExportFormat::Csv => Ok(Box::new(Csv::new(output)?)),
+        ExportFormat::Jsonl => Ok(Box::new(Jsonl(output))),
+        ExportFormat::Arrow | ExportFormat::Parquet => columns(args, output),
+    }
+}
+
+#[cfg(feature = "arrow")]
+fn columns(args: &ExportArgs, output: Output) -> Result<Box<dyn PairWriter>, Failure> {
+    crate::columns::writer(args, output)
+}
+
+#[cfg(not(feature = "arrow"))]
+fn columns(args: &ExportArgs, _: Output) -> Result<Box<dyn PairWriter>, Failure> {
+    let format = format!("{:?}", args.format).to_lowercase();
+    Err(Failure::new(format!("--format {format} needs a program built with the feature `arrow`: cargo build --features arrow")))
+}
+
+struct Csv(csv::Writer<Output>);
+
+impl Csv {
+    fn new(output: Output) -> Result<Self, Failure> {
+        let mut writer = csv::Writer::from_writer(output);
+        writer.write_record(["key", "value"]).map_err(csv_failure)?;
+        Ok(Self(writer))
+    }
+}
+
+fn csv_failure(error: csv::Error) -> Failure {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => Failure::output(&error),
+        other => Failure::new(format!("{other:?}")),
+    }
+}
+
+impl PairWriter for Csv {
+    fn pair(&mut self, key: &[u8], value: &[u8]) -> Outcome {
+        self.0.write_record([key, value]).map_err(csv_failure)
+    }
+
+    fn finish(&mut self) -> Outcome {
+        self.0.flush().map_err(|error| Failure::output(&error))
+    }
+}
+
+struct Jsonl(Output);
+
+impl Jsonl {
+    fn line(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
+        serde_json::to_writer(&mut self.0, &json!({ "key": text(key), "value": text(value) }))?;
+        self.0.write_all(b"\n")
+    }
+}
+
+impl PairWriter for Jsonl {
+    fn pair(&mut self, key: &[u8], value: &[u8]) -> Outcome {
+        self.line(key, value).map_err(|error| Failure::output(&error))
+    }
+
+    fn finish(&mut self) -> Outcome {
+        self.0.flush().map_err(|error| Failure::output(&error))
+    }
+}
+
+/// Text as itself, other bytes in hexadecimal.
+fn text(bytes: &[u8]) -> Value {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.into(),
+        Err(_) => json!({ "hex": bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>() }),
+    }
+}
