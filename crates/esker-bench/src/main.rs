@@ -16,6 +16,7 @@ mod growth;
 mod hybrid;
 mod keys;
 mod memory;
+mod pacing;
 mod pairs;
 mod probe;
 mod processor;
@@ -59,6 +60,8 @@ enum Experiment {
     Commit(commit::Arguments),
     /// Pairs inserted, then fetched, by many writers, with integrity and durability or without.
     Pairs(pairs::Arguments),
+    /// Overwrites at the space target, with compaction in the background and without.
+    Pacing(pacing::Arguments),
     /// Opening a store that was not closed, beside reading its log.
     Recovery(recovery::Arguments),
     /// Transactions of several keys by many threads.
@@ -100,6 +103,7 @@ fn main() -> anyhow::Result<()> {
         Experiment::Cache(arguments) => cache::run(&arguments),
         Experiment::Commit(arguments) => commit::run(&arguments),
         Experiment::Pairs(arguments) => pairs::run(&arguments),
+        Experiment::Pacing(arguments) => pacing::run(&arguments),
         Experiment::Recovery(arguments) => recovery::run(&arguments),
         Experiment::Transactions(arguments) => transactions::run(&arguments),
     }

@@ -191,7 +191,7 @@ impl Engine {
 
     fn describe(&self, state: &mut State) {
         (state.begin, state.dead) = (self.log.bounds.compacted.load(Acquire), self.superseded_bytes());
-        (state.shape, state.entries, state.shared) = (self.index.shape_word(), self.index.entries(), self.index.is_shared());
+        (state.shape, state.entries, state.shared) = (self.index.finest_shape(), self.index.entries(), self.index.is_shared());
     }
 
     /// All but the manifest: the line's number and cut, or `None` if nothing was written since the last one.
@@ -286,7 +286,10 @@ impl Engine {
                 (state.image, state.image_until) = (state.image + 1, cut);
                 (state.line, state.window, state.cut) = (line, cut, cut);
                 self.describe(state);
+                // The image has all that was published in finer tables.
+                state.shape = self.index.shape_word();
             })?;
+            self.index.forget_finest();
             image::remove_all(&**storage, state.image + 1)
         });
         self.image_stands_for(cut);

@@ -63,6 +63,8 @@ pub(crate) struct Compaction {
     done: Mutex<Done>,
     /// A stretch that somebody held when it had been copied.
     copied: Mutex<Option<Copied>>,
+    /// The tail when two chains could not be joined (`joining.rs`).
+    pub(crate) joined_in_vain_at: AtomicU64,
 }
 
 /// A stretch from the log's beginning to `reached`, all of whose living records have copies.
@@ -182,6 +184,7 @@ impl Engine {
         let (until, before) = (self.log.tail(), self.log_extent());
         *lock(&self.compaction.pass) = Some(self.begin_pass());
         while self.log.bounds.begin.load(Acquire) < until && self.compact_stretch()? {}
+        while self.shrink_index(&lock(&self.compaction.running))? {}
         Ok(before.saturating_sub(self.log_extent()))
     }
 
@@ -218,7 +221,7 @@ impl Engine {
     /// Gives the oldest stretch back, if that still `is_due` when nobody else does it; a cache drops from it what nobody
     /// asked for. False if there is nothing to give back.
     pub(crate) fn move_stretch(&self, caching: Option<&Caching>, is_due: impl Fn() -> bool) -> Result<bool> {
-        let _one = lock(&self.compaction.running);
+        let one = lock(&self.compaction.running);
         if !is_due() {
             return Ok(true);
         }
@@ -255,7 +258,10 @@ impl Engine {
                 }
                 let dead = (reached - from).saturating_sub(mover.moved + mover.expired);
                 self.holds.set_copied(reached);
-                return self.give_back(Copied { from, reached, moved: mover.moved, dead });
+                let given = self.give_back(Copied { from, reached, moved: mover.moved, dead });
+                // What could not be read is told when it is asked for.
+                let _ = self.shrink_index(&one);
+                return given;
             }
             // A record longer than the stretch, unless it is the log's last.
             if from + stretch >= self.log.tail() {
@@ -330,6 +336,13 @@ impl Engine {
     /// True if compaction would wait now: for another, an image or a backup.
     pub(crate) fn is_compaction_held(&self) -> bool {
         self.compaction.running.try_lock().is_err()
+    }
+
+    /// The driver's share of shrinking the index. True if there is more to do.
+    pub(crate) fn shrink_index_if_due(&self) -> bool {
+        let Ok(running) = self.compaction.running.try_lock() else { return false };
+        // What could not be read is told when it is asked for.
+        self.shrink_index(&running).unwrap_or(false)
     }
 
     /// No compaction from here on, while the guard lives.
@@ -424,7 +437,7 @@ impl Mover<'_> {
             let has_expired = !is_tombstone && self.has_expired(bytes);
             if is_tombstone || has_expired || !has_room || self.is_unwanted(bytes, hash) {
                 // Its bytes stay if the stretch is not given back, and no entry leads to them: a scan must ask.
-                engine.log.windows.mark_superseded(at);
+                self.mark_superseded(at);
                 // As below: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
                 let leads_nowhere =
                     self.caching.is_some() || record::word_at(bytes, 0) & ADDRESS_MASK < engine.log.bounds.begin.load(Acquire);
@@ -465,6 +478,15 @@ impl Mover<'_> {
         self.caching.is_some_and(|caching| !caching.keeps(bytes, hash, self.moved, self.stretch))
     }
 
+    /// Only what is in memory has a window: of a cold record the mark would be another address's, some laps later, and would take
+    /// memory that nobody counts. Under a pin.
+    fn mark_superseded(&self, at: u64) {
+        let log = &self.engine.log;
+        if at >= log.bounds.head.load(Acquire) {
+            log.windows.mark_superseded(at);
+        }
+    }
+
     /// Appends a copy of a living record; false to look again.
     fn copy(&mut self, pin: Pin<'_>, at: u64, hash: u64, seen: &Seen, bytes: &[u8]) -> Result<bool> {
         let engine = self.engine;
@@ -478,7 +500,7 @@ impl Mover<'_> {
         // A key that shares the entry may lie behind the record and still be in doubt: the copy leads there too.
         let is_held = at < engine.log.bounds.held.load(Acquire);
         let previous = if seen.address() == at && !is_held { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
-        engine.log.windows.mark_superseded(at);
+        self.mark_superseded(at);
         copy.write_copy(bytes, previous, engine.log.line_flag() | record::lives_after(record::word_at(bytes, 0)));
         match engine.index.publish(hash, seen, to, &mut false, |previous| copy.set_previous(previous)) {
             Published::Done => {

@@ -207,6 +207,11 @@ impl Engine {
         Ok(())
     }
 
+    /// True if an index of this shape leaves enough for the rest.
+    pub(crate) fn fits_shape(&self, shape: u64) -> bool {
+        Index::buckets_of_shape(shape) * 64 + FIXED_BYTES + BUDGET_BYTES_MIN / 4 <= self.budget.load(Relaxed)
+    }
+
     pub(crate) fn hash_of(&self, key: &[u8]) -> u64 {
         let width = if let Layout::Word { key_bytes, .. } = self.layout { Some(key_bytes) } else { None };
         self.hasher.hash(key, width)
@@ -308,7 +313,10 @@ impl Engine {
         let (bounds, budget) = (&self.log.bounds, self.log.budget.load(Relaxed));
         let tail = self.log.tail();
         let spare = room.max(budget / 16);
-        let head = block_ceil((tail + spare).saturating_sub(budget)).min(tail);
+        // What was backed ahead of the tail is there, though the budget may be lower since. It once was not counted: 8 MiB too many
+        // after 128 MiB had become 32.
+        let top = (tail + spare).max(bounds.populated.load(Relaxed));
+        let head = block_ceil(top.saturating_sub(budget)).min(tail);
         let lag = budget / 8 * 7;
         let read_only = bounds.read_only.load(Relaxed);
         // Freezing goes in steps of a sixteenth: a drain each time, not each block.
@@ -412,7 +420,7 @@ impl Engine {
             }
             // A failure is latched.
             // A backup may hold it: lines must not wait for that.
-            let busy = !self.is_compaction_held() && self.reclaim_if_due().unwrap_or(false);
+            let busy = !self.is_compaction_held() && self.reclaim_if_due().unwrap_or(false) | self.shrink_index_if_due();
             if self.is_image_due() && !self.is_temporary() && self.check_writable().is_ok() {
                 self.images.announce(true);
                 if !take_image() {

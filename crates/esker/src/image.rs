@@ -17,11 +17,12 @@
 //!   image's entry lies above was published before its bucket was copied, so the entry leads to it: after that it could not have
 //!   been, for chains descend.
 //!
-//! Two things stand still meanwhile: compaction, which would remove entries, and growth, which would move them. Insertions go on
+//! Two things stand still meanwhile: compaction, which would remove entries, and growth (and shrinking), which would move them. Insertions go on
 //! in fuller buckets and catch up; an index of a gigabyte takes about a second.
 //!
 //! **When**: images take at most a third of what is written. One is due when the log behind the last one is twice as long as
-//! the index, and at least 64 MiB; reading so much more is what a recovery may cost.
+//! the index, and at least 64 MiB; reading so much more is what a recovery may cost. And when the index has shrunk to less than half:
+//! what was published before asks for a table as fine as it was then (`index/shrink.rs`).
 
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
@@ -75,7 +76,10 @@ impl Engine {
         let bounds = &self.log.bounds;
         let from = self.images.until.load(Relaxed).max(bounds.begin.load(Relaxed));
         let lag = bounds.cut.load(Relaxed).saturating_sub(from);
-        !self.is_in_memory() && lag > LAG_BYTES_MIN.max(LAG_INDEX_TIMES * self.index.bytes()) && !self.images.is_under_way.load(Relaxed)
+        // A recovery without it would make the index as large as it was.
+        let has_shrunk = self.index.finest_times() > 2 && !self.index.is_shrinking();
+        let is_long = lag > LAG_BYTES_MIN.max(LAG_INDEX_TIMES * self.index.bytes());
+        !self.is_in_memory() && (is_long || has_shrunk) && !self.images.is_under_way.load(Relaxed)
     }
 
     /// Takes an image of the index while operations go on.
@@ -88,18 +92,18 @@ impl Engine {
     }
 
     fn take_image_alone(&self) -> Result<()> {
+        // Before the line: what is published above it is published in this shape.
+        let growth = self.index.hold();
         self.commit()?;
         let until = self.log.bounds.cut.load(Acquire);
         let home = lock(&self.home).as_ref().map(|home| (home.storage.clone(), home.manifest.state.clone()));
         let Some((storage, state)) = home else { return Err(Error::invalid("a store on a bare device has no place for an image")) };
         let (number, store_id) = (state.image + 1, state.identity.store_id);
-        let growth = self.index.hold();
         let written = remove_all(&*storage, state.image)
             .and_then(|()| write(&*storage, number, store_id, &self.index, || self.epochs.is_closed()))
             .map_err(|error| if let Error::Closed = error { error } else { self.latch(error) });
         // Until all that the image may have seen is in a line: see above.
         let written = written.and_then(|()| self.commit());
-        drop(growth);
         if let Err(Error::Closed) = written {
             // It means nothing to anybody; the next image would remove it, too.
             let _ = storage.remove(&name(number));
@@ -107,7 +111,12 @@ impl Engine {
         written?;
         let mut home = lock(&self.home);
         let Some(home) = &mut *home else { return Err(Error::Closed) };
-        let named = home.manifest.write(|state| (state.image, state.image_until) = (number, until));
+        let shape = self.index.shape_word();
+        let named = home.manifest.write(|state| (state.image, state.image_until, state.shape) = (number, until, shape));
+        if named.is_ok() {
+            self.index.forget_finest();
+        }
+        drop(growth);
         named.and_then(|()| remove_all(&*storage, number)).map_err(|error| self.latch(error))?;
         self.image_stands_for(until);
         Ok(())

@@ -31,12 +31,17 @@ mod error;
 mod expiry;
 mod image;
 mod index;
+mod joining;
+#[cfg(all(test, not(loom), not(shuttle)))]
+mod joining_tests;
 mod latches;
 mod log;
 #[cfg(all(loom, test))]
 mod loom_models;
 mod manifest;
 mod memory;
+#[cfg(all(test, not(loom), not(shuttle)))]
+mod memory_tests;
 mod options;
 mod promotion;
 mod record;

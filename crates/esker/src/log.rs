@@ -177,14 +177,16 @@ impl Log {
         copy
     }
 
-    /// Appends the bytes of `[from, until)`, which nobody writes any more. Under a pin, and at or above `head`.
+    /// Appends the bytes of a stretch of records, which nobody writes any more, but for the reads that a cache counts in headers: hence
+    /// word by word. Under a pin, and at or above `head`.
     pub(crate) fn append_frozen(&self, stretch: std::ops::Range<u64>, bytes: &mut Vec<u8>) {
         let mut from = stretch.start;
         while from < stretch.end {
             // At most to the region's end.
             let count = (stretch.end - from).min(self.mask + 1 - (from & self.mask));
-            // SAFETY: as the caller says in memory, and nobody writes it.
-            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(self.pointer(from), count as usize) });
+            // SAFETY: as the caller says in memory. Records begin and end at multiples of 8.
+            let words = unsafe { std::slice::from_raw_parts(self.pointer(from).cast::<AtomicU64>(), count as usize / 8) };
+            append_words(words, bytes);
             from += count;
         }
     }
@@ -283,8 +285,9 @@ impl Log {
         let from = self.bounds.populated.load(Relaxed).max(tail);
         let to = (tail + bytes).min(self.bounds.evicted.load(Acquire) + self.budget.load(Relaxed));
         if from + bytes / 2 < to && (from & self.mask) < (to & self.mask) {
-            self.region.populate((from & self.mask) as usize, (to & self.mask) as usize);
+            // Before: whoever lowers the budget meanwhile sees that it is spent.
             self.bounds.populated.store(to, Relaxed);
+            self.region.populate((from & self.mask) as usize, (to & self.mask) as usize);
         }
     }
 
@@ -395,6 +398,16 @@ impl Log {
         }
         ColdBytes { start: first * BLOCK_BYTES, bytes: &sectors[..count * BLOCK_BYTES as usize] }
     }
+}
+
+/// Appends words that may change meanwhile, each as it is at some moment.
+fn append_words(words: &[AtomicU64], bytes: &mut Vec<u8>) {
+    bytes.reserve(words.len() * 8);
+    for (to, word) in bytes.spare_capacity_mut().chunks_exact_mut(8).zip(words) {
+        to.write_copy_of_slice(&word.load(Relaxed).to_ne_bytes());
+    }
+    // SAFETY: there was room for all of them, and all were written.
+    unsafe { bytes.set_len(bytes.len() + words.len() * 8) };
 }
 
 /// Lines of odd number mark their records.

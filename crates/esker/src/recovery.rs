@@ -59,7 +59,11 @@ impl Engine {
     /// Brings the engine to the last durable line. Before the store is shared.
     pub(crate) fn recover(&self, manner: &Manner) -> Result<()> {
         let state = lock(&self.home).as_ref().map(|home| home.manifest.state.clone());
-        let Some(state) = state else { return Ok(()) };
+        let Some(mut state) = state else { return Ok(()) };
+        if Index::buckets_of_shape(state.shape) > state.entries && !self.fits_shape(state.shape) {
+            // It has shrunk since, and the budget perhaps with it: in a table that fits, records are joined as where keys share entries.
+            (state.shape, state.shared) = (self.index.shape_word(), true);
+        }
         let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
         let scars = scars::read(&*storage, state.cut)?;
         self.log.begin_at(state.begin);
@@ -72,6 +76,11 @@ impl Engine {
         self.log.start_at(behind, state.line + 1, state.cut);
         let image = self.restore_index(&state, manner.accept_loss)?;
         let (image, cut) = if manner.accept_loss { self.accept_loss(&state, &scars, image)? } else { (image, state.cut) };
+        if image.is_lost {
+            // What it had may have been published in a finer table than any since.
+            state.shared = true;
+            self.index.set_shared(true);
+        }
         self.replay(&Span::up_to(cut, image.until, &state, &scars).telling(manner.progress.as_deref()), &image, behind)?;
         self.share_budget();
         self.check_index_fits()?;
@@ -83,6 +92,7 @@ impl Engine {
         } else {
             *lock(&self.compaction.scars) = scars.clone();
         }
+        self.index.was_as_fine_as(state.shape);
         // What is given up is given up for good. Else nothing more need be written now: the next line speaks of the scar, and the
         // driver takes an image if the next opening should not read all this again.
         let needs_image = self.is_image_due() && !self.in_background;

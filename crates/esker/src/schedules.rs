@@ -3,7 +3,7 @@
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p esker --release --lib schedules`
 //!
 //! Loom tries every order of a small piece of the store; here two or three threads run operations on two keys through all of
-//! it, while another freezes, evicts, commits, compacts, saves the index or makes it grow. Each access to an atomic is a point
+//! it, while another freezes, evicts, commits, compacts, saves the index or makes it grow or shrink. Each access to an atomic is a point
 //! where another thread may go on ([`crate::sync::atomic`]). What the threads saw of each key must fit one order of the
 //! operations, and so must what is there after closing and opening again. Memory is sequentially consistent here.
 //!
@@ -52,6 +52,7 @@ enum Chore {
     Compact,
     Image,
     Grow,
+    Shrink,
 }
 
 /// What each thread does, and the chores beside them.
@@ -77,7 +78,7 @@ impl Program {
     }
 
     fn grows(&self) -> bool {
-        self.chores.iter().any(|chore| matches!(chore, Chore::Grow))
+        self.chores.iter().any(|chore| matches!(chore, Chore::Grow | Chore::Shrink))
     }
 }
 
@@ -98,7 +99,7 @@ fn deed(random: &mut ChaCha8Rng, can_append: bool) -> Deed {
 }
 
 fn chore(random: &mut ChaCha8Rng) -> Chore {
-    [Chore::Freeze, Chore::Evict, Chore::Commit, Chore::Compact, Chore::Image, Chore::Grow][random.random_range(0..6)]
+    [Chore::Freeze, Chore::Evict, Chore::Commit, Chore::Compact, Chore::Image, Chore::Grow, Chore::Shrink][random.random_range(0..7)]
 }
 
 /// A store of either layout, as the history sees it.
@@ -235,6 +236,8 @@ fn do_chore<S: Kind>(store: &S, chore: Chore, fresh: &mut u64) {
         Chore::Commit => engine.commit().expect("commits"),
         Chore::Compact => _ = engine.compact_all().expect("compacts"),
         Chore::Image => engine.take_image().expect("saves"),
+        // Two, as far as it has grown: from a turn of the level to the next there are too many for a schedule.
+        Chore::Shrink => _ = engine.index.shrink_by(2, || engine.epochs.drain()),
         // Entries are counted some at a time.
         Chore::Grow => {
             for _ in 0..16 {

@@ -104,6 +104,10 @@ pub(crate) enum Rule {
     OddBeforeShape,
     /// An absence counts only if the shape stood still.
     ShapeStandsStill,
+    /// A split changes the sibling's version: the table may have had it before.
+    SiblingChanges,
+    /// An absence asks for the bucket's version after it asked for the shape, which may have come back.
+    VersionIsLast,
     /// A split fills the sibling before the shape leads to it.
     SiblingFirst,
     /// While the level turns no absence counts.

@@ -374,3 +374,29 @@ fn bounds_that_cannot_be_are_refused_by_name() {
     let in_memory = Options::new().memory(BUDGET).cache(Cache::new().disk("64MiB")).in_memory::<u64, u64>();
     assert!(in_memory.unwrap_err().to_string().contains("no disk"));
 }
+
+/// What an iterator will show may not be dropped. A cache refuses meanwhile, rather than wait for what its own caller may hold.
+#[test]
+fn a_cache_says_full_while_a_scan_holds_it_and_drops_again_afterwards() {
+    for background in [true, false] {
+        let store = pages(background);
+        let put = |n: u64| store.put(&n, &value_of(n));
+        let mut next = 0;
+        while store.stats().cache.unwrap().evictions == 0 {
+            (next..next + 1000).for_each(|n| put(n).unwrap());
+            next += 1000;
+        }
+        let mut pairs = store.scan().iter().unwrap();
+        let first = pairs.next().unwrap().unwrap();
+        assert_eq!(first.1, value_of(first.0));
+        // A value is at most 488 bytes long: more than the budget in all.
+        let refused = (next..next + 200_000).find_map(|n| put(n).err());
+        assert!(matches!(refused, Some(Error::Full)), "{refused:?}");
+        let others: Vec<(u64, Vec<u8>)> = pairs.map(Result::unwrap).collect();
+        assert!(others.len() > 10_000, "{} pairs", others.len());
+        assert!(others.iter().all(|(n, value)| *n < next && *value == value_of(*n)));
+        // The iterator is gone.
+        (next..next + 50_000).for_each(|n| put(n).unwrap());
+        assert_eq!(store.get(&(next + 49_999)).unwrap().as_deref(), Some(&value_of(next + 49_999)[..]));
+    }
+}

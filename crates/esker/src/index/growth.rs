@@ -186,9 +186,16 @@ impl Index {
     /// Gives a latched bucket's entries their new places.
     #[inline(always)]
     fn move_apart(&self, level: u32, at: u64, stay: &[u64], go: &[u64]) {
-        let bucket = self.bucket(at);
+        let (bucket, sibling) = (self.bucket(at), self.bucket(at + (1 << level)));
+        // It may have been part of the table before: its version tells whoever saw it then (`shrink.rs`).
+        if !broken(Rule::SiblingChanges) {
+            sibling.latch();
+        }
         if !broken(Rule::SiblingFirst) {
             self.refill(at + (1 << level), go);
+        }
+        if !broken(Rule::SiblingChanges) {
+            sibling.unlatch();
         }
         // Before the shape: with it, tags may begin at another bit. A reader that looks for a new tag among the old ones
         // must find the version odd, or it takes for absent what stays here.
@@ -302,7 +309,7 @@ impl Index {
     }
 
     /// Moves buckets from the end of the overflow pool into free ones: two for each split, so that it keeps up.
-    fn tidy(&self, splits: u64) {
+    pub(super) fn tidy(&self, splits: u64) {
         for _ in 0..2 * splits {
             let Some((last, owner)) = self.overflow.last_to_move() else { return };
             self.move_overflow(last, owner);

@@ -1,4 +1,4 @@
-//! Models of the index: insertions into one bucket, lookups while it splits, while the level turns, while an overflow
+//! Models of the index: insertions into one bucket, lookups while it splits or merges, while the level turns, while an overflow
 //! bucket moves. Buckets have two entries and the table begins with two buckets (`ENTRIES`, `FIRST_LEVEL`).
 
 use super::growth::Chain;
@@ -344,6 +344,160 @@ fn twin_claim_does_not_ask_whether_the_level_turns() {
 #[should_panic(expected = "an entry was lost")]
 fn twin_new_geometry_hides_the_turn() {
     insertion_while_turning(without(Rule::GeometryShowsTurn), &[0b101], 0b11);
+}
+
+// ---- merges ----------------------------------------------------------------------------------------------------------
+
+fn merge(index: &Index) {
+    let _growing = index.growing.lock().expect("nobody panics here");
+    index.merge_last(&[]).expect("tags differ");
+}
+
+/// Bucket 0 was split into 0 and 2.
+fn split_once(entries: &[u64]) -> Shared<Index> {
+    let index = with_entries(entries);
+    split(&index);
+    index
+}
+
+fn lookup_while_merging(model: Model, bits: u64) {
+    model.check(move || {
+        let index = split_once(&[STAYS, GOES]);
+        let other = spawn(1, {
+            let index = index.clone();
+            move || merge(&index)
+        });
+        find(&index, bits);
+        other.join();
+        assert_eq!(index.lookup(hash(bits)).address(), address_for(bits), "a merge lost an entry");
+        assert_eq!(index.buckets(), 2);
+    });
+}
+
+#[test]
+fn a_lookup_finds_what_comes_back_from_the_sibling() {
+    lookup_while_merging(sound(), GOES);
+}
+
+#[test]
+fn a_lookup_finds_what_stayed_when_its_sibling_comes_back() {
+    lookup_while_merging(sound(), STAYS);
+}
+
+#[test]
+#[should_panic(expected = "a present entry was found absent")]
+fn twin_merge_with_an_even_version() {
+    lookup_while_merging(without(Rule::MoveIsOdd), STAYS);
+}
+
+/// The level turns back first.
+fn lookup_while_turning_back(model: Model, bits: u64) {
+    model.check(move || {
+        let index = with_entries(&[0b11, 0b101, 0b10]);
+        split(&index);
+        split(&index);
+        let other = spawn(1, {
+            let index = index.clone();
+            move || merge(&index)
+        });
+        find(&index, bits);
+        other.join();
+        assert_eq!(index.lookup(hash(bits)).address(), address_for(bits), "a merge lost an entry");
+        assert_eq!(index.buckets(), 3);
+    });
+}
+
+#[test]
+fn a_lookup_finds_what_comes_back_while_the_level_turns_back() {
+    lookup_while_turning_back(sound(), 0b11);
+}
+
+#[test]
+fn a_lookup_finds_what_is_elsewhere_while_the_level_turns_back() {
+    lookup_while_turning_back(sound(), 0b10);
+}
+
+#[test]
+#[should_panic(expected = "a present entry was found absent")]
+fn twin_turn_back_is_not_marked() {
+    lookup_while_turning_back(without(Rule::TurnIsMarked), 0b10);
+}
+
+/// A thread inserts into a bucket that merges.
+fn insertion_while_merging(model: Model, before: &'static [u64], bits: u64) {
+    model.check(move || {
+        let index = split_once(before);
+        let other = spawn(1, {
+            let index = index.clone();
+            move || merge(&index)
+        });
+        assert!(insert(&index, bits), "an insertion was refused");
+        other.join();
+        for bits in before.iter().chain([&bits]) {
+            assert_eq!(index.lookup(hash(*bits)).address(), address_for(*bits), "an entry was lost");
+        }
+    });
+}
+
+#[test]
+fn an_insertion_into_the_sibling_comes_back() {
+    insertion_while_merging(sound().preemptions(2), &[STAYS], GOES);
+}
+
+#[test]
+fn an_insertion_beside_what_comes_back_stays() {
+    insertion_while_merging(sound(), &[GOES], STAYS);
+}
+
+#[test]
+#[should_panic(expected = "an entry was lost")]
+fn twin_claim_latches_a_bucket_that_was_merged() {
+    insertion_while_merging(without(Rule::ClaimUnchanged), &[STAYS], GOES);
+}
+
+#[test]
+#[should_panic(expected = "an entry was lost")]
+fn twin_claim_does_not_ask_for_the_shape_that_merged() {
+    insertion_while_merging(without(Rule::ClaimAsksShape), &[STAYS], GOES);
+}
+
+/// The table has the shape again that a lookup saw: it was merged meanwhile, or split.
+fn lookup_while_the_shape_comes_back(model: Model, begins_split: bool, bits: u64) {
+    model.check(move || {
+        let index = if begins_split { split_once(&[STAYS, GOES]) } else { with_entries(&[STAYS, GOES]) };
+        let other = spawn(1, {
+            let index = index.clone();
+            move || {
+                let acts: [fn(&Index); 2] = if begins_split { [merge, split] } else { [split, merge] };
+                acts.iter().for_each(|act| act(&index));
+            }
+        });
+        find(&index, bits);
+        other.join();
+        assert_eq!(index.lookup(hash(bits)).address(), address_for(bits), "an entry was lost");
+    });
+}
+
+#[test]
+fn a_lookup_finds_what_was_merged_and_split_again() {
+    lookup_while_the_shape_comes_back(sound().preemptions(2), true, GOES);
+}
+
+#[test]
+fn a_lookup_finds_what_was_split_and_merged_again() {
+    lookup_while_the_shape_comes_back(sound().preemptions(2), false, GOES);
+}
+
+#[test]
+#[should_panic(expected = "a present entry was found absent")]
+fn twin_split_leaves_the_siblings_version() {
+    lookup_while_the_shape_comes_back(without(Rule::SiblingChanges), true, GOES);
+}
+
+#[test]
+#[should_panic(expected = "a present entry was found absent")]
+fn twin_version_is_read_before_the_shape() {
+    lookup_while_the_shape_comes_back(without(Rule::VersionIsLast), false, GOES);
 }
 
 // ---- the overflow pool -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@
 //!
 //! **A split never reads the device**: a tag holds the hash bits from `base(level)` up, so the bit that decides the side
 //! is in the tag. Every few doublings the base moves up; records in memory get a fresh full tag from their key, the
-//! others keep a *shorter* tag: the bits still known.
+//! others keep a *shorter* tag: the bits still known. **Shrinking** is the same backwards (`shrink.rs`).
 //!
 //! **A tag may be short**, then it stands for all hashes that agree on its bits. A lookup takes the longest match. An
 //! entry is added only when nothing matches; a full bucket without overflow room shortens its closest entry until it
@@ -25,6 +25,9 @@ mod growth;
 #[cfg(all(loom, test))]
 mod loom_models;
 mod overflow;
+mod shrink;
+#[cfg(all(test, not(loom)))]
+mod shrink_tests;
 mod walk;
 
 use crate::error::Result;
@@ -233,6 +236,8 @@ pub(crate) struct Seen {
     offset: u64,
     version: u64,
     shape: Shape,
+    /// How often the level had turned back.
+    turns_back: u64,
 }
 
 impl Seen {
@@ -252,6 +257,7 @@ pub(crate) enum Published {
 }
 
 pub(crate) use growth::{Chain, Records};
+pub(crate) use shrink::{Collision, Covers, Shrunk};
 pub(crate) use walk::{Bucketful, position};
 
 pub(crate) struct Index {
@@ -265,6 +271,7 @@ pub(crate) struct Index {
     limit: AtomicU64,
     growing: Mutex<growth::Workspace>,
     populated: AtomicU64,
+    shrinking: shrink::Shrinking,
     /// Some entry was shared for want of room: keys depend on what their records lead to.
     shared: AtomicBool,
 }
@@ -287,6 +294,7 @@ impl Index {
             limit: AtomicU64::new(u64::MAX),
             growing: Mutex::default(),
             populated: AtomicU64::new(0),
+            shrinking: shrink::Shrinking::default(),
             shared: AtomicBool::new(false),
         })
     }
@@ -454,6 +462,7 @@ impl Index {
     /// The entry for `hash`, without a latch.
     #[inline(always)]
     pub(crate) fn lookup(&self, hash: u64) -> Seen {
+        let turns_back = self.turns_back();
         let place = self.locate(hash);
         let bucket = self.bucket_at(place.offset);
         let link = bucket.link(Acquire);
@@ -469,7 +478,7 @@ impl Index {
         if entry == 0 && (next_of(link) != 0 || tags.has_short()) {
             entry = self.lookup_further(bucket, place.tag());
         }
-        Seen { entry, offset: place.offset, version: link & VERSION_MASK, shape: place.shape }
+        Seen { entry, offset: place.offset, version: link & VERSION_MASK, shape: place.shape, turns_back }
     }
 
     #[cold]
@@ -512,13 +521,18 @@ impl Index {
     /// True if an absence concluded from `seen` holds: nothing was moving, nothing has moved.
     #[inline(always)]
     pub(crate) fn is_settled(&self, seen: &Seen) -> bool {
-        // Acquire fence: the entry loads above happen before the version is read again.
-        if !broken(Rule::EntriesBeforeVersion) {
-            fence(Acquire);
+        let link = || self.bucket_at(seen.offset).link(Relaxed);
+        let early = broken(Rule::EntriesBeforeVersion).then(link);
+        // The shape first: it may have come back, which the version would tell (`shrink.rs`). Its fence is an Acquire one: the entry
+        // loads above happen before.
+        if !broken(Rule::ShapeStandsStill) && !broken(Rule::VersionIsLast) && !self.stands(seen.shape) {
+            return false;
         }
-        let link = self.bucket_at(seen.offset).link(Relaxed);
-        let stood_still = seen.version & VERSION == 0 && link & VERSION_MASK == seen.version;
-        stood_still && (broken(Rule::ShapeStandsStill) || self.stands(seen.shape))
+        // Acquire fence: the shape was loaded before the version is read again.
+        fence(Acquire);
+        let stood_still = seen.version & VERSION == 0 && early.unwrap_or_else(link) & VERSION_MASK == seen.version;
+        // Who asks need not have been pinned all the time: the level may have turned there and back, and geometry has no version.
+        stood_still && (!broken(Rule::VersionIsLast) || self.stands(seen.shape)) && self.turns_back() == seen.turns_back
     }
 
     /// Points the entry of `hash` at the new record `at`, if it is still what `seen` saw.

@@ -137,6 +137,11 @@ impl Overflow {
         list.count -= 1;
     }
 
+    /// True if more buckets are free than may stay between those in use.
+    pub(super) fn is_loose(&self) -> bool {
+        self.free.load(Relaxed) > SLACK
+    }
+
     /// The last bucket in use and its owner, if it should move into a free one.
     pub(super) fn last_to_move(&self) -> Option<(u64, u64)> {
         if self.free.load(Relaxed) <= SLACK {

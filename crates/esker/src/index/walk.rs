@@ -9,7 +9,7 @@
 //! ```
 //! So a walk is a position that moves up. Whatever splits meanwhile, a key's position stays, and each is passed once: a walk
 //! that takes from a bucket only keys whose position it has not passed takes each key once, and none is hidden. (The order
-//! is that of Redis' SCAN; Pieter Noordhuis found it.)
+//! is that of Redis' SCAN; Pieter Noordhuis found it.) What merges meanwhile doubles an interval: a walk in the midst of it takes the rest.
 
 use super::bucket::{VERSION, VERSION_MASK, address_of, next_of, tag_of};
 use super::{BUCKET_BITS, Bucket, DOUBLING, Index, base, full_tag, match_bits};
@@ -74,7 +74,7 @@ impl Index {
         end_of(position, bits)
     }
 
-    /// Takes a copy of a position's bucket; where the next one begins, if there is one.
+    /// Takes a copy of a position's bucket; under a pin. Where the next one begins, if there is one.
     pub(crate) fn copy_bucket(&self, position: u64, into: &mut Bucketful) -> Option<u64> {
         let mut spins = 0u32;
         loop {
@@ -84,9 +84,11 @@ impl Index {
             if link & VERSION == 0 {
                 self.copy_entries(bucket, link, into);
                 into.base = BUCKET_BITS + base(bits);
+                // The shape first, as in `is_settled`.
+                let stood_still = self.stands(place.shape);
                 // Acquire fence: the entries were read before the version is read again.
                 fence(Acquire);
-                if bucket.link(Relaxed) & VERSION_MASK == link & VERSION_MASK && self.stands(place.shape) {
+                if stood_still && bucket.link(Relaxed) & VERSION_MASK == link & VERSION_MASK {
                     return end_of(position, bits);
                 }
             }

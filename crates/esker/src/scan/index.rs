@@ -82,6 +82,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByIndex<'a, K, V> {
 impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
     /// Takes the keys of some buckets, at most, from position `from` to `last`; where to go on, if there is more.
     pub(super) fn walk(&self, walker: &mut Walker, from: u64, last: u64, buckets: usize, rows: &mut Rows) -> Result<Option<u64>> {
+        // Before the buckets are looked at: while somebody is pinned the level does not turn there and back (`index/shrink.rs`).
+        let _pin = self.engine().epochs.pin()?;
         let index = &self.engine().index;
         let mut ahead = Some(from);
         for _ in 0..buckets {
@@ -97,7 +99,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
             next = end.filter(|at| *at <= last);
             count += 1;
         }
-        let _pin = self.engine().epochs.pin()?;
         for taken in &walker.buckets[..count] {
             if rows.bytes() > ROWS_BYTES {
                 return Ok(Some(taken.from));

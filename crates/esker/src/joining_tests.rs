@@ -1,0 +1,161 @@
+//! Stores whose index shrinks.
+
+use crate::engine::lock;
+use crate::index::{Collision, Shrunk};
+use crate::{MemoryStorage, Options, Store};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+const MANY: u64 = 2_000_000;
+const FEW: u64 = MANY / 10_000;
+
+/// The store is left as a crash leaves it.
+fn crash(store: impl Send + 'static) {
+    static CRASHED: Mutex<Vec<Box<dyn std::any::Any + Send>>> = Mutex::new(Vec::new());
+    CRASHED.lock().unwrap().push(Box::new(store));
+}
+
+fn options(memory: u64) -> Options {
+    Options::new().memory(memory).background(false)
+}
+
+fn shrink_wholly(store: &Store<u64, u64>) {
+    let engine = store.engine_for_test();
+    while engine.shrink_index(&engine.hold_compaction()).unwrap() {}
+}
+
+/// Buckets that a walk meets, those behind full ones included.
+fn buckets_walked(store: &Store<u64, u64>) -> u64 {
+    let index = &store.engine_for_test().index;
+    let (mut at, mut count) = (Some(0), index.overflow_buckets());
+    while let Some(position) = at {
+        at = index.prefetch_position(position);
+        count += 1;
+    }
+    count
+}
+
+fn holds_only_few(store: &Store<u64, u64>) {
+    for n in 0..MANY {
+        if n % FEW == 0 || n % 997 == 0 {
+            assert_eq!(store.get(&n).unwrap(), (n % FEW == 0).then_some(n), "key {n}");
+        }
+    }
+}
+
+#[test]
+fn after_mass_deletion_the_index_is_small_and_holds_everything() {
+    let files = Arc::new(MemoryStorage::new());
+    let store: Store<u64, u64> = options(128 << 20).open_in(files.clone()).unwrap();
+    (0..MANY).for_each(|n| store.put(&n, &n).unwrap());
+    let (index, log) = (store.stats().memory.index_bytes, store.engine_for_test().log.budget.load(std::sync::atomic::Ordering::Relaxed));
+    assert!(index > 20 << 20);
+    for n in (0..MANY).filter(|n| n % FEW != 0) {
+        assert!(store.delete(&n).unwrap());
+    }
+    store.compact().unwrap();
+    let kept = MANY.div_ceil(FEW);
+    let stats = store.stats();
+    assert!(stats.index.entries >= kept && stats.index.entries < kept + kept / 50, "{} entries", stats.index.entries);
+    assert!(buckets_walked(&store) < kept, "a walk meets {} buckets for {kept} keys", buckets_walked(&store));
+    assert!(stats.memory.index_bytes < 64 * kept, "the index has {} bytes", stats.memory.index_bytes);
+    let log_now = store.engine_for_test().log.budget.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(log_now > log + index / 10 * 9, "the log has {log_now} bytes of the budget, and had {log}");
+    holds_only_few(&store);
+    // What is left fits a store with much less memory, after a crash, too.
+    store.commit().unwrap();
+    crash(store);
+    let store: Store<u64, u64> = options(16 << 20).open_in(files.clone()).unwrap();
+    holds_only_few(&store);
+    store.close().unwrap();
+    // And it grows again.
+    let store: Store<u64, u64> = options(128 << 20).open_in(files).unwrap();
+    (MANY..2 * MANY).for_each(|n| store.put(&n, &n).unwrap());
+    holds_only_few(&store);
+    (MANY..2 * MANY).step_by(101).for_each(|n| assert_eq!(store.get(&n).unwrap(), Some(n)));
+    assert!(store.stats().memory.index_bytes > index / 2);
+}
+
+/// Two keys of one bucket in a table of 256 whose tags there would be the same, but not in a table of 512.
+fn colliding(store: &Store<u64, u64>) -> (u64, u64) {
+    let engine = store.engine_for_test();
+    let mut met: HashMap<u64, u64> = HashMap::new();
+    for n in 0u64.. {
+        let hash = engine.hash_of(&n.to_le_bytes()) >> 6;
+        // Bits 0 to 22; the keys differ in bit 23.
+        if let Some(other) = met.insert(hash & ((1 << 23) - 1), n)
+            && (engine.hash_of(&other.to_le_bytes()) >> 6 ^ hash) >> 23 & 1 == 1
+        {
+            return (other, n);
+        }
+    }
+    unreachable!()
+}
+
+/// Where the two entries must become one, in each state of their records; before and after a crash, with an image and without.
+#[test]
+fn chains_that_meet_are_joined() {
+    for (cold, updated, image) in [(false, 0, false), (true, 0, false), (true, 3, false), (false, 2, true), (true, 1, true)] {
+        let files = Arc::new(MemoryStorage::new());
+        let open = || options(16 << 20).open_in::<u64, u64>(files.clone()).unwrap();
+        let store = open();
+        let (one, other) = colliding(&store);
+        let engine = store.engine_for_test();
+        // Fine enough to tell them apart.
+        engine.index.grow_to_for_test(9);
+        let put = |key: u64, round: u64| store.put(&key, &(key + round)).unwrap();
+        (0..=updated).for_each(|round| {
+            put(one, round);
+            put(other, round);
+            if cold {
+                let _guard = lock(&engine.boundaries);
+                engine.freeze(engine.log.tail());
+                engine.flush().unwrap();
+                engine.evict(engine.log.tail());
+            }
+        });
+        assert!(matches!(engine.index.shrink_by(u64::MAX, || engine.epochs.drain()), Err(Collision { .. })), "the keys do not meet");
+        if image {
+            store.save_index().unwrap();
+        }
+        shrink_wholly(&store);
+        assert_eq!(store.stats().index.buckets, 256);
+        let holds_both = |store: &Store<u64, u64>, more: u64| {
+            assert_eq!(store.get(&one).unwrap(), Some(one + more));
+            assert_eq!(store.get(&other).unwrap(), Some(other + updated));
+        };
+        holds_both(&store, updated);
+        store.put(&one, &(one + 9)).unwrap();
+        holds_both(&store, 9);
+        store.commit().unwrap();
+        crash(store);
+        let store = open();
+        holds_both(&store, 9);
+        store.compact().unwrap();
+        holds_both(&store, 9);
+        store.close().unwrap();
+        let store = open();
+        holds_both(&store, 9);
+        assert!(store.delete(&other).unwrap());
+        store.compact().unwrap();
+        assert_eq!((store.get(&one).unwrap(), store.get(&other).unwrap()), (Some(one + 9), None));
+    }
+}
+
+/// A snapshot reads what would no more be linked: the index stays as it is until it is gone.
+#[test]
+fn nothing_is_joined_while_a_snapshot_is_held() {
+    let store: Store<u64, u64> = options(16 << 20).open_in(Arc::new(MemoryStorage::new())).unwrap();
+    let (one, other) = colliding(&store);
+    let engine = store.engine_for_test();
+    engine.index.grow_to_for_test(9);
+    store.put(&one, &1).unwrap();
+    store.put(&other, &2).unwrap();
+    let snapshot = engine.snapshot().unwrap();
+    shrink_wholly(&store);
+    assert!(matches!(engine.index.shrink(&[], || engine.epochs.drain()), Shrunk::Held(_)));
+    drop(snapshot);
+    store.put(&other, &3).unwrap();
+    shrink_wholly(&store);
+    assert_eq!((store.stats().index.buckets, store.get(&one).unwrap(), store.get(&other).unwrap()), (256, Some(1), Some(3)));
+}
