@@ -115,13 +115,13 @@ fn measure(arguments: &Arguments, setting: &mut Setting, sequences: &[Sequence],
     });
     let mut latency = run::histogram();
     for lane in lanes {
-        latency += lane?;
+        latency += &lane?;
     }
     let took = begun.elapsed().as_secs_f64();
     let after = store.stats().space;
     setting.rates.push(latency.len() as f64 / took);
     setting.p99.push(latency.value_at_quantile(0.99) as f64);
-    setting.latency += latency;
+    setting.latency += &latency;
     setting.given_back += after.given_back_bytes - before.given_back_bytes;
     setting.amplification = setting.amplification.max(after.amplification);
     check(&store, arguments)?;
