@@ -4,7 +4,7 @@
 //! shape (L, p):      0 .. p-1 .. N .. N+p-1          N = 2^L; bucket p-1 and its sibling N+p-1 become bucket p-1,
 //! shape (L, p - 1):  0 .. p-1 .. N .. N+p-2          and at p = 0 the level turns back first
 //! ```
-//! **When**: below [`FEWEST`] entries a bucket, until there are [`ENOUGH`] again. Growth begins at twice as many: the two do not fight.
+//! **When**: below [`FEWEST`] entries a bucket, until there are [`ENOUGH`] again. Growth begins at five: the two do not fight.
 //! One at a time, by whoever takes entries away (compaction) and by the driver; it holds `growing`, so nothing splits meanwhile, and no
 //! pin. It touches no record, so it never reads the device.
 //!
