@@ -22,7 +22,7 @@ where
     let options = Options::new().memory("16MiB").history(true).background(false);
     let open = || options.clone().open_in::<u64, V>(files.clone()).unwrap();
     let mut store = open();
-    let mut lists: Vec<Vec<Option<(V::Owned, esker::Version)>>> = vec![Vec::new(); KEYS as usize];
+    let mut lists: Vec<Vec<Option<(V::Owned, _)>>> = vec![Vec::new(); KEYS as usize];
     for round in 0..ROUNDS {
         for key in 0..KEYS {
             let new = value(round * KEYS + key);

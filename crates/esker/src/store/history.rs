@@ -71,6 +71,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// assert_eq!(values, [None, Some(b"hello, world".to_vec()), Some(b"hello".to_vec())]);
     /// # Ok::<(), esker::Error>(())
     /// ```
+    #[expect(clippy::type_complexity, reason = "a list of what `get_versioned` gives")]
     pub fn history(&self, key: &K, most: usize) -> Result<Vec<Option<(V::Owned, Version)>>> {
         let key = key.bytes();
         Self::check_key(key)?;
