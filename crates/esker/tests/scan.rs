@@ -295,7 +295,7 @@ fn a_list_with_a_test_is_either() {
         (0..50_000).for_each(|n| store.put(&n, &(n + 1)).unwrap());
         (0..50_000).step_by(2).for_each(|n| store.put(&n, &n).unwrap());
         let listed: Vec<u64> = (0..60_000).filter(|n| n % 5 == 0).collect();
-        let want: i128 = (0..50_000).filter(|n| n % 5 == 0).map(|n| n + i128::from(n % 2)).sum();
+        let want: i128 = (0..50_000).filter(|n| n % 5 == 0).map(|n| n + n % 2).sum();
         for strategy in [Strategy::ByKeys, Strategy::ByIndex, Strategy::ByLog] {
             for threads in [1, 2] {
                 let sum = Sum(|_, value| value);
