@@ -17,8 +17,8 @@ fn store(memory: u64, keys: u64) -> Store<u64, u64> {
 fn what_is_backed_ahead_counts_when_the_budget_is_lowered() {
     let store = store(64 << 20, 1_000_000);
     let log = &store.engine_for_test().log;
-    log.populate_ahead(8 << 20);
-    assert!(log.bounds.populated.load(Relaxed) > log.tail() + (7 << 20));
+    // As the driver leaves it with a large budget.
+    log.bounds.populated.store(log.tail() + (8 << 20), Relaxed);
     store.set_memory(36 << 20).unwrap();
     let (backed, budget) = (log.bounds.populated.load(Relaxed).max(log.tail()), log.budget.load(Relaxed));
     let held = backed - log.bounds.evicted.load(Relaxed);
