@@ -110,6 +110,9 @@ pub(crate) enum Command {
         dir: PathBuf,
         /// The copy's directory, made if absent
         to: PathBuf,
+        /// Take what has not changed from this earlier copy, which stays as it is; the new one goes to a new directory
+        #[arg(long, value_name = "EARLIER")]
+        from: Option<PathBuf>,
     },
     /// Make a store from a backup, which stays as it is
     Restore {

@@ -1,7 +1,7 @@
 //! `esker backup` and `esker restore`: copies of a store at rest. A program that has a store open copies it itself (`snapshot_to`).
 //!
-//! Both directions are the same: a backup is a store. But a backup adds what is new to an earlier one, and a restore does not touch a
-//! directory in which something is.
+//! Both directions are the same: a backup is a store. But a backup adds what is new to an earlier one, or is made in a new place from
+//! an earlier one, and a restore does not touch a directory in which something is.
 
 use std::fs;
 use std::path::Path;
@@ -10,17 +10,22 @@ use crate::bytes::{count, size};
 use crate::failure::{Failure, Outcome};
 use crate::{out, progress};
 
-/// Copies the store in `dir`, or what is new of it, to `to`.
-pub(crate) fn run(dir: &Path, to: &Path) -> Outcome {
+/// Copies the store in `dir`, or what is new of it, to `to`; what an `earlier` backup has is taken from there.
+pub(crate) fn run(dir: &Path, earlier: Option<&Path>, to: &Path) -> Outcome {
     let bar = progress::of_bytes(0);
-    let done = esker::backup(dir, to, |done, total| {
+    let tell = |done, total| {
         bar.set_length(total);
         bar.set_position(done);
         progress::say(&bar, format!("{} of {} copied", size(done), size(total)));
-    });
+    };
+    let done = match earlier {
+        Some(earlier) => esker::backup_from(dir, earlier, to, tell),
+        None => esker::backup(dir, to, tell),
+    };
     bar.finish_and_clear();
     let done = done.map_err(|error| Failure::about(dir.display(), error))?;
-    let kept = if done.kept_bytes > 0 { format!(", {} were there already", size(done.kept_bytes)) } else { String::new() };
+    let whence = if earlier.is_some() { "are shared with the earlier one" } else { "were there already" };
+    let kept = if done.kept_bytes > 0 { format!(", {} {whence}", size(done.kept_bytes)) } else { String::new() };
     out::line(format!("{}: as of line {}, {} of log copied{kept}", to.display(), count(done.line), size(done.copied_bytes)))
 }
 
@@ -29,5 +34,5 @@ pub(crate) fn restore(from: &Path, dir: &Path) -> Outcome {
     if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
         return Err(Failure::about(dir.display(), "something is there already; a store is restored to a new directory"));
     }
-    run(from, dir)
+    run(from, None, dir)
 }

@@ -59,7 +59,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Compact { dir, json } => compact::run(&dir, json, opening),
         Command::Verify { dir, accept_loss: true, .. } => verify::accept_loss(&dir, opening),
         Command::Verify { dir, json, .. } => verify::run(&dir, json),
-        Command::Backup { dir, to } => backup::run(&dir, &to),
+        Command::Backup { dir, to, from } => backup::run(&dir, from.as_deref(), &to),
         Command::Restore { backup, dir } => backup::restore(&backup, &dir),
         Command::Scan(args) => scan::run(&args, opening),
         Command::Aggregate(args) => aggregate::run(&args, opening),

@@ -31,6 +31,26 @@ fn a_backup_grows_by_what_is_new_and_restores() {
 }
 
 #[test]
+fn a_backup_from_an_earlier_one_stands_alone() {
+    let place = Place::new();
+    load(&place, 0);
+    place.ok("backup store monday");
+    load(&place, 20_000);
+    assert!(place.ok("backup store tuesday --from monday").contains("of log copied"));
+    assert!(place.ok("verify monday").contains("20,000"));
+    place.fails("backup store tuesday --from monday", "goes to a new place");
+    place.fails("backup monday wednesday --from tuesday", "newer than the store");
+    place.fails("backup store wednesday --from nothing", "there is no store");
+    load(&place, 40_000);
+    place.ok("restore tuesday other");
+    place.ok("put other 1 2");
+    place.fails("backup store thursday --from other", "no backup of this one");
+    std::fs::remove_dir_all(place.path("monday")).unwrap();
+    assert!(place.ok("verify tuesday").contains("40,000"));
+    assert_eq!(place.ok("get tuesday 39999").trim(), format!("{:0>20}", 39_999 * 7));
+}
+
+#[test]
 fn a_copy_that_was_cut_short_is_refused() {
     let place = Place::new();
     load(&place, 0);

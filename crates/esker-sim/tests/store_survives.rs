@@ -147,6 +147,39 @@ fn a_backup_is_old_or_new_or_nothing() {
     assert!(nothing > 0 && found.iter().all(|count| *count > 0), "{found:?}");
 }
 
+/// One made from an earlier backup in a new place is no store until it is whole, and the earlier one stays as it was.
+#[test]
+fn a_backup_from_an_earlier_one_is_whole_or_nothing() {
+    let open = |files: Arc<dyn esker::Storage>| esker::Options::new().memory("16MiB").background(false).open_in::<u64, u64>(files);
+    let store = open(Arc::new(esker::MemoryStorage::new())).unwrap();
+    let fill = |round: u64| (0..3000).for_each(|n| store.put(&n, &(n + round)).unwrap());
+    let (earlier, copy) = (SimStorage::new(), SimStorage::new());
+    fill(1);
+    store.snapshot_in(Arc::new(earlier.clone())).unwrap();
+    let before = earlier.survive(0).print();
+    (0..400).for_each(|n| store.put(&n, &(n + 2)).unwrap());
+    store.save_index().unwrap();
+    store.snapshot_from_in(Arc::new(earlier.clone()), Arc::new(copy.clone())).unwrap();
+    let ended = copy.position();
+    assert_eq!(earlier.survive(0).print(), before);
+    let (mut nothing, mut whole) = (0, 0);
+    copy.film().play(|moment| -> Option<()> {
+        for survival in moment.survivals(Breadth { every_up_to: 16, drawn: KINDS.len() as u64 }, 0) {
+            let storage = Arc::new(moment.storage(&survival));
+            let is_there = esker::verify_in(storage.clone(), |_, _| {}).is_ok_and(|found| found.is_sound());
+            assert!(is_there || moment.calls < ended, "nothing after {} calls of {ended}", moment.calls);
+            if is_there {
+                let copy = open(storage).unwrap();
+                (0..3000).for_each(|n| assert_eq!(copy.get(&n).unwrap(), Some(n + if n < 400 { 2 } else { 1 })));
+            }
+            whole += u64::from(is_there);
+            nothing += u64::from(!is_there);
+        }
+        None
+    });
+    assert!(nothing > 0 && whole > 0, "{nothing} {whole}");
+}
+
 /// What was written behind the last line is a scar: nothing in it is visited, and compaction must get past it all the same.
 /// Found by `power_cuts_lose_nothing_acknowledged`, seed 3; reduced to a put, a commit, a cut and a compaction.
 #[test]

@@ -10,13 +10,16 @@
 //! **Cut short**, a first backup is a directory without a manifest, which nothing opens; a later one leaves the backup as it
 //! was: all that it wrote lies above the old cut.
 //!
+//! **From an earlier backup into a new place** ([`backup_from`]): what lies below the earlier cut is taken from there, checked like
+//! everything else. A segment file that is full below it gets a second name instead of a copy where the file system can do that: such
+//! files are never written again, in the new place or in the old one, only removed. The earlier backup stays as it is.
+//!
 //! **Only what is new** is right as long as the source's log continues the backup's. Two stores with one past must not be mixed: a
 //! backup that is opened and written becomes a store of a lineage of its own (`manifest.rs`), and neither is
 //! then a backup of the other.
 
-use crate::device::{AlignedBuffer, Device, SECTOR_BYTES};
-use crate::device::{Segments, Storage};
-use crate::directory::Directory;
+use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Segments, Storage, segment_name};
+use crate::directory::{self, Directory};
 use crate::engine::{Engine, lock};
 use crate::error::{Error, Result};
 use crate::image;
@@ -25,6 +28,7 @@ use crate::manifest::{Manifest, State};
 use crate::scars::{self, Scar};
 use crate::traverse::Span;
 use crate::verify::resting_engine;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,7 +45,7 @@ pub struct Backup {
     pub line: u64,
     /// Bytes of log copied.
     pub copied_bytes: u64,
-    /// Bytes of log that the backup had already.
+    /// Bytes of log that the backup had already, or that it shares with an earlier one.
     pub kept_bytes: u64,
 }
 
@@ -54,16 +58,35 @@ pub struct Backup {
 /// `Locked`; `Invalid` if `from` is no store, or `to` is something other than a backup of it; `Corruption` for damage in what is copied,
 /// by address; `Io`. A backup in `to` is what it was then.
 pub fn backup(from: impl AsRef<Path>, to: impl AsRef<Path>, progress: impl FnMut(u64, u64)) -> Result<Backup> {
-    let there_is_none = || Error::invalid(format!("there is no store path={}", from.as_ref().display()));
-    if !from.as_ref().join(crate::manifest::MANIFEST).exists() {
-        return Err(there_is_none());
-    }
-    let storage: Arc<dyn Storage> = Arc::new(Directory::open(from.as_ref(), true, true)?);
-    let manifest = Manifest::open(&*storage, None, false)?.ok_or_else(there_is_none)?;
+    backup_resting(from.as_ref(), None, to.as_ref(), progress)
+}
+
+/// As [`backup`], to a new directory `to`, with what has not changed since taken from the `earlier` backup of the same store. That
+/// stays as it is and is not needed afterwards; where both are in one file system that can, full files of log are shared.
+///
+/// # Errors
+/// As [`backup`]; `Invalid` if `to` is a backup already, or `earlier` none of this store or newer than it; `Corruption` also for
+/// damage in `earlier`. What is in `to` is no store then.
+///
+/// # Cost
+/// Reads all of the log, most of it from `earlier`; writes what is not shared.
+pub fn backup_from(
+    from: impl AsRef<Path>,
+    earlier: impl AsRef<Path>,
+    to: impl AsRef<Path>,
+    progress: impl FnMut(u64, u64),
+) -> Result<Backup> {
+    backup_resting(from.as_ref(), Some(earlier.as_ref()), to.as_ref(), progress)
+}
+
+fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl FnMut(u64, u64)) -> Result<Backup> {
+    let storage = existing(from)?;
+    let manifest = Manifest::open(&*storage, None, false)?.ok_or_else(|| there_is_none(from))?;
     let scars = scars::read(&*storage, manifest.state.cut)?;
     let engine = resting_engine(&storage, &manifest.state)?;
     let source = Source { engine: &engine, storage: &*storage, state: &manifest.state, scars: &scars };
-    source.copy_to(target(to.as_ref())?, progress)
+    let earlier = earlier.map(existing).transpose()?;
+    source.copy_to(earlier, target(to)?, progress)
 }
 
 /// A directory to copy to.
@@ -71,15 +94,66 @@ pub(crate) fn target(to: &Path) -> Result<Arc<dyn Storage>> {
     Ok(Arc::new(Directory::open(to, true, true)?))
 }
 
+/// A store's directory, which is there.
+pub(crate) fn existing(path: &Path) -> Result<Arc<dyn Storage>> {
+    if !path.join(crate::manifest::MANIFEST).exists() {
+        return Err(there_is_none(path));
+    }
+    target(path)
+}
+
+fn there_is_none(path: &Path) -> Error {
+    Error::invalid(format!("there is no store path={}", path.display()))
+}
+
 impl Engine {
     /// A backup of the running store.
-    pub(crate) fn snapshot_in(&self, to: Arc<dyn Storage>) -> Result<Backup> {
+    pub(crate) fn snapshot_in(&self, earlier: Option<Arc<dyn Storage>>, to: Arc<dyn Storage>) -> Result<Backup> {
         let _compaction = self.hold_compaction();
         self.commit()?;
         let home = lock(&self.home).as_ref().map(|home| (home.storage.clone(), home.manifest.state.clone()));
         let Some((storage, state)) = home else { return Err(Error::invalid("a store on a bare device cannot be copied")) };
         let scars: Vec<Scar> = lock(&self.compaction.scars).iter().copied().filter(|scar| scar.cut < state.cut).collect();
-        Source { engine: self, storage: &*storage, state: &state, scars: &scars }.copy_to(to, |_, _| ())
+        Source { engine: self, storage: &*storage, state: &state, scars: &scars }.copy_to(earlier, to, |_, _| ())
+    }
+}
+
+/// An earlier backup, from which is taken what lies below its cut.
+struct Earlier {
+    storage: Arc<dyn Storage>,
+    log: Segments,
+    state: State,
+}
+
+impl Earlier {
+    /// The first sector that it does not have.
+    fn end(&self) -> u64 {
+        sector(self.state.cut)
+    }
+
+    /// Gives the segments that are full below its cut a second name in `to`, those from the sector `begin` on, as far as that
+    /// can be done; the sectors of those.
+    fn share(&self, to: &dyn Storage, begin: u64) -> Range<u64> {
+        let (Some(from), Some(to)) = (self.storage.path(), to.path()) else { return 0..0 };
+        let length = self.state.segment_bytes / SECTOR_BYTES as u64;
+        let (first, end) = (begin / length, self.end() / length);
+        let shared = (first..end).take_while(|number| directory::link(from, to, &segment_name(*number)).is_ok()).count() as u64;
+        first * length..(first + shared) * length
+    }
+
+    fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        self.log.read(at * SECTOR_BYTES as u64, bytes).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => Error::corruption(format!("its log ends too early address={}", at * BLOCK_BYTES)),
+            _ => error.into(),
+        })
+    }
+}
+
+/// Damage is named with where it is.
+fn in_earlier(error: Error) -> Error {
+    match error {
+        Error::Corruption(what) => Error::corruption(format!("in the earlier backup: {what}")),
+        error => error,
     }
 }
 
@@ -92,17 +166,23 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    fn copy_to(&self, to: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) -> Result<Backup> {
-        let earlier = self.earlier(&*to)?;
-        let from = earlier.as_ref().map_or(self.state.begin, |earlier| earlier.state.cut.max(self.state.begin));
+    fn copy_to(&self, earlier: Option<Arc<dyn Storage>>, to: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) -> Result<Backup> {
+        let grown = self.backup_in(&*to)?;
+        let earlier = earlier.map(|storage| self.earlier(storage)).transpose()?;
+        if grown.is_some() && earlier.is_some() {
+            return Err(Error::invalid("there is a backup already; one that is made from an earlier one goes to a new place"));
+        }
+        let from = grown.as_ref().map_or(self.state.begin, |grown| grown.state.cut.max(self.state.begin));
         let span = Span::new(from, self.state, self.scars);
         let total = span.parts().iter().map(|part| sectors(part).end - sectors(part).start).sum::<u64>() * SECTOR_BYTES as u64;
+        let shared = earlier.as_ref().map_or(0..0, |earlier| earlier.share(&*to, sector(self.state.begin)));
         let log = Segments::open(&to, self.state.segment_bytes, sector(self.state.begin) * SECTOR_BYTES as u64)?;
-        let mut copied_bytes = 0;
+        let (mut done, mut copied_bytes) = (0, 0);
         for part in span.parts() {
-            self.copy_part(&log, sectors(&part), |bytes| {
-                copied_bytes += bytes;
-                progress(copied_bytes, total);
+            self.copy_part(earlier.as_ref(), &shared, &log, sectors(&part), |bytes, is_copied| {
+                done += bytes;
+                copied_bytes += if is_copied { bytes } else { 0 };
+                progress(done, total);
             })?;
         }
         log.sync()?;
@@ -113,8 +193,8 @@ impl Source<'_> {
             self.copy_image(&*to)?;
         }
         to.sync()?;
-        let mut manifest = match earlier {
-            Some(earlier) => earlier,
+        let mut manifest = match grown {
+            Some(grown) => grown,
             None => Manifest::of_backup(&*to, self.state)?,
         };
         manifest.write(|state| *state = State { sequence: state.sequence, is_backup: true, ..self.state.clone() })?;
@@ -128,7 +208,7 @@ impl Source<'_> {
     }
 
     /// The backup that is there, if our log goes on where its own ends.
-    fn earlier(&self, to: &dyn Storage) -> Result<Option<Manifest>> {
+    fn backup_in(&self, to: &dyn Storage) -> Result<Option<Manifest>> {
         let Some(manifest) = Manifest::open(to, None, false)? else { return Ok(None) };
         let (ours, theirs) = (self.state, &manifest.state);
         let same = theirs.is_backup && (theirs.identity, theirs.lineage) == (ours.identity, ours.lineage);
@@ -141,27 +221,55 @@ impl Source<'_> {
         Ok(Some(manifest))
     }
 
-    /// Copies whole blocks, each checked on the way.
-    fn copy_part(&self, to: &Segments, part: Range<u64>, mut progress: impl FnMut(u64)) -> Result<()> {
-        let log = &self.engine.log;
-        let device = log.cold_device()?;
+    /// The backup to take from.
+    fn earlier(&self, storage: Arc<dyn Storage>) -> Result<Earlier> {
+        let manifest = self.backup_in(&*storage).map_err(in_earlier)?;
+        let state = manifest.ok_or_else(|| Error::invalid("the earlier backup is no store"))?.state;
+        let log = Segments::open(&storage, state.segment_bytes, sector(state.begin) * SECTOR_BYTES as u64)?;
+        Ok(Earlier { storage, log, state })
+    }
+
+    /// Checks whole blocks and copies them, but those in files that are `shared`.
+    fn copy_part(
+        &self,
+        earlier: Option<&Earlier>,
+        shared: &Range<u64>,
+        to: &Segments,
+        part: Range<u64>,
+        mut progress: impl FnMut(u64, bool),
+    ) -> Result<()> {
+        let device = self.engine.log.cold_device()?;
+        let earlier_end = earlier.map_or(0, Earlier::end);
         let mut piece = AlignedBuffer::new(PIECE_SECTORS.min(part.end - part.start) as usize);
         let mut at = part.start;
         while at < part.end {
             if self.engine.epochs.is_closed() {
                 return Err(Error::Closed);
             }
-            let count = PIECE_SECTORS.min(part.end - at);
+            // A piece comes from one place.
+            let end = [earlier_end, shared.start, shared.end].into_iter().filter(|edge| *edge > at).fold(part.end, u64::min);
+            let count = PIECE_SECTORS.min(end - at);
             let bytes = &mut piece.bytes_mut()[..count as usize * SECTOR_BYTES];
-            device.read(at * SECTOR_BYTES as u64, bytes)?;
-            for (block, sector) in (at..).zip(bytes.chunks_exact(SECTOR_BYTES)) {
-                log.verify_block(block, sector)?;
+            match earlier.filter(|_| at < earlier_end) {
+                Some(earlier) => earlier.read(at, bytes).and_then(|()| self.check(at, bytes)).map_err(in_earlier)?,
+                None => {
+                    device.read(at * SECTOR_BYTES as u64, bytes)?;
+                    self.check(at, bytes)?;
+                }
             }
-            to.write(at * SECTOR_BYTES as u64, bytes)?;
+            let is_copied = !shared.contains(&at);
+            if is_copied {
+                to.write(at * SECTOR_BYTES as u64, bytes)?;
+            }
             at += count;
-            progress(bytes.len() as u64);
+            progress(bytes.len() as u64, is_copied);
         }
         Ok(())
+    }
+
+    fn check(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        let mut blocks = (at..).zip(bytes.chunks_exact(SECTOR_BYTES));
+        blocks.try_for_each(|(block, sector)| self.engine.log.verify_block(block, sector).map(drop))
     }
 
     fn copy_image(&self, to: &dyn Storage) -> Result<()> {
@@ -188,85 +296,4 @@ fn sectors(part: &Range<u64>) -> Range<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{MemoryStorage, Options, Store};
-    use std::sync::atomic::{AtomicBool, Ordering::*};
-
-    fn open(files: &Arc<MemoryStorage>) -> Store<u64, u64> {
-        Options::new().memory("16MiB").open_in(files.clone()).unwrap()
-    }
-
-    /// Each pair of keys is written by one thread, the second after the first: in a consistent copy the second is never ahead.
-    #[test]
-    fn a_copy_taken_while_threads_write_is_a_cut_and_grows_by_what_is_new() {
-        let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
-        let (store, stop) = (open(&files), AtomicBool::new(false));
-        (0..300_000u64).for_each(|n| store.put(&(n | 1 << 40), &n).unwrap());
-        std::thread::scope(|scope| {
-            for thread in 0..2u64 {
-                let (store, stop) = (&store, &stop);
-                scope.spawn(move || {
-                    for n in (0u64..).take_while(|_| !stop.load(Relaxed)) {
-                        (0..2).for_each(|half| store.put(&((n % 5000) << 8 | thread << 1 | half), &n).unwrap());
-                    }
-                });
-            }
-            for round in 0..6 {
-                std::thread::sleep(std::time::Duration::from_millis(5));
-                if round == 3 {
-                    store.save_index().unwrap();
-                    store.compact().unwrap();
-                }
-                let done = store.snapshot_in(copy.clone()).unwrap();
-                assert!(round == 0 || round >= 3 || done.kept_bytes > done.copied_bytes, "{done:?} in round {round}");
-                let found = crate::verify_in(copy.clone(), |_, _| {}).unwrap();
-                assert!(found.is_sound() && found.line == done.line, "{found:?}");
-                // A copy of the copy: opened, it would be a store of its own.
-                let opened = open(&Arc::new(copy.copy()));
-                (0..300_000u64).step_by(77).for_each(|n| assert_eq!(opened.get(&(n | 1 << 40)).unwrap(), Some(n)));
-                for key in (0..5000u64).flat_map(|n| [n << 8, n << 8 | 2]) {
-                    let (first, second) = (opened.get(&key).unwrap(), opened.get(&(key | 1)).unwrap());
-                    assert!(second <= first && first.unwrap_or(0) - second.unwrap_or(0) <= 5000, "{first:?} {second:?}");
-                }
-            }
-            stop.store(true, Relaxed);
-        });
-    }
-
-    #[test]
-    fn what_is_no_backup_of_this_store_is_refused() {
-        let (files, other, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
-        let (store, stranger) = (open(&files), open(&other));
-        store.put(&1, &1).unwrap();
-        let snapshot = |store: &Store<u64, u64>, to: &Arc<MemoryStorage>| store.snapshot_in(to.clone());
-        snapshot(&store, &copy).unwrap();
-        assert!(matches!(snapshot(&stranger, &copy), Err(Error::Invalid(_))));
-        assert!(matches!(snapshot(&store, &other), Err(Error::Invalid(_))));
-        // Looking changes nothing; writing makes it a store of its own.
-        drop(open(&Arc::new(copy.copy())));
-        snapshot(&store, &copy).unwrap();
-        let restored = open(&copy);
-        restored.put(&2, &2).unwrap();
-        restored.close().unwrap();
-        store.put(&3, &3).unwrap();
-        let refused = snapshot(&store, &copy).unwrap_err().to_string();
-        assert!(refused.contains("no backup of this one"), "{refused}");
-        assert_eq!(open(&copy).get(&2).unwrap(), Some(2));
-    }
-
-    #[test]
-    fn damage_is_not_copied() {
-        let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
-        let store = open(&files);
-        (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
-        store.commit().unwrap();
-        let log = files.open("esker.log.00000000").unwrap();
-        let mut sector = AlignedBuffer::new(1);
-        log.read(8192, sector.bytes_mut()).unwrap();
-        sector.bytes_mut()[9] ^= 1;
-        log.write(8192, sector.bytes()).unwrap();
-        assert!(matches!(store.snapshot_in(copy.clone()), Err(Error::Corruption(_))));
-        assert!(!copy.list().unwrap().iter().any(|name| name == crate::manifest::MANIFEST));
-    }
-}
+mod tests;

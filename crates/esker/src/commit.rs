@@ -9,7 +9,7 @@
 //! 0. Where there are transactions: those in their commit end, and no other enters it before step 2 is done.
 //! 1. `read_only` moves to [`NOWHERE`]: from now on nothing is changed in place. The line number goes up: records made from
 //!    now on carry the other parity.
-//! 2. The tail is the `cut`. `floor` and `read_only` move there: threads leave their pieces below it, and change in place
+//! 2. The tail, moved to the end of its block, is the `cut`. `floor` and `read_only` move there: threads leave their pieces below it, and change in place
 //!    what lies above.
 //! 3. Drain: nobody writes below the cut any more. Flush, sync, write the manifest's slot, sync.
 //!
@@ -222,8 +222,8 @@ impl Engine {
         self.hold_transactions();
         bounds.read_only.store(NOWHERE, SeqCst);
         let number = bounds.line.fetch_add(1, SeqCst);
-        // A read-modify-write: whoever claims a place above the cut does it after this one, and sees the new number.
-        let cut = bounds.tail.0.fetch_add(0, AcqRel);
+        // Whoever claims a place above the cut does it after this, and sees the new number.
+        let cut = self.log.end_block();
         bounds.floor.store(cut, SeqCst);
         bounds.read_only.store(cut, SeqCst);
         let now = self.expiry.now();

@@ -27,7 +27,7 @@ use crate::engine::{Engine, Layout, lock};
 use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result};
 use crate::index::{Published, Seen};
-use crate::log::{BLOCK_BYTES, NOWHERE};
+use crate::log::{BLOCK_BYTES, NOWHERE, block_floor};
 use crate::manifest::State;
 use crate::record::{self, ABSENT, ADDRESS_MASK, NEVER, Record, VALID};
 use crate::scars::Scar;
@@ -120,11 +120,11 @@ impl Engine {
     /// Those given back included.
     fn counted_dead_bytes(&self) -> u64 {
         let counted: u64 = self.epochs.slots().map(|slot| slot.counters[Counter::DeadByte as usize].load(Relaxed)).sum();
-        self.compaction.known.load(Relaxed) + counted
+        self.compaction.known.load(Relaxed) + self.log.left_bytes.load(Relaxed) + counted
     }
 
     fn begin_pass(&self) -> Pass {
-        Pass { until: self.log.tail() / BLOCK_BYTES * BLOCK_BYTES, counted: self.counted_dead_bytes() }
+        Pass { until: block_floor(self.log.tail()), counted: self.counted_dead_bytes() }
     }
 
     /// Notes what a stretch gave back.
@@ -275,7 +275,7 @@ impl Engine {
     fn stretch_end(&self, wanted: u64) -> Result<u64> {
         let guard = lock(&self.boundaries);
         let bounds = &self.log.bounds;
-        let to = wanted.min(self.log.tail()) / BLOCK_BYTES * BLOCK_BYTES;
+        let to = if wanted < self.log.tail() { block_floor(wanted) } else { self.log.end_block() };
         if self.is_in_memory() && to > bounds.safe_read_only.load(Relaxed) {
             self.freeze(to);
         } else if !self.is_in_memory() && to > bounds.flushed_until.load(Relaxed) {

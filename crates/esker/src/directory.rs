@@ -62,9 +62,18 @@ impl Storage for Directory {
         File::open(&self.path)?.sync_all()
     }
 
+    fn path(&self) -> Option<&Path> {
+        Some(&self.path)
+    }
+
     fn read_stream(&self, device: &dyn Device, source: &mut dyn ReadSource) {
         read_stream(device, self.io_uring, source);
     }
+}
+
+/// Gives the file `name` in the directory `from` a second name, in `to`.
+pub(crate) fn link(from: &Path, to: &Path, name: &str) -> io::Result<()> {
+    fs::hard_link(from.join(name), to.join(name))
 }
 
 /// A directory with other people's files in it is not touched.

@@ -13,7 +13,7 @@ use crate::expiry::{Clock, Expiry};
 use crate::image::Images;
 use crate::index::{Chain, Index, Records};
 use crate::latches::Latches;
-use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log, PIECE_BYTES};
+use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, Log, PIECE_BYTES, block_ceil, block_floor};
 use crate::manifest::{Identity, Manifest};
 use crate::promotion::Lately;
 use crate::record::Record;
@@ -273,8 +273,8 @@ impl Engine {
             return Err(Error::Closed);
         }
         self.share_budget();
-        // A record of up to a quarter piece makes the thread take a whole one.
-        let bytes = bytes.next_multiple_of(BLOCK_BYTES).max(PIECE_BYTES);
+        // A record of up to a quarter piece makes the thread take a whole one, which begins in the next block.
+        let bytes = bytes.next_multiple_of(BLOCK_BYTES).max(PIECE_BYTES) + BLOCK_BYTES;
         let guard = match &self.caching {
             Some(caching) => {
                 drop(guard);
@@ -311,7 +311,8 @@ impl Engine {
     fn shift_boundaries(&self, _: &MutexGuard<'_, ()>, room: u64) -> Result<()> {
         self.check_writable()?;
         let (bounds, budget) = (&self.log.bounds, self.log.budget.load(Relaxed));
-        let tail = self.log.tail();
+        // Boundaries lie between blocks.
+        let tail = block_floor(self.log.tail());
         let spare = room.max(budget / 16);
         // What was backed ahead of the tail is there, though the budget may be lower since. It once was not counted: 8 MiB too many
         // after 128 MiB had become 32.
@@ -329,7 +330,9 @@ impl Engine {
         Ok(())
     }
 
+    /// Nobody writes below `to`, where a block ends, when this returns.
     pub(crate) fn freeze(&self, to: u64) {
+        debug_assert!(to.is_multiple_of(BLOCK_BYTES), "what is frozen is whole blocks");
         let bounds = &self.log.bounds;
         bounds.floor.store(to, SeqCst);
         bounds.read_only.store(to, SeqCst);
@@ -621,8 +624,4 @@ fn check_budget(bytes: u64) -> Result<()> {
         return Err(Error::invalid(format!("the memory budget is at least 16 MiB budget={bytes}")));
     }
     Ok(())
-}
-
-pub(crate) fn block_ceil(address: u64) -> u64 {
-    address.next_multiple_of(BLOCK_BYTES)
 }

@@ -64,7 +64,7 @@ mod windows;
 const FUZZED: bool = cfg!(fuzzing);
 
 pub use aggregate::Aggregate;
-pub use backup::{Backup, backup};
+pub use backup::{Backup, backup, backup_from};
 pub use cache::{Cache, Eviction};
 pub use commit::Durability;
 pub use device::{Device, DeviceRead, MemoryDevice, MemoryStorage, ReadSource, SECTOR_BYTES, Storage};

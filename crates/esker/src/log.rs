@@ -9,8 +9,11 @@
 //!
 //! * **Memory** is one region; the byte of address `a` is at `a mod region`. Only `[evicted, tail)` is backed, so the
 //!   budget can be any number and can change: it is a matter of where `head` goes.
-//! * **Allocation**: a thread takes a piece of the tail (64 KiB) and fills it alone. What it leaves is zero, and a zero
-//!   header means: nothing more up to the next block. A thread leaves its piece when `floor` has passed its cursor.
+//! * **Allocation**: a thread takes a piece of the tail (up to 64 KiB, whole blocks) and fills it alone. What it leaves is zero, and
+//!   a zero header means: nothing more up to the next block. A thread leaves its piece when `floor` has passed its cursor.
+//! * **The first records after that** a thread claims one by one, of just their length, behind those of others: no gap is left
+//!   between them, so threads that each commit one record share a block, where a block for each of 64 threads was written before.
+//!   Whoever claims a place there writes a header, come what may, or what lies behind would seem to be a gap.
 //! * **Boundaries** move in the driver only (`engine.rs`), each in two steps: move it, drain the epoch, then act. So a
 //!   pinned thread may write what it saw at or above `read_only` and read what it saw at or above `head`.
 //! * **On the device** a block of 4080 payload bytes has a 16-byte trailer: its number and a checksum keyed by the store,
@@ -36,7 +39,9 @@ const TRAILER_BYTES: usize = 16;
 const _: () = assert!(cfg!(loom) || BLOCK_BYTES as usize + TRAILER_BYTES == SECTOR_BYTES);
 
 pub(crate) const PIECE_BYTES: u64 = if cfg!(loom) { 4 } else { 16 } * BLOCK_BYTES;
-/// A thread's first piece after a line. In models one of several records, or there would be nothing to leave.
+/// So many bytes of records a thread claims one by one before it takes a piece. In models it takes one of several records at
+/// once, or there would be nothing to leave.
+const SINGLY_BYTES: u64 = if cfg!(loom) { 0 } else { BLOCK_BYTES / 4 };
 const FIRST_PIECE_BYTES: u64 = if cfg!(loom) { PIECE_BYTES } else { BLOCK_BYTES };
 /// Records above this get an extent of their own: at most a quarter of a piece is left unused.
 const PIECE_RECORD_MAX: u64 = PIECE_BYTES / 4;
@@ -59,6 +64,8 @@ pub(crate) struct Log {
     pub(crate) bounds: Bounds,
     /// Bytes of `[evicted, tail)` that may be backed.
     pub(crate) budget: AtomicU64,
+    /// Bytes that were left unused at the ends of blocks: dead, like the rest of a piece.
+    pub(crate) left_bytes: AtomicU64,
     /// Bytes above the budget that compaction may take: it needs room before it makes room.
     pub(crate) reserve: AtomicU64,
     pub(crate) device: Option<Arc<dyn Device>>,
@@ -125,6 +132,7 @@ impl Log {
                 tail: Tail(at()),
             },
             budget: AtomicU64::new(0),
+            left_bytes: AtomicU64::new(0),
             reserve: AtomicU64::new(0),
             device,
             verifies_reads: true,
@@ -225,26 +233,29 @@ impl Log {
         self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, u64::MAX / 2))
     }
 
-    /// The most that a record of so many bytes takes of the log, with what it leaves unused.
+    /// The most that a record of so many bytes takes of the log, with what it leaves unused: of each piece up to a quarter, and the
+    /// rest of the block before it.
     pub(crate) fn room_of(bytes: u64) -> u64 {
-        if bytes > PIECE_RECORD_MAX { bytes.next_multiple_of(BLOCK_BYTES) } else { bytes + bytes / 3 }
+        if bytes > PIECE_RECORD_MAX { bytes.next_multiple_of(BLOCK_BYTES) + BLOCK_BYTES } else { bytes + bytes / 2 }
     }
 
-    /// A thread's first piece after a line is one block, each further one twice as long: a commit for every write must not
-    /// fill the log with what it leaves unused.
+    /// After a line records are claimed one by one at first, then in pieces each twice as long as what came before: a commit
+    /// for every write must not fill the log with what it leaves unused.
     #[cold]
     #[inline(never)]
     fn allocate_piece(&self, slot: &Slot, bytes: u64, reserve: u64) -> Option<u64> {
         if bytes > PIECE_RECORD_MAX {
-            return self.claim(bytes.next_multiple_of(BLOCK_BYTES), reserve);
+            return self.claim(bytes.next_multiple_of(BLOCK_BYTES), BLOCK_BYTES, reserve);
         }
         let was_full = slot.cursor.load(Relaxed) >= self.bounds.floor.load(Acquire);
-        let longer = if was_full { slot.piece_bytes.load(Relaxed) * 2 } else { 0 };
-        let piece = longer.max(bytes.next_multiple_of(BLOCK_BYTES)).clamp(FIRST_PIECE_BYTES, PIECE_BYTES);
-        let at = self.claim(piece, reserve)?;
+        let before = if was_full { slot.piece_bytes.load(Relaxed) } else { 0 };
+        let is_single = SINGLY_BYTES > 0 && (before == 0 || before + bytes <= SINGLY_BYTES);
+        let longer = (before * 2).max(bytes).next_multiple_of(BLOCK_BYTES).clamp(FIRST_PIECE_BYTES, PIECE_BYTES);
+        let (piece, align) = if is_single { (bytes, 1) } else { (longer, BLOCK_BYTES) };
+        let at = self.claim(piece, align, reserve)?;
         // What is left of the last one is dead. With many lines that is more than all that is written.
         slot.count(Counter::DeadByte, slot.end.load(Relaxed).saturating_sub(slot.cursor.load(Relaxed)));
-        slot.piece_bytes.store(piece, Relaxed);
+        slot.piece_bytes.store(if is_single { before + bytes } else { piece }, Relaxed);
         slot.cursor.store(at + bytes, Relaxed);
         slot.end.store(at + piece, Relaxed);
         Some(at)
@@ -256,24 +267,45 @@ impl Log {
         line_flag(self.bounds.line.load(Acquire))
     }
 
-    fn claim(&self, bytes: u64, reserve: u64) -> Option<u64> {
+    /// `bytes` of the tail, from a multiple of `align` on.
+    fn claim(&self, bytes: u64, align: u64, reserve: u64) -> Option<u64> {
         loop {
             let tail = self.tail();
-            let to = tail + bytes;
+            let at = tail.next_multiple_of(align);
+            let to = at + bytes;
             if to - self.bounds.evicted.load(Acquire) > self.budget.load(Relaxed) + reserve {
                 return None;
             }
-            let wraps = (tail & self.mask) + bytes > self.mask + 1;
+            // The last block that it reaches into must lie before the region's end as a whole.
+            let wraps = (at & self.mask) + (block_ceil(to) - at) > self.mask + 1;
             // At the region's end the rest of it stays empty; the next piece starts in the first whole block behind it.
             let to = if wraps { (tail | self.mask).next_multiple_of(BLOCK_BYTES) + BLOCK_BYTES } else { to };
             if broken(Rule::TailIsClaimed) {
                 self.bounds.tail.0.store(to, Release);
-                return Some(tail);
+                return Some(at);
             }
             if self.bounds.tail.0.compare_exchange(tail, to, AcqRel, Relaxed).is_ok() && !wraps {
-                self.windows.note_start(tail);
-                return Some(tail);
+                self.leave(at - tail);
+                self.windows.note_start(at);
+                return Some(at);
             }
+        }
+    }
+
+    /// Moves the tail to the end of its block, what is left of which stays empty, and tells where it is. A read-modify-write in
+    /// any case: whoever claims a place above does it after this, and sees what we did before.
+    pub(crate) fn end_block(&self) -> u64 {
+        let mut tail = self.tail();
+        while let Err(now) = self.bounds.tail.0.compare_exchange(tail, block_ceil(tail), AcqRel, Acquire) {
+            tail = now;
+        }
+        self.leave(block_ceil(tail) - tail);
+        block_ceil(tail)
+    }
+
+    fn leave(&self, bytes: u64) {
+        if bytes > 0 {
+            self.left_bytes.fetch_add(bytes, Relaxed);
         }
     }
 
@@ -310,18 +342,19 @@ impl Log {
     pub(crate) fn flush(&self, from: u64, to: u64) -> Result<()> {
         let Some(device) = &self.device else { return Ok(()) };
         let (mut block, end) = (from / BLOCK_BYTES, to / BLOCK_BYTES);
+        let mut buffer = AlignedBuffer::new(FLUSH_BLOCKS.min(end.saturating_sub(block)) as usize);
         while block < end {
             let count = FLUSH_BLOCKS.min(end - block);
-            let mut buffer = AlignedBuffer::new(count as usize);
             for i in 0..count {
                 self.seal_block(block + i, buffer.sector_mut(i as usize));
             }
-            device.write(block * SECTOR_BYTES as u64, buffer.bytes())?;
+            device.write(block * SECTOR_BYTES as u64, &buffer.bytes()[..count as usize * SECTOR_BYTES])?;
             block += count;
         }
         Ok(())
     }
 
+    /// All of the sector is written.
     fn seal_block(&self, block: u64, sector: &mut [u8; SECTOR_BYTES]) {
         let (payload, trailer) = sector.split_at_mut(BLOCK_BYTES as usize);
         let start = block * BLOCK_BYTES;
@@ -329,6 +362,8 @@ impl Log {
             // SAFETY: `[start, start + 4080)` is below `safe_read_only` and not evicted: in memory, and nobody writes it.
             let frozen = unsafe { std::slice::from_raw_parts(self.pointer(start), BLOCK_BYTES as usize) };
             payload.copy_from_slice(frozen);
+        } else {
+            payload.fill(0);
         }
         trailer[..8].copy_from_slice(&block.to_le_bytes());
         trailer[8..].copy_from_slice(&self.checksum(payload, block).to_le_bytes());
@@ -408,6 +443,14 @@ fn append_words(words: &[AtomicU64], bytes: &mut Vec<u8>) {
     }
     // SAFETY: there was room for all of them, and all were written.
     unsafe { bytes.set_len(bytes.len() + words.len() * 8) };
+}
+
+pub(crate) fn block_ceil(address: u64) -> u64 {
+    address.next_multiple_of(BLOCK_BYTES)
+}
+
+pub(crate) fn block_floor(address: u64) -> u64 {
+    address / BLOCK_BYTES * BLOCK_BYTES
 }
 
 /// Lines of odd number mark their records.

@@ -16,12 +16,12 @@
 //! caller accepts the loss of what lies behind it.
 
 use crate::device::SECTOR_BYTES;
-use crate::engine::{Engine, block_ceil, lock};
+use crate::engine::{Engine, lock};
 use crate::epoch::Pin;
 use crate::error::{Error, Result};
 use crate::image;
 use crate::index::{Chain, Index, Published, Records};
-use crate::log::BLOCK_BYTES;
+use crate::log::{BLOCK_BYTES, block_ceil};
 use crate::manifest::State;
 use crate::record::{self, ADDRESS_MASK, Record};
 use crate::scars::{self, Scar};

@@ -226,7 +226,7 @@ fn do_chore<S: Kind>(store: &S, chore: Chore, fresh: &mut u64) {
     match chore {
         Chore::Freeze | Chore::Evict => {
             let _guard = lock(&engine.boundaries);
-            let tail = engine.log.tail();
+            let tail = engine.log.end_block();
             engine.freeze(tail);
             if matches!(chore, Chore::Evict) {
                 engine.flush().expect("writes");

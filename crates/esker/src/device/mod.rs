@@ -12,11 +12,12 @@ mod stream;
 
 pub(crate) use file::{FileDevice, read_stream};
 pub use memory::{MemoryDevice, MemoryStorage};
-pub(crate) use segments::{PREFIX as SEGMENT_PREFIX, Segments};
+pub(crate) use segments::{PREFIX as SEGMENT_PREFIX, Segments, name as segment_name};
 pub use stream::{DeviceRead, ReadSource};
 
 use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 /// The unit of every transfer, in bytes.
@@ -109,6 +110,11 @@ pub trait Storage: Send + Sync {
     /// # Errors
     /// Whatever the system reports.
     fn sync(&self) -> io::Result<()>;
+
+    /// Where the files are, if they are files of the system in one directory: then a copy may share them by a second name.
+    fn path(&self) -> Option<&Path> {
+        None
+    }
 
     /// Does the reads of `source` from `device`, which consists of files of this place, as [`Device::read_stream`] says; here
     /// one by one.

@@ -32,7 +32,7 @@ fn eviction_waits_for_readers(model: Model) {
                 assert_ne!(value, Some(0), "released memory was read");
             }
         });
-        engine.evict(engine.log.tail());
+        engine.evict(engine.log.end_block());
         reader.join();
     });
 }

@@ -38,7 +38,7 @@ fn pieces_end_where_the_frozen_part_begins(model: Model, records: [&'static [u64
             spawn(number, move || write_records(&engine, records[number - 1]))
         });
         engine.epochs.slot().expect("few threads");
-        engine.freeze(engine.log.tail());
+        engine.freeze(engine.log.end_block());
         let safe = engine.log.bounds.safe_read_only.load(Relaxed);
         let frozen = words_below(&engine, safe);
         let mut at: Vec<u64> = writers.into_iter().flat_map(|writer| writer.join()).collect();

@@ -26,7 +26,7 @@ fn a_snapshot_beside_a_writer(model: Model) {
         let engine = Shared::new(engine);
         store.put(&(), &0).expect("room");
         // The record is frozen: the first count copies it.
-        engine.freeze(engine.log.tail());
+        engine.freeze(engine.log.end_block());
         engine.epochs.slot().expect("few threads");
         let writer = spawn(1, {
             let (store, engine) = (store.clone(), engine.clone());

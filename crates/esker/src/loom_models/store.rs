@@ -23,7 +23,7 @@ fn updates_across_the_boundary(model: Model) {
         });
         let freezing = spawn(2, {
             let engine = engine.clone();
-            move || engine.freeze(engine.log.tail())
+            move || engine.freeze(engine.log.end_block())
         });
         store.rmw(&(), |old| old.unwrap_or(100) + 1).expect("room");
         in_place.join();

@@ -33,7 +33,7 @@ mod transaction;
 mod waiting;
 mod word;
 
-use crate::backup::{Backup, target};
+use crate::backup::{Backup, existing, target};
 use crate::cache::Flights;
 use crate::device::Storage;
 use crate::engine::{Engine, Layout};
@@ -328,7 +328,21 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Cost
     /// Reads and writes the log, or what is new of it. Compaction waits.
     pub fn snapshot_to(&self, to: impl AsRef<Path>) -> Result<Backup> {
-        self.engine.snapshot_in(target(to.as_ref())?)
+        self.engine.snapshot_in(None, target(to.as_ref())?)
+    }
+
+    /// As [`Store::snapshot_to`], to a new directory `to`, with what has not changed since taken from an `earlier` copy of this
+    /// store. That stays as it is and is not needed afterwards; where both are in one file system that can, full files of log
+    /// are shared.
+    ///
+    /// # Errors
+    /// As [`Store::snapshot_to`]; `Invalid` if `to` is a copy already, or `earlier` none of this store or newer than it;
+    /// `Corruption` also for damage in `earlier`. What is in `to` is no store then.
+    ///
+    /// # Cost
+    /// Reads all of the log, most of it from `earlier`; writes what is not shared. Compaction waits.
+    pub fn snapshot_from(&self, earlier: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<Backup> {
+        self.engine.snapshot_in(Some(existing(earlier.as_ref())?), target(to.as_ref())?)
     }
 
     /// [`Store::snapshot_to`] for a place of your own.
@@ -336,7 +350,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// As [`Store::snapshot_to`].
     pub fn snapshot_in(&self, to: Arc<dyn Storage>) -> Result<Backup> {
-        self.engine.snapshot_in(to)
+        self.engine.snapshot_in(None, to)
+    }
+
+    /// [`Store::snapshot_from`] for places of your own.
+    ///
+    /// # Errors
+    /// As [`Store::snapshot_from`].
+    pub fn snapshot_from_in(&self, earlier: Arc<dyn Storage>, to: Arc<dyn Storage>) -> Result<Backup> {
+        self.engine.snapshot_in(Some(earlier), to)
     }
 
     /// Figures about this store.

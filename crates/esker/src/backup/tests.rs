@@ -1,0 +1,228 @@
+//! Copies that are right, and those that are refused.
+
+use super::*;
+use crate::{MemoryStorage, Options, Store};
+use std::sync::atomic::{AtomicBool, Ordering::*};
+
+fn open(files: &Arc<MemoryStorage>) -> Store<u64, u64> {
+    Options::new().memory("16MiB").open_in(files.clone()).unwrap()
+}
+
+/// Each pair of keys is written by one thread, the second after the first: in a consistent copy the second is never ahead.
+#[test]
+fn a_copy_taken_while_threads_write_is_a_cut_and_grows_by_what_is_new() {
+    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let (store, stop) = (open(&files), AtomicBool::new(false));
+    (0..300_000u64).for_each(|n| store.put(&(n | 1 << 40), &n).unwrap());
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let (store, stop) = (&store, &stop);
+            scope.spawn(move || {
+                for n in (0u64..).take_while(|_| !stop.load(Relaxed)) {
+                    (0..2).for_each(|half| store.put(&((n % 5000) << 8 | thread << 1 | half), &n).unwrap());
+                }
+            });
+        }
+        for round in 0..6 {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            if round == 3 {
+                store.save_index().unwrap();
+                store.compact().unwrap();
+            }
+            let done = store.snapshot_in(copy.clone()).unwrap();
+            assert!(round == 0 || round >= 3 || done.kept_bytes > done.copied_bytes, "{done:?} in round {round}");
+            let found = crate::verify_in(copy.clone(), |_, _| {}).unwrap();
+            assert!(found.is_sound() && found.line == done.line, "{found:?}");
+            // A copy of the copy: opened, it would be a store of its own.
+            let opened = open(&Arc::new(copy.copy()));
+            (0..300_000u64).step_by(77).for_each(|n| assert_eq!(opened.get(&(n | 1 << 40)).unwrap(), Some(n)));
+            for key in (0..5000u64).flat_map(|n| [n << 8, n << 8 | 2]) {
+                let (first, second) = (opened.get(&key).unwrap(), opened.get(&(key | 1)).unwrap());
+                assert!(second <= first && first.unwrap_or(0) - second.unwrap_or(0) <= 5000, "{first:?} {second:?}");
+            }
+        }
+        stop.store(true, Relaxed);
+    });
+}
+
+#[test]
+fn what_is_no_backup_of_this_store_is_refused() {
+    let (files, other, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let (store, stranger) = (open(&files), open(&other));
+    store.put(&1, &1).unwrap();
+    let snapshot = |store: &Store<u64, u64>, to: &Arc<MemoryStorage>| store.snapshot_in(to.clone());
+    snapshot(&store, &copy).unwrap();
+    assert!(matches!(snapshot(&stranger, &copy), Err(Error::Invalid(_))));
+    assert!(matches!(snapshot(&store, &other), Err(Error::Invalid(_))));
+    // Looking changes nothing; writing makes it a store of its own.
+    drop(open(&Arc::new(copy.copy())));
+    snapshot(&store, &copy).unwrap();
+    let restored = open(&copy);
+    restored.put(&2, &2).unwrap();
+    restored.close().unwrap();
+    store.put(&3, &3).unwrap();
+    let refused = snapshot(&store, &copy).unwrap_err().to_string();
+    assert!(refused.contains("no backup of this one"), "{refused}");
+    assert_eq!(open(&copy).get(&2).unwrap(), Some(2));
+}
+
+#[test]
+fn damage_is_not_copied() {
+    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let store = open(&files);
+    (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.commit().unwrap();
+    let log = files.open("esker.log.00000000").unwrap();
+    let mut sector = AlignedBuffer::new(1);
+    log.read(8192, sector.bytes_mut()).unwrap();
+    sector.bytes_mut()[9] ^= 1;
+    log.write(8192, sector.bytes()).unwrap();
+    assert!(matches!(store.snapshot_in(copy.clone()), Err(Error::Corruption(_))));
+    assert!(!copy.list().unwrap().iter().any(|name| name == crate::manifest::MANIFEST));
+}
+
+fn is_store(files: &MemoryStorage) -> bool {
+    files.list().unwrap().iter().any(|name| name == crate::manifest::MANIFEST)
+}
+
+/// All files, byte by byte.
+fn contents(files: &MemoryStorage) -> Vec<(String, Vec<u8>)> {
+    let read = |name: String| {
+        let file = files.open(&name).unwrap();
+        let mut bytes = vec![0; file.bytes().unwrap() as usize];
+        file.read(0, &mut bytes).unwrap();
+        (name, bytes)
+    };
+    files.list().unwrap().into_iter().map(read).collect()
+}
+
+#[test]
+fn a_copy_from_an_earlier_one_is_whole_and_leaves_that_as_it_was() {
+    let new = || Arc::new(MemoryStorage::new());
+    let (files, first) = (new(), new());
+    let store = open(&files);
+    (0..100_000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.snapshot_in(first.clone()).unwrap();
+    let before = contents(&first);
+    for round in 1..4 {
+        (0..30_000u64).for_each(|n| store.put(&(n * 3), &(n + round)).unwrap());
+        if round == 2 {
+            store.compact().unwrap();
+            store.save_index().unwrap();
+        }
+        let second = new();
+        store.snapshot_from_in(first.clone(), second.clone()).unwrap();
+        assert!(contents(&first) == before, "round {round}");
+        assert!(crate::verify_in(second.clone(), |_, _| {}).unwrap().is_sound(), "round {round}");
+        // It is a backup like any other, and a store.
+        store.snapshot_in(second.clone()).unwrap();
+        let opened = open(&second);
+        (0..30_000u64).for_each(|n| assert_eq!(opened.get(&(n * 3)).unwrap(), Some(n + round)));
+        (0..30_000u64).for_each(|n| assert_eq!(opened.get(&(n * 3 + 1)).unwrap(), Some(n * 3 + 1)));
+    }
+}
+
+#[test]
+fn what_is_not_this_stores_past_is_no_earlier_copy() {
+    let new = || Arc::new(MemoryStorage::new());
+    let (files, others, copy) = (new(), new(), new());
+    let (store, stranger) = (open(&files), open(&others));
+    (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
+    stranger.put(&1, &1).unwrap();
+    stranger.commit().unwrap();
+    let refused = |store: &Store<u64, u64>, earlier: Arc<MemoryStorage>, why: &str| {
+        let to = new();
+        let error = store.snapshot_from_in(earlier, to.clone()).unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains(why), "{error}");
+        assert!(!is_store(&to));
+    };
+    refused(&store, new(), "is no store");
+    refused(&store, others.clone(), "no backup of this one");
+    stranger.snapshot_in(copy.clone()).unwrap();
+    refused(&store, copy, "no backup of this one");
+    // The store goes back to what it was before the copy was taken.
+    store.commit().unwrap();
+    let (past, later) = (Arc::new(files.copy()), new());
+    (0..1000u64).for_each(|n| store.put(&n, &(n + 1)).unwrap());
+    store.snapshot_in(later.clone()).unwrap();
+    refused(&open(&past), later.clone(), "newer than the store");
+    // Written, it is a store of its own.
+    let restored = open(&later);
+    restored.put(&7, &7).unwrap();
+    restored.close().unwrap();
+    refused(&store, later, "no backup of this one");
+}
+
+#[test]
+fn a_new_copy_does_not_replace_one_that_is_there() {
+    let new = || Arc::new(MemoryStorage::new());
+    let (files, first, second) = (new(), new(), new());
+    let store = open(&files);
+    store.put(&1, &1).unwrap();
+    store.snapshot_in(first.clone()).unwrap();
+    store.snapshot_in(second.clone()).unwrap();
+    let before = contents(&second);
+    let refused = store.snapshot_from_in(first, second.clone()).unwrap_err().to_string();
+    assert!(refused.contains("goes to a new place"), "{refused}");
+    assert!(contents(&second) == before);
+}
+
+/// Any bit, anywhere in the earlier copy's log, and a log that ends too early.
+#[test]
+fn damage_in_the_earlier_copy_is_named() {
+    let new = || Arc::new(MemoryStorage::new());
+    let (files, first) = (new(), new());
+    let store = open(&files);
+    (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.snapshot_in(first.clone()).unwrap();
+    store.put(&1, &2).unwrap();
+    let name = first.list().unwrap().into_iter().find(|name| name.starts_with("esker.log")).unwrap();
+    let whole = contents(&first).into_iter().find(|(file, _)| *file == name).unwrap().1;
+    let tried = |damaged: &[u8]| {
+        let (earlier, to) = (Arc::new(first.copy()), new());
+        earlier.remove(&name).unwrap();
+        earlier.open(&name).unwrap().write(0, damaged).unwrap();
+        let result = store.snapshot_from_in(earlier, to.clone());
+        assert_eq!(result.is_ok(), is_store(&to));
+        result
+    };
+    tried(&whole).unwrap();
+    // The first sector is never written: addresses begin behind it.
+    let flips = (SECTOR_BYTES..whole.len()).step_by(997).map(|at| {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1 << (at % 8);
+        damaged
+    });
+    for damaged in flips.chain([whole[..whole.len() - SECTOR_BYTES].to_vec()]) {
+        let error = tried(&damaged).unwrap_err();
+        assert!(matches!(error, Error::Corruption(_)) && error.to_string().contains("in the earlier backup"), "{error}");
+    }
+}
+
+/// Full segments get a second name: they need no room, and outlive the copy they were taken from.
+#[test]
+fn full_files_are_shared() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let store: Store<u64, u64> = Options::new().memory("16MiB").segment_bytes(1 << 18).open(path("store")).unwrap();
+    (0..100_000u64).for_each(|n| store.put(&n, &n).unwrap());
+    let first = store.snapshot_to(path("first")).unwrap();
+    (0..1000u64).for_each(|n| store.put(&n, &(n + 1)).unwrap());
+    let second = store.snapshot_from(path("first"), path("second")).unwrap();
+    assert!(second.kept_bytes > first.copied_bytes - (1 << 19) && second.copied_bytes < 1 << 20, "{first:?} {second:?}");
+    // The store at rest gives the same.
+    store.close().unwrap();
+    let third = backup_from(path("store"), path("first"), path("third"), |_, _| {}).unwrap();
+    assert!(third.kept_bytes >= second.kept_bytes, "{second:?} {third:?}");
+    // Written, a copy does not change what it shares; what was copied from may go.
+    let opened: Store<u64, u64> = Options::new().memory("16MiB").open(path("second")).unwrap();
+    (0..200_000u64).for_each(|n| opened.put(&n, &0).unwrap());
+    opened.compact().unwrap();
+    opened.close().unwrap();
+    for copy in ["first", "third"] {
+        assert!(crate::verify(path(copy), |_, _| {}).unwrap().is_sound(), "{copy}");
+    }
+    std::fs::remove_dir_all(path("first")).unwrap();
+    let opened: Store<u64, u64> = Options::new().memory("16MiB").open(path("third")).unwrap();
+    (0..100_000u64).for_each(|n| assert_eq!(opened.get(&n).unwrap(), Some(n + u64::from(n < 1000))));
+}
