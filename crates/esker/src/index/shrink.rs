@@ -190,7 +190,8 @@ impl Index {
         if self.is_end_backed(least) {
             let (end, touched) = (self.shape().buckets() * 64, self.touched_bytes());
             drain();
-            self.table.release(end as usize, touched as usize);
+            // The last page has nothing else.
+            self.table.release(end as usize, touched.next_multiple_of(4096) as usize);
             self.shrinking.touched.store(0, Relaxed);
             self.populated.store(end, Relaxed);
         }
