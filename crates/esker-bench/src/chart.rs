@@ -107,10 +107,55 @@ fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
     known
 }
 
+/// One of several drawings of bars that share a sheet: its title, series and groups.
+pub(crate) struct Panel {
+    title: String,
+    series: Vec<String>,
+    groups: Vec<Group>,
+}
+
+impl Panel {
+    /// Of values by their series and group, both in the order of their first appearance.
+    pub(crate) fn new(title: &str, points: impl Iterator<Item = (String, String, Spread)>) -> Self {
+        let points: Vec<_> = points.collect();
+        let series = distinct(points.iter().map(|point| point.0.clone()));
+        let of = |name: &String, label: &String| points.iter().find(|point| point.0 == *name && point.1 == *label).map(|point| point.2);
+        let labels = distinct(points.iter().map(|point| point.1.clone())).into_iter();
+        let groups = labels.map(|label| Group { bars: series.iter().map(|name| of(name, &label)).collect(), label }).collect();
+        Self { title: title.to_owned(), series, groups }
+    }
+}
+
+/// Panels side by side, two in a row, under one title.
+pub(crate) fn sheet(title: &str, panels: &[Panel]) -> String {
+    const PANELS_IN_A_ROW: usize = 2;
+    const HEAD: f64 = 36.0;
+    let panel_width = |panel: &Panel| bars_width(panel.series.len(), panel.groups.len()).max(legend_end(&panel.series));
+    let across = panels.iter().map(panel_width).fold(0.0, f64::max);
+    let rows = panels.len().div_ceil(PANELS_IN_A_ROW) as f64;
+    let (width, height) = (across * PANELS_IN_A_ROW.min(panels.len()) as f64, HEAD + PITCH * rows);
+    let mut elements = String::new();
+    put(&mut elements, &format!(r#"<text x="{LEFT}" y="26" font-size="18">{}</text>"#, escape(title)));
+    for (index, panel) in panels.iter().enumerate() {
+        let (x, y) = ((index % PANELS_IN_A_ROW) as f64 * across, HEAD + (index / PANELS_IN_A_ROW) as f64 * PITCH);
+        put(&mut elements, &format!(r#"<g transform="translate({x:.0} {y:.0})">"#));
+        elements += &bars(&panel.title, &panel.series, &panel.groups).elements;
+        put(&mut elements, "</g>");
+    }
+    svg(width, height, &elements)
+}
+
+fn group_width(series: usize) -> f64 {
+    (series as f64 * BAR + GAP).max(120.0)
+}
+
+fn bars_width(series: usize, groups: usize) -> f64 {
+    LEFT + groups as f64 * group_width(series) + 20.0
+}
+
 /// Draws grouped bars with whiskers from the lowest to the highest run.
 fn bars(title: &str, series: &[String], groups: &[Group]) -> Drawing {
-    let group_width = (series.len() as f64 * BAR + GAP).max(120.0);
-    let width = LEFT + groups.len() as f64 * group_width + 20.0;
+    let (group_width, width) = (group_width(series.len()), bars_width(series.len(), groups.len()));
     let spreads = groups.iter().flat_map(|group| group.bars.iter().flatten());
     let scale = Scale::up_to(spreads.map(|spread| spread.max).fold(0.0, f64::max));
     let mut drawing = frame(title, width, series, &scale);
@@ -181,8 +226,7 @@ impl Scale {
 
 /// The beginning of a drawing: title, legend and axis.
 fn frame(title: &str, width: f64, series: &[String], scale: &Scale) -> Drawing {
-    let legend = LEFT + series.iter().map(|name| legend_width(name)).sum::<f64>();
-    let (width, mut elements) = (width.max(legend), String::new());
+    let (width, mut elements) = (width.max(legend_end(series)), String::new());
     let title = escape(title);
     put(&mut elements, &format!(r#"<text x="{LEFT}" y="24" font-size="15">{title}</text>"#));
     draw_legend(&mut elements, series);
@@ -202,6 +246,10 @@ pub(crate) fn open(width: f64, height: f64) -> String {
          width=\"{width:.0}\" height=\"{height:.0}\" font-family=\"sans-serif\" \
          font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     )
+}
+
+fn legend_end(series: &[String]) -> f64 {
+    LEFT + series.iter().map(|name| legend_width(name)).sum::<f64>()
 }
 
 pub(crate) fn legend_width(name: &str) -> f64 {

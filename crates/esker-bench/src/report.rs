@@ -122,6 +122,14 @@ pub(crate) struct Row {
     /// Growth of the resident set in all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) resident_bytes: Option<u64>,
+    /// The rate against that of the fastest map that holds everything in memory, and the resident bytes against the smallest one's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_best_map: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) resident_to_smallest_map: Option<f64>,
+    /// The share of reads of what was added, and dropped since.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lost_per_get: Option<f64>,
     /// The depth of the probe this row is compared with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) probe_depth: Option<usize>,
@@ -155,7 +163,13 @@ pub(crate) struct Row {
     /// The share of requests that a cache answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hit_rate: Option<Spread>,
-    /// The same against the best other cache, in hundredths.
+    /// That of a cache which knows what comes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) best_hit_rate: Option<f64>,
+    /// Bytes of the keys and values held.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) payload_bytes: Option<u64>,
+    /// The hit rate against that of the best other cache, in hundredths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hit_points_to_best_peer: Option<f64>,
     /// Whether values were checked.
@@ -199,6 +213,23 @@ fn rivals(row: &Row, other: &Row) -> bool {
         && (row.integrity, row.durability) == (other.integrity, other.durability);
     let batch = other.batch == 1 || other.batch == row.batch;
     same && batch && other.engine != row.engine && !other.engine.starts_with("esker")
+}
+
+/// Of each peer, and of Esker under each of its names: how many times as fast Esker is, over all settings that both ran.
+pub(crate) fn print_ratios(rows: &[Row]) {
+    let mut lines: Vec<(&str, &str, Vec<f64>)> = Vec::new();
+    let own = rows.iter().filter(|row| row.engine.starts_with("esker"));
+    for (row, other) in own.flat_map(|row| rows.iter().filter(|other| rivals(row, other)).map(move |other| (row, other))) {
+        let ratio = row.ops_per_second.median / other.ops_per_second.median.max(1.0);
+        match lines.iter_mut().find(|line| (line.0, line.1) == (row.engine.as_str(), other.engine.as_str())) {
+            Some(line) => line.2.push(ratio),
+            None => lines.push((&row.engine, &other.engine, vec![ratio])),
+        }
+    }
+    for (own, other, ratios) in lines {
+        let Spread { median, min, max } = Spread::of(&ratios);
+        println!("{own} to {other}: {median:.2} times as fast ({min:.2} - {max:.2}), {} settings", ratios.len());
+    }
 }
 
 /// Writes rows as JSON, if asked to.
@@ -254,6 +285,11 @@ pub(crate) fn nanoseconds(ns: u64) -> String {
         10_000..10_000_000 => format!("{:.1} µs", ns as f64 / 1e3),
         _ => format!("{:.1} ms", ns as f64 / 1e6),
     }
+}
+
+/// Whole mebibytes, or a dash.
+pub(crate) fn mebibytes(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "-".to_owned(), |bytes| (bytes >> 20).to_string())
 }
 
 /// A number, or a dash where there is none.

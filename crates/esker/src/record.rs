@@ -41,10 +41,10 @@ pub(crate) const EXPIRING: u64 = SPECIAL | EXPIRES;
 pub(crate) const LEAVING: u64 = SPECIAL | SEALED;
 
 /// How many more rounds through the log a record may make: a cache counts there, in memory only. Elsewhere it means nothing.
-const LIFE: u64 = 1 << 52;
-pub(crate) const LIVES_MAX: u64 = 7;
+pub(crate) const LIFE: u64 = 1 << 52;
+pub(crate) const LIVES_MAX: u64 = 31;
 /// What a read while it is old gives a record.
-const LIVES_OF_READ: u64 = 4;
+const LIVES_OF_READ: u64 = 16;
 
 /// How many lives the record with this header has.
 pub(crate) fn lives_of(header: u64) -> u64 {

@@ -211,7 +211,7 @@ pub struct CacheStats {
     pub expired: u64,
     /// Second chances: records kept when their stretch went.
     pub kept: u64,
-    /// How many lives (a read while it is old gives four, a round through the log takes one) keep a record in memory; between
+    /// How many lives (a read while it is old gives sixteen, a round through the log takes one) keep a record in memory; between
     /// two numbers, some are kept.
     pub lives_to_stay: f64,
 }

@@ -75,6 +75,8 @@ impl Name {
 pub(super) trait Contestant: Sync {
     /// Answers requests; how many were hits after the warm-up.
     fn serve(&self, keys: &[u64]) -> Result<u64>;
+    /// Bytes of the keys and values held.
+    fn held_bytes(&self) -> u64;
 }
 
 /// A cache of values that begin with their key.
@@ -114,12 +116,13 @@ impl Esker {
         Ok(Self(options.in_memory()?, value_bytes))
     }
 
-    /// The budget for so many bytes of keys and values: a header and an index entry for each, buffers, and what is kept free.
+    /// The budget for so many bytes of keys and values: a header and an index entry for each, buffers, and an eleventh that is kept
+    /// free, by and large. What is held tells whether it was right.
     fn memory_for(sized: Sized) -> u64 {
         const HEADER_AND_ENTRY: u64 = 24 + 14;
         let pair = 8 + sized.value_bytes as u64;
         let taken = sized.memory as f64 * (pair + HEADER_AND_ENTRY) as f64 / pair as f64;
-        (2 << 20) + (taken * 17.0 / 16.0) as u64
+        (2 << 20) + (taken * 11.0 / 10.0) as u64
     }
 }
 
@@ -136,6 +139,10 @@ impl Lookup for Esker {
 impl Contestant for Esker {
     fn serve(&self, keys: &[u64]) -> Result<u64> {
         serve(self, keys, self.1)
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.0.stats().index.entries * (8 + self.1 as u64)
     }
 }
 
@@ -170,11 +177,17 @@ mod peers {
         fn serve(&self, keys: &[u64]) -> Result<u64> {
             serve(self, keys, self.1)
         }
+
+        fn held_bytes(&self) -> u64 {
+            self.0.run_pending_tasks();
+            self.0.weighted_size()
+        }
     }
 
     pub(super) struct Foyer(foyer::Cache<u64, Box<[u8]>>, usize);
 
     impl Foyer {
+        #[expect(clippy::borrowed_box, reason = "a weighter gets what the cache holds")]
         pub(super) fn open(sized: Sized, policy: impl Into<foyer::EvictionConfig>) -> Self {
             let builder = foyer::CacheBuilder::new(sized.memory as usize).with_eviction_config(policy);
             Self(builder.with_weighter(|_: &u64, value: &Box<[u8]>| KEY_BYTES + value.len()).build(), sized.value_bytes)
@@ -195,6 +208,10 @@ mod peers {
     impl Contestant for Foyer {
         fn serve(&self, keys: &[u64]) -> Result<u64> {
             serve(self, keys, self.1)
+        }
+
+        fn held_bytes(&self) -> u64 {
+            self.0.usage() as u64
         }
     }
 }

@@ -3,9 +3,12 @@
 //! Every engine may hold the same number of bytes (for Esker that is everything, index and buffers included; the others count keys
 //! and values only, so `resident` tells what they really take) and gets the same requests: a look, and where nothing is found a
 //! put. Requests follow a Zipf law whose hot set moves on, new favourites coming in at the top, as the shapes of public traces
-//! do; mixed with scans, a part of them walk through keys that come back no sooner than all others have passed. The hit rate
-//! counts once the cache has had a quarter of the run to fill.
+//! do; mixed with scans, a part of them walk through keys that come back no sooner than all others have passed. Loops go through
+//! somewhat more keys than fit, over and over, which is the worst for whoever keeps what is newest. The hit rate counts once the
+//! cache has had a quarter of the run to fill; beside it stands the best that a cache of as many pairs could reach which knows what
+//! comes (`best.rs`).
 
+mod best;
 mod engines;
 mod requests;
 
@@ -36,6 +39,9 @@ pub(crate) struct Arguments {
     /// Of a hundred requests, how many belong to scans
     #[arg(long, value_delimiter = ',', default_value = "0,25")]
     scans: Vec<u8>,
+    /// Loops through so many keys, in hundredths of what fits
+    #[arg(long, value_delimiter = ',', default_value = "110,150")]
+    loops: Vec<u64>,
     /// Requests between two steps of the hot set, by one key each; 0: it stays
     #[arg(long, default_value_t = 500)]
     drift: u64,
@@ -60,14 +66,14 @@ struct Measured {
     rate: f64,
     hit_rate: f64,
     resident: u64,
+    held: u64,
 }
 
 /// A shape of requests.
 #[derive(Clone, Copy)]
-struct Shape {
-    exponent: f64,
-    scans: u8,
-    threads: usize,
+enum Shape {
+    Zipf { exponent: f64, scans: u8 },
+    Loop { percent: u64 },
 }
 
 /// Runs the experiment.
@@ -78,8 +84,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let shapes = shapes(arguments);
     let bar = progress::bar((shapes.len() * engines.len() * arguments.runs) as u64);
     let mut rows = Vec::new();
-    for shape in shapes {
-        let requests = Requests::draw(arguments.keys, shape.exponent, shape.scans, arguments.drift, arguments.requests, shape.threads);
+    for (shape, threads) in shapes {
+        let requests = shape.draw(arguments, threads);
+        let best = best::hit_rate(&requests, arguments.pairs() as usize);
         // Turn by turn, so that what else the machine does meets all of them.
         let mut runs: Vec<Vec<Measured>> = engines.iter().map(|_| Vec::new()).collect();
         for _ in 0..arguments.runs {
@@ -90,7 +97,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             }
         }
         let named = engines.iter().zip(&runs);
-        rows.extend(named.map(|(name, runs)| row(arguments, *name, shape, runs)));
+        rows.extend(named.map(|(name, runs)| Row { best_hit_rate: Some(best), ..row(arguments, *name, shape, threads, runs) }));
     }
     bar.finish_and_clear();
     report::compare(&mut rows);
@@ -98,17 +105,36 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     finish(arguments, &rows)
 }
 
-fn shapes(arguments: &Arguments) -> Vec<Shape> {
-    let of = |exponent, scans| arguments.threads.iter().map(move |&threads| Shape { exponent, scans, threads });
-    let scans = |exponent| arguments.scans.iter().flat_map(move |&scans| of(exponent, scans));
-    arguments.exponents.iter().flat_map(|&exponent| scans(exponent)).collect()
+impl Arguments {
+    /// So many fit, counted as most caches do.
+    fn pairs(&self) -> u64 {
+        self.memory / (8 + self.value_bytes as u64)
+    }
+}
+
+/// The shapes, each with the numbers of threads. A loop is one thread's: of two, the one behind would find what the other one has
+/// just put.
+fn shapes(arguments: &Arguments) -> Vec<(Shape, usize)> {
+    let zipf = |exponent| arguments.scans.iter().map(move |&scans| Shape::Zipf { exponent, scans });
+    let with_threads = |shape| arguments.threads.iter().map(move |&threads| (shape, threads));
+    let all = arguments.exponents.iter().flat_map(|&exponent| zipf(exponent)).flat_map(with_threads);
+    all.chain(arguments.loops.iter().map(|&percent| (Shape::Loop { percent }, 1))).collect()
 }
 
 impl Shape {
     fn text(self) -> String {
-        match self.scans {
-            0 => format!("zipf {}", self.exponent),
-            scans => format!("zipf {}, {scans}% scans", self.exponent),
+        match self {
+            Self::Zipf { exponent, scans: 0 } => format!("zipf {exponent}"),
+            Self::Zipf { exponent, scans } => format!("zipf {exponent}, {scans}% scans"),
+            Self::Loop { percent } => format!("loop, {percent}% of what fits"),
+        }
+    }
+
+    fn draw(self, arguments: &Arguments, threads: usize) -> Requests {
+        let Arguments { keys, drift, requests, .. } = *arguments;
+        match self {
+            Self::Zipf { exponent, scans } => Requests::draw(keys, exponent, scans, drift, requests, threads),
+            Self::Loop { percent } => Requests::looped(arguments.pairs() * percent / 100, requests),
         }
     }
 }
@@ -123,18 +149,19 @@ fn measure(name: Name, arguments: &Arguments, requests: &Requests) -> Result<Mea
     })?;
     let seconds = begun.elapsed().as_secs_f64();
     let resident = memory::resident_bytes().saturating_sub(base);
-    Ok(Measured { rate: requests.count() as f64 / seconds, hit_rate: hits as f64 / requests.counted() as f64, resident })
+    let hit_rate = hits as f64 / requests.counted() as f64;
+    Ok(Measured { rate: requests.count() as f64 / seconds, hit_rate, resident, held: cache.held_bytes() })
 }
 
-fn row(arguments: &Arguments, name: Name, shape: Shape, runs: &[Measured]) -> Row {
+fn row(arguments: &Arguments, name: Name, shape: Shape, threads: usize, runs: &[Measured]) -> Row {
     let spread = |of: fn(&Measured) -> f64| Spread::of(&runs.iter().map(of).collect::<Vec<_>>());
     Row {
         experiment: "cache",
         engine: name.text().to_owned(),
         operation: shape.text(),
         reads_percent: 100,
-        distribution: "zipf, moving",
-        threads: shape.threads,
+        distribution: if matches!(shape, Shape::Loop { .. }) { "loop" } else { "zipf, moving" },
+        threads,
         keys: arguments.keys,
         value_bytes: arguments.value_bytes as u64,
         batch: 1,
@@ -143,6 +170,7 @@ fn row(arguments: &Arguments, name: Name, shape: Shape, runs: &[Measured]) -> Ro
         memory_bytes: Some(arguments.memory),
         hit_rate: Some(spread(|run| run.hit_rate)),
         resident_bytes: Some(spread(|run| run.resident as f64).median as u64),
+        payload_bytes: Some(spread(|run| run.held as f64).median as u64),
         ..Row::default()
     }
 }
@@ -159,8 +187,24 @@ fn compare_hits(rows: &mut [Row]) {
 }
 
 fn finish(arguments: &Arguments, rows: &[Row]) -> Result<()> {
-    let head = ["engine", "requests", "threads", "hits %", "min", "max", "points", "median", "min", "max", "to best", "resident MiB"];
+    let head = [
+        "engine",
+        "requests",
+        "threads",
+        "hits %",
+        "min",
+        "max",
+        "points",
+        "best %",
+        "median",
+        "min",
+        "max",
+        "to best",
+        "payload MiB",
+        "resident MiB",
+    ];
     report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
+    report::print_ratios(rows);
     report::write_json(arguments.outputs.json.as_deref(), rows)?;
     let title =
         format!("Hits in a hundred requests, {} keys of {} bytes, {} MiB", arguments.keys, arguments.value_bytes, arguments.memory >> 20);
@@ -183,10 +227,12 @@ fn cells(row: &Row) -> Vec<String> {
         format!("{:.2}", hits.min),
         format!("{:.2}", hits.max),
         row.hit_points_to_best_peer.map_or_else(|| "-".to_owned(), |points| format!("{points:+.2}")),
+        row.best_hit_rate.map_or_else(|| "-".to_owned(), |best| format!("{:.2}", 100.0 * best)),
         report::rate(row.ops_per_second.median),
         report::rate(row.ops_per_second.min),
         report::rate(row.ops_per_second.max),
         report::optional(row.ratio_to_best_peer),
-        row.resident_bytes.map_or_else(|| "-".to_owned(), |bytes| (bytes >> 20).to_string()),
+        row.payload_bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{:.1}", bytes as f64 / f64::from(1 << 20))),
+        report::mebibytes(row.resident_bytes),
     ]
 }

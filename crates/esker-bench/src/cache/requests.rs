@@ -24,6 +24,11 @@ impl Requests {
         }))
     }
 
+    /// `length` keys in turn, over and over, by one thread.
+    pub(crate) fn looped(length: u64, requests: usize) -> Self {
+        Self(vec![(0..requests as u64).map(|at| keys::key(at % length.max(1))).collect()])
+    }
+
     pub(crate) fn threads(&self) -> impl Iterator<Item = &[u64]> {
         self.0.iter().map(Vec::as_slice)
     }

@@ -11,10 +11,10 @@ const STRETCH_PART_OF_DISK: u64 = 16;
 /// The driver keeps this part free, within bounds.
 const SPARE_PART: u64 = 32;
 const SPARE_BYTES_MAX: u64 = 16 << 20;
-/// Reads of this newest part of the memory are free: an eighth (the less, the fewer reads go unnoticed; the more, the fewer take the
+/// Reads of this newest part of the memory are free: a sixteenth (the less, the fewer reads go unnoticed; the more, the fewer take the
 /// longer way), or all but the oldest quarter where a read is promoted at once.
-const NEAR_EIGHTHS: u64 = 1;
-const NEAR_EIGHTHS_ON_DISK: u64 = 6;
+const NEAR_SIXTEENTHS: u64 = 1;
+const NEAR_SIXTEENTHS_ON_DISK: u64 = 12;
 
 impl Engine {
     /// Drops what is oldest until `bytes` more fit. Not under a pin nor with a lock held.
@@ -62,8 +62,8 @@ impl Engine {
 
     /// Where reads begin to be noticed follows the tail.
     pub(crate) fn move_near(&self, caching: &Caching) {
-        let eighths = if caching.is_in_memory() { NEAR_EIGHTHS } else { NEAR_EIGHTHS_ON_DISK };
-        let free = self.log.budget.load(Relaxed) / 8 * eighths;
+        let sixteenths = if caching.is_in_memory() { NEAR_SIXTEENTHS } else { NEAR_SIXTEENTHS_ON_DISK };
+        let free = self.log.budget.load(Relaxed) / 16 * sixteenths;
         // A store that is not full drops nothing yet.
         self.log.bounds.near.fetch_max(self.log.tail().saturating_sub(free), Relaxed);
     }

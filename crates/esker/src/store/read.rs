@@ -78,7 +78,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let pin = self.engine.epochs.pin()?;
         pin.slot.count(Counter::Get, 1);
         if !self.engine.is_held(hash)
-            && let Some((_, record)) = self.find_fast(key, hash)
+            && let Some((_, record)) = self.find_fast(key, hash).or_else(|| self.find_old(key, hash))
         {
             return with_scratch(|buffer| {
                 record.read_value(buffer);

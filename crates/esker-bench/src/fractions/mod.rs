@@ -1,21 +1,22 @@
-//! The in-process hybrid cache: one data set in memory of a fraction of it, beside maps that hold all of it.
+//! The in-process hybrid cache: one data set in memory of a fraction of it, beside maps that hold all of it and caches that do not.
 //!
 //! Adds of 40-byte records (8 of key, 32 of value), then reads of keys chosen in several ways, by some threads that share
 //! the work. Resident bytes are the kernel's count, less what the process had before. Reads are done in passes over
 //! sequences of the same choice; the last one counts, so that what reading itself brings into memory shows. For the
 //! Zipf choice the share of reads that had to wait for the device is printed beside that of the best static choice: as many
-//! of the most popular records as the log has room for in memory.
+//! of the most popular records as the log has room for in memory. What each of the others does with little memory: `engines.rs`.
+
+mod engines;
 
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
-use esker::{Options, Store};
+use anyhow::{Context, Result, ensure};
 
-use crate::engines::Name;
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Row, Spread};
 use crate::{Outputs, chart, memory, progress};
+use engines::{Cache, Name};
 
 const VALUE_BYTES: usize = 32;
 /// A record of Esker's log: three words of header, key, value; and what the index has for it.
@@ -46,9 +47,9 @@ pub(crate) struct Arguments {
     /// Which keys are read
     #[arg(long, value_delimiter = ',', default_value = "uniform,zipf,oldest-tenth")]
     choices: Vec<Choice>,
-    /// The stores and maps
-    #[arg(long, value_delimiter = ',', default_value = "esker")]
-    engines: Vec<Name>,
+    /// The stores, maps and caches; all that this build has if not given
+    #[arg(long, value_delimiter = ',')]
+    engines: Option<Vec<Name>>,
     /// Esker once more, leaving what is cold on the device
     #[arg(long)]
     without_promotion: bool,
@@ -88,6 +89,7 @@ impl Choice {
         let distribution = if self == Self::Zipf { Distribution::Zipf } else { Distribution::Uniform };
         let mut drawn = Sequence::draw(distribution, adds, thread).keys;
         drawn.truncate(count);
+        drawn.shrink_to_fit();
         let thousand = |drawn: u64, from: u64| keys::key(from + drawn % 1000 * tenth / 1000);
         match self {
             Self::Uniform | Self::Zipf => drawn,
@@ -97,46 +99,20 @@ impl Choice {
     }
 }
 
-/// What is measured: adds and finds, from many threads.
-trait Cache: Sync {
-    fn add(&self, key: u64, value: Value);
-    fn find(&self, key: u64) -> Option<Value>;
-    /// Device reads so far, promotions, and records of the log in memory; of Esker.
-    fn counts(&self) -> Option<[u64; 3]> {
-        None
-    }
+/// The keys that are read, drawn once for all who read them with so many threads: they are no engine's bytes.
+struct Draws {
+    threads: usize,
+    /// Reads of a thread in a pass.
+    count: usize,
+    keys: Vec<(Choice, Vec<Vec<u64>>)>,
 }
 
-impl Cache for Store<u64, Value> {
-    fn add(&self, key: u64, value: Value) {
-        self.put(&key, &value).expect("a put");
-    }
-    fn find(&self, key: u64) -> Option<Value> {
-        self.get(&key).expect("a get")
-    }
-    fn counts(&self) -> Option<[u64; 3]> {
-        let stats = self.stats();
-        Some([stats.operations.device_reads, stats.operations.promotions, stats.memory.log_bytes / RECORD_BYTES])
-    }
-}
-
-#[cfg(feature = "peers")]
-impl Cache for dashmap::DashMap<u64, Value, foldhash::fast::FixedState> {
-    fn add(&self, key: u64, value: Value) {
-        self.insert(key, value);
-    }
-    fn find(&self, key: u64) -> Option<Value> {
-        self.get(&key).map(|value| *value)
-    }
-}
-
-#[cfg(feature = "peers")]
-impl Cache for papaya::HashMap<u64, Value, foldhash::fast::FixedState> {
-    fn add(&self, key: u64, value: Value) {
-        self.pin().insert(key, value);
-    }
-    fn find(&self, key: u64) -> Option<Value> {
-        self.pin().get(&key).copied()
+impl Draws {
+    fn of(arguments: &Arguments, threads: usize) -> Self {
+        let count = (arguments.reads as usize / threads).clamp(1, keys::SEQUENCE_LENGTH / arguments.passes);
+        let of_thread = |choice: Choice, thread| choice.draw(arguments.adds, count * arguments.passes, thread);
+        let of_choice = |choice: Choice| (choice, (0..threads as u64).map(|thread| of_thread(choice, thread)).collect());
+        Self { threads, count, keys: arguments.choices.iter().copied().map(of_choice).collect() }
     }
 }
 
@@ -149,25 +125,6 @@ struct Setting {
 }
 
 impl Setting {
-    fn budget(&self, adds: u64) -> u64 {
-        (adds * (RECORD_BYTES + INDEX_BYTES) * self.percent / 100).max(MEMORY_MIN)
-    }
-
-    fn open(&self, adds: u64) -> Result<Box<dyn Cache>> {
-        #[cfg(feature = "peers")]
-        match self.engine {
-            Name::Dashmap => return Ok(Box::new(dashmap::DashMap::with_hasher(foldhash::fast::FixedState::default()))),
-            Name::Papaya => return Ok(Box::new(papaya::HashMap::with_hasher(foldhash::fast::FixedState::default()))),
-            _ => {}
-        }
-        ensure!(self.engine == Name::Esker, "{} is not part of this experiment, or of this build", self.engine.text());
-        let options = Options::new().promotion(self.promotes);
-        Ok(match self.percent {
-            0 => Box::new(options.memory(memory::physical_bytes() / 2).in_memory::<u64, Value>()?),
-            _ => Box::new(options.memory(self.budget(adds)).open_temporary::<u64, Value>()?),
-        })
-    }
-
     fn name(&self) -> String {
         let without = if self.promotes { "" } else { " without promotion" };
         format!("{}{without}", self.engine.text())
@@ -180,41 +137,98 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let settings = settings(arguments);
     let bar = progress::bar((settings.len() * arguments.runs) as u64);
     let mut rows = Vec::new();
+    let draws: Vec<_> = arguments.threads.iter().map(|&threads| Draws::of(arguments, threads)).collect();
     for setting in &settings {
+        let draws = draws.iter().find(|draws| draws.threads == setting.threads).context("keys for so many threads")?;
         let mut runs = Vec::new();
         for _ in 0..arguments.runs {
             bar.set_message(format!("{}, {} %, {} threads", setting.name(), setting.percent, setting.threads));
-            runs.push(measure(arguments, setting)?);
+            runs.push(measure(arguments, setting, draws).with_context(|| setting.name())?);
             bar.inc(1);
         }
         rows.extend(joined(runs));
     }
     bar.finish_and_clear();
+    report::compare(&mut rows);
+    compare_with_maps(&mut rows);
+    finish(arguments, &rows)
+}
+
+fn finish(arguments: &Arguments, rows: &[Row]) -> Result<()> {
     let head = [
         "engine",
         "operation",
-        "memory",
+        "budget MiB",
         "threads",
         "median",
         "min",
         "max",
+        "to best",
+        "to best map",
         "resident MiB",
+        "to map's",
+        "lost/get",
         "device reads/get",
         "static top-k",
         "promoted/get",
     ];
     report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
-    report::write_json(arguments.outputs.json.as_deref(), &rows)?;
-    let title = format!("{} records of 40 bytes, operations per second", arguments.adds);
-    report::write_svg(arguments.outputs.svg.as_deref(), || chart::rates(&title, &rows))
+    report::print_ratios(rows);
+    report::write_json(arguments.outputs.json.as_deref(), rows)?;
+    let title = format!("{} records of 40 bytes, by the memory given", arguments.adds);
+    report::write_svg(arguments.outputs.svg.as_deref(), || drawing(&title, rows))
+}
+
+/// A panel for each operation and number of threads, and one for what was resident after the adds.
+fn drawing(title: &str, rows: &[Row]) -> String {
+    let panel_of = |row: &Row| (row.reads_percent, row.distribution, row.threads);
+    let mut panels = Vec::new();
+    for row in rows {
+        let name = panel_of(row);
+        if !panels.iter().any(|(known, _)| *known == name) {
+            let operation =
+                if row.reads_percent == 0 { "adds a second".to_owned() } else { format!("gets a second, {}", row.distribution) };
+            let threads = if row.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", row.threads) };
+            let of = rows.iter().filter(|other| panel_of(other) == name);
+            let points = of.map(|row| (row.engine.clone(), fraction_text(row), row.ops_per_second));
+            panels.push((name, chart::Panel::new(&format!("{operation}, {threads}"), points)));
+        }
+    }
+    let threads = rows.iter().map(|row| row.threads).max();
+    let adds = rows.iter().filter(|row| row.reads_percent == 0 && Some(row.threads) == threads);
+    let resident = adds.map(|row| (row.engine.clone(), fraction_text(row), Spread::of(&[(row.resident_bytes.unwrap_or(0) >> 20) as f64])));
+    let resident = chart::Panel::new("MiB resident after the adds", resident);
+    chart::sheet(title, &panels.into_iter().map(|(_, panel)| panel).chain([resident]).collect::<Vec<_>>())
+}
+
+fn fraction_text(row: &Row) -> String {
+    row.operation.rsplit(", ").next().unwrap_or_default().to_owned()
+}
+
+/// Rates against the fastest map's, and bytes against the smallest one's: maps hold all in memory, whatever the fraction.
+fn compare_with_maps(rows: &mut [Row]) {
+    let maps: Vec<_> = rows.iter().filter(|row| row.engine == "dashmap" || row.engine == "papaya").cloned().collect();
+    for row in rows {
+        let same = |map: &&Row| {
+            map.engine != row.engine
+                && (map.reads_percent, map.distribution, map.threads) == (row.reads_percent, row.distribution, row.threads)
+        };
+        let rate = maps.iter().filter(same).map(|map| map.ops_per_second.median).max_by(f64::total_cmp);
+        let bytes = maps.iter().filter(same).filter_map(|map| map.resident_bytes).min().filter(|bytes| *bytes > 0);
+        row.ratio_to_best_map = rate.map(|rate| row.ops_per_second.median / rate);
+        row.resident_to_smallest_map = bytes.zip(row.resident_bytes).map(|(map, own)| own as f64 / map as f64);
+    }
 }
 
 fn settings(arguments: &Arguments) -> Vec<Setting> {
     let mut settings = Vec::new();
-    for &engine in &arguments.engines {
-        // A map holds everything.
-        let percents = if engine == Name::Esker { arguments.percent.as_slice() } else { &[0] };
-        for (&percent, &threads) in percents.iter().flat_map(|percent| arguments.threads.iter().map(move |threads| (percent, threads))) {
+    for engine in arguments.engines.clone().unwrap_or_else(Name::all) {
+        let percents: Vec<_> = match arguments.percent.iter().copied().filter(|percent| engine.can(*percent)).collect::<Vec<_>>() {
+            // A map is there to compare with, whatever the fractions.
+            none if none.is_empty() && engine.is_map() => vec![0],
+            percents => percents,
+        };
+        for (percent, threads) in percents.iter().flat_map(|&percent| arguments.threads.iter().map(move |&threads| (percent, threads))) {
             settings.push(Setting { engine, percent, threads, promotes: true });
             if engine == Name::Esker && arguments.without_promotion && percent > 0 {
                 settings.push(Setting { engine, percent, threads, promotes: false });
@@ -225,21 +239,21 @@ fn settings(arguments: &Arguments) -> Vec<Setting> {
 }
 
 /// The rows of one run: the adds, then the reads of each choice.
-fn measure(arguments: &Arguments, setting: &Setting) -> Result<Vec<Row>> {
+fn measure(arguments: &Arguments, setting: &Setting, draws: &Draws) -> Result<Vec<Row>> {
     let base = memory::settled_bytes();
-    let cache = setting.open(arguments.adds)?;
+    let cache = setting.engine.open(setting, arguments.adds)?;
     let rate = add(&*cache, arguments.adds, setting.threads);
     let resident = || memory::resident_bytes().saturating_sub(base);
     let mut rows = vec![row(arguments, setting, "add", "scattered", rate, resident())];
-    for &choice in &arguments.choices {
-        let count = (arguments.reads as usize / setting.threads).clamp(1, keys::SEQUENCE_LENGTH / arguments.passes);
-        let drawn: Vec<_> = (0..setting.threads).map(|t| choice.draw(arguments.adds, count * arguments.passes, t as u64)).collect();
+    for (choice, drawn) in &draws.keys {
+        let (choice, count) = (*choice, draws.count);
         let mut last = row(arguments, setting, "get", choice.name(), 0.0, 0);
         for pass in 0..arguments.passes {
             let drawn: Vec<_> = drawn.iter().map(|drawn| &drawn[pass * count..(pass + 1) * count]).collect();
             let before = cache.counts();
-            let rate = find(&*cache, &drawn)?;
+            let (rate, lost) = find(&*cache, &drawn)?;
             last = row(arguments, setting, "get", choice.name(), rate, resident());
+            last.lost_per_get = cache.is_lossy().then_some(lost);
             if let (Some(before), Some(after)) = (before, cache.counts()) {
                 let per_get = |at: usize| (after[at] - before[at]) as f64 / (count * setting.threads) as f64;
                 (last.device_reads_per_get, last.promotions_per_get) = (Some(per_get(0)), Some(per_get(1)));
@@ -268,17 +282,31 @@ fn add(cache: &dyn Cache, adds: u64, threads: usize) -> f64 {
     adds as f64 / begun.elapsed().as_secs_f64()
 }
 
-/// Reads the keys of each thread; reads a second.
-fn find(cache: &dyn Cache, drawn: &[&[u64]]) -> Result<f64> {
+/// Reads the keys of each thread; reads a second, and how many of them found nothing.
+fn find(cache: &dyn Cache, drawn: &[&[u64]]) -> Result<(f64, f64)> {
     let begun = Instant::now();
-    let wrong: usize = thread::scope(|scope| {
-        let threads: Vec<_> =
-            drawn.iter().map(|keys| scope.spawn(|| keys.iter().filter(|key| cache.find(**key) != Some(value_of(**key))).count())).collect();
-        threads.into_iter().map(|thread| thread.join().expect("reads do not panic")).sum()
-    });
+    let lost = thread::scope(|scope| {
+        let threads: Vec<_> = drawn.iter().map(|keys| scope.spawn(|| find_all(cache, keys))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("reads do not panic")).sum::<Result<u64>>()
+    })?;
     let elapsed = begun.elapsed().as_secs_f64();
-    ensure!(wrong == 0, "{wrong} reads gave what was never added");
-    Ok(drawn.iter().map(|drawn| drawn.len()).sum::<usize>() as f64 / elapsed)
+    let count = drawn.iter().map(|drawn| drawn.len()).sum::<usize>() as f64;
+    Ok((count / elapsed, lost as f64 / count))
+}
+
+fn find_all(cache: &dyn Cache, keys: &[u64]) -> Result<u64> {
+    let (is_lossy, mut lost) = (cache.is_lossy(), 0);
+    for &key in keys {
+        match cache.find(key) {
+            Some(value) => ensure!(value == value_of(key), "a read gave what was never added"),
+            None if is_lossy => {
+                lost += 1;
+                cache.add(key, value_of(key));
+            }
+            None => anyhow::bail!("a read gave nothing for what was added"),
+        }
+    }
+    Ok(lost)
 }
 
 /// The share of Zipf reads that the `held` most popular of `keys` records do not answer.
@@ -321,12 +349,16 @@ fn cells(row: &Row) -> Vec<String> {
     vec![
         row.engine.clone(),
         row.operation.clone(),
-        row.memory_bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{} MiB", bytes >> 20)),
+        report::mebibytes(row.memory_bytes),
         row.threads.to_string(),
         report::rate(row.ops_per_second.median),
         report::rate(row.ops_per_second.min),
         report::rate(row.ops_per_second.max),
-        (row.resident_bytes.unwrap_or(0) >> 20).to_string(),
+        report::optional(row.ratio_to_best_peer),
+        report::optional(row.ratio_to_best_map),
+        report::mebibytes(row.resident_bytes),
+        report::optional(row.resident_to_smallest_map),
+        row.lost_per_get.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.3}")),
         report::optional(row.device_reads_per_get),
         report::optional(row.static_misses),
         row.promotions_per_get.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.4}")),

@@ -1,0 +1,306 @@
+//! Who is measured, behind one trait, and what each does where memory is less than the data.
+//!
+//! | | with a fraction of the memory |
+//! |---|---|
+//! | esker | the whole store keeps to the budget, index and buffers included; the rest of the records is on the device, none is lost |
+//! | dashmap, papaya | no such setting: they hold everything, whatever that takes |
+//! | moka | so many bytes of keys and values (what it needs besides is not counted); the rest is dropped |
+//! | foyer | so many bytes of keys and values in memory, the rest in its cache on the device, which has room for all of it, but leaves out what comes faster than it writes |
+//! | rocksdb | block cache and write buffers of that size; everything is on the device, none is lost |
+//!
+//! A cache that lost what is asked for is given it again, as a program would that has it from elsewhere, at no cost but that of the
+//! call; how often that was is told. Without a device (`memory`) moka and foyer may hold everything.
+
+use anyhow::Result;
+use esker::{Options, Store};
+
+use super::{INDEX_BYTES, RECORD_BYTES, Setting, Value};
+use crate::memory;
+
+/// The stores, maps and caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Name {
+    Esker,
+    #[cfg(feature = "peers")]
+    Dashmap,
+    #[cfg(feature = "peers")]
+    Papaya,
+    #[cfg(feature = "peers")]
+    Moka,
+    /// In memory without a device, else its cache of two levels.
+    #[cfg(feature = "peers")]
+    Foyer,
+    #[cfg(feature = "peers-disk")]
+    Rocksdb,
+}
+
+impl Name {
+    /// All of them.
+    pub(super) fn all() -> Vec<Self> {
+        <Self as clap::ValueEnum>::value_variants().to_vec()
+    }
+
+    /// The name in reports.
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::Esker => "esker",
+            #[cfg(feature = "peers")]
+            Self::Dashmap => "dashmap",
+            #[cfg(feature = "peers")]
+            Self::Papaya => "papaya",
+            #[cfg(feature = "peers")]
+            Self::Moka => "moka",
+            #[cfg(feature = "peers")]
+            Self::Foyer => "foyer",
+            #[cfg(feature = "peers-disk")]
+            Self::Rocksdb => "rocksdb",
+        }
+    }
+
+    /// A map holds everything, and all of it in memory.
+    pub(super) fn is_map(self) -> bool {
+        #[cfg(feature = "peers")]
+        return matches!(self, Self::Dashmap | Self::Papaya);
+        #[cfg(not(feature = "peers"))]
+        return false;
+    }
+
+    /// True if there is such a setting: RocksDB is nowhere without a device.
+    pub(super) fn can(self, percent: u64) -> bool {
+        #[cfg(feature = "peers-disk")]
+        if self == Self::Rocksdb {
+            return percent > 0;
+        }
+        !self.is_map() || percent == 0
+    }
+
+    /// An empty one.
+    pub(super) fn open(self, setting: &Setting, adds: u64) -> Result<Box<dyn Cache>> {
+        Ok(match self {
+            Self::Esker => open_esker(setting, adds)?,
+            #[cfg(feature = "peers")]
+            Self::Dashmap => Box::new(dashmap::DashMap::with_hasher(foldhash::fast::FixedState::default())),
+            #[cfg(feature = "peers")]
+            Self::Papaya => Box::new(papaya::HashMap::with_hasher(foldhash::fast::FixedState::default())),
+            #[cfg(feature = "peers")]
+            Self::Moka => Box::new(peers::open_moka(setting, adds)),
+            #[cfg(feature = "peers")]
+            Self::Foyer => Box::new(peers::Foyer::open(setting, adds)?),
+            #[cfg(feature = "peers-disk")]
+            Self::Rocksdb => Box::new(disk::Rocksdb::open(setting, adds)?),
+        })
+    }
+}
+
+/// What is measured: adds and finds, from many threads.
+pub(super) trait Cache: Sync {
+    fn add(&self, key: u64, value: Value);
+    fn find(&self, key: u64) -> Option<Value>;
+    /// Whether it may have dropped what was added.
+    fn is_lossy(&self) -> bool {
+        false
+    }
+    /// Device reads so far, promotions, and records of the log in memory; of Esker.
+    fn counts(&self) -> Option<[u64; 3]> {
+        None
+    }
+}
+
+fn open_esker(setting: &Setting, adds: u64) -> Result<Box<dyn Cache>> {
+    let options = Options::new().promotion(setting.promotes);
+    Ok(match setting.percent {
+        0 => Box::new(options.memory(memory::physical_bytes() / 2).in_memory::<u64, Value>()?),
+        _ => Box::new(options.memory(setting.budget(adds)).open_temporary::<u64, Value>()?),
+    })
+}
+
+impl Setting {
+    /// The memory of a whole store: records with their headers, and the index.
+    pub(super) fn budget(&self, adds: u64) -> u64 {
+        self.share(adds * (RECORD_BYTES + INDEX_BYTES))
+    }
+
+    fn share(&self, bytes: u64) -> u64 {
+        (bytes * self.percent / 100).max(super::MEMORY_MIN)
+    }
+}
+
+impl Cache for Store<u64, Value> {
+    fn add(&self, key: u64, value: Value) {
+        self.put(&key, &value).expect("a put");
+    }
+
+    fn find(&self, key: u64) -> Option<Value> {
+        self.get(&key).expect("a get")
+    }
+
+    fn counts(&self) -> Option<[u64; 3]> {
+        let stats = self.stats();
+        Some([stats.operations.device_reads, stats.operations.promotions, stats.memory.log_bytes / RECORD_BYTES])
+    }
+}
+
+#[cfg(feature = "peers")]
+mod peers {
+    use super::super::VALUE_BYTES;
+    use super::{Cache, Result, Setting, Value};
+    use foyer::{BlockEngineConfig, Code, DeviceBuilder, FsDeviceBuilder, HybridCache, HybridCacheBuilder};
+    use std::io::{Read, Write};
+    use tempfile::TempDir;
+    use tokio::runtime::Runtime;
+
+    type Hasher = foldhash::fast::FixedState;
+    type Moka = moka::sync::Cache<u64, Value, Hasher>;
+
+    const PAIR_BYTES: usize = 8 + VALUE_BYTES;
+    /// Foyer's cache on the device is this many times the data, so that it never runs out of room.
+    const DISK_TIMES: usize = 8;
+    const DISK_BYTES_MIN: usize = 1 << 30;
+
+    impl Cache for dashmap::DashMap<u64, Value, Hasher> {
+        fn add(&self, key: u64, value: Value) {
+            self.insert(key, value);
+        }
+
+        fn find(&self, key: u64) -> Option<Value> {
+            self.get(&key).map(|value| *value)
+        }
+    }
+
+    impl Cache for papaya::HashMap<u64, Value, Hasher> {
+        fn add(&self, key: u64, value: Value) {
+            self.pin().insert(key, value);
+        }
+
+        fn find(&self, key: u64) -> Option<Value> {
+            self.pin().get(&key).copied()
+        }
+    }
+
+    /// What keys and values may take in memory.
+    fn payload(setting: &Setting, adds: u64) -> usize {
+        let data = adds * PAIR_BYTES as u64;
+        // Twice the data where everything should stay: shards fill unevenly.
+        (if setting.percent == 0 { 2 * data } else { setting.share(data) }) as usize
+    }
+
+    pub(super) fn open_moka(setting: &Setting, adds: u64) -> Moka {
+        let builder = moka::sync::Cache::builder().max_capacity(payload(setting, adds) as u64);
+        builder.weigher(|_, _| PAIR_BYTES as u32).build_with_hasher(Hasher::default())
+    }
+
+    impl Cache for Moka {
+        fn add(&self, key: u64, value: Value) {
+            self.insert(key, value);
+        }
+
+        fn find(&self, key: u64) -> Option<Value> {
+            self.get(&key)
+        }
+
+        fn is_lossy(&self) -> bool {
+            true
+        }
+    }
+
+    /// A value that foyer can write.
+    #[derive(Clone, Copy)]
+    struct Written(Value);
+
+    impl Code for Written {
+        fn encode(&self, writer: &mut impl Write) -> foyer::Result<()> {
+            writer.write_all(&self.0).map_err(foyer::Error::io_error)
+        }
+
+        fn decode(reader: &mut impl Read) -> foyer::Result<Self> {
+            let mut value = [0; VALUE_BYTES];
+            reader.read_exact(&mut value).map_err(foyer::Error::io_error)?;
+            Ok(Self(value))
+        }
+
+        fn estimated_size(&self) -> usize {
+            VALUE_BYTES
+        }
+    }
+
+    /// Foyer is asked from threads of ours: what is in memory is there at once, and for the device the thread waits.
+    pub(super) struct Foyer {
+        cache: HybridCache<u64, Written>,
+        runtime: Runtime,
+        _directory: TempDir,
+    }
+
+    impl Foyer {
+        pub(super) fn open(setting: &Setting, adds: u64) -> Result<Self> {
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            let directory = tempfile::tempdir()?;
+            let builder = HybridCacheBuilder::new().memory(payload(setting, adds)).with_weighter(|_, _| PAIR_BYTES).storage();
+            let cache = if setting.percent == 0 {
+                runtime.block_on(builder.build())?
+            } else {
+                let bytes = (DISK_TIMES * adds as usize * PAIR_BYTES).max(DISK_BYTES_MIN);
+                let device = FsDeviceBuilder::new(directory.path()).with_capacity(bytes);
+                // Past the page cache, as Esker and RocksDB: it would be memory that nobody gave.
+                #[cfg(target_os = "linux")]
+                let device = device.with_direct(true);
+                runtime.block_on(builder.with_engine_config(BlockEngineConfig::new(device.build()?)).build())?
+            };
+            Ok(Self { cache, runtime, _directory: directory })
+        }
+    }
+
+    impl Cache for Foyer {
+        fn add(&self, key: u64, value: Value) {
+            self.cache.insert(key, Written(value));
+        }
+
+        fn find(&self, key: u64) -> Option<Value> {
+            // The future wants the runtime from its beginning.
+            let _context = self.runtime.enter();
+            let found = match self.cache.get(&key).try_unwrap() {
+                Ok(entry) => Some(entry),
+                Err(waiting) => self.runtime.block_on(waiting).expect("a get"),
+            };
+            found.map(|entry| entry.value().0)
+        }
+
+        fn is_lossy(&self) -> bool {
+            true
+        }
+    }
+}
+
+#[cfg(feature = "peers-disk")]
+mod disk {
+    use super::{Cache, Result, Setting, Value};
+    use crate::engines::rocksdb::options;
+    use rocksdb::{DB, WriteOptions};
+    use tempfile::TempDir;
+
+    /// With the settings of the other experiments, but the memory, and without a log.
+    pub(super) struct Rocksdb {
+        database: DB,
+        _directory: TempDir,
+    }
+
+    impl Rocksdb {
+        pub(super) fn open(setting: &Setting, adds: u64) -> Result<Self> {
+            let directory = tempfile::tempdir()?;
+            let database = DB::open(&options(setting.budget(adds))?, directory.path())?;
+            Ok(Self { database, _directory: directory })
+        }
+    }
+
+    impl Cache for Rocksdb {
+        fn add(&self, key: u64, value: Value) {
+            let mut writes = WriteOptions::default();
+            writes.disable_wal(true);
+            self.database.put_opt(key.to_ne_bytes(), value, &writes).expect("a put");
+        }
+
+        fn find(&self, key: u64) -> Option<Value> {
+            let found = self.database.get_pinned(key.to_ne_bytes()).expect("a get")?;
+            Value::try_from(&found[..]).ok()
+        }
+    }
+}
