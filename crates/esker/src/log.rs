@@ -439,7 +439,8 @@ impl Log {
 fn append_words(words: &[AtomicU64], bytes: &mut Vec<u8>) {
     bytes.reserve(words.len() * 8);
     for (to, word) in bytes.spare_capacity_mut().chunks_exact_mut(8).zip(words) {
-        to.write_copy_of_slice(&word.load(Relaxed).to_ne_bytes());
+        // SAFETY: eight bytes of room, of no alignment.
+        unsafe { to.as_mut_ptr().cast::<[u8; 8]>().write(word.load(Relaxed).to_ne_bytes()) };
     }
     // SAFETY: there was room for all of them, and all were written.
     unsafe { bytes.set_len(bytes.len() + words.len() * 8) };
