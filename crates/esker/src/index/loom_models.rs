@@ -335,6 +335,11 @@ fn an_insertion_elsewhere_survives_the_turn() {
 }
 
 #[test]
+fn an_insertion_into_what_splits_next_survives_the_turn() {
+    insertion_while_turning(sound(), &[0b101], STAYS);
+}
+
+#[test]
 #[should_panic(expected = "an entry was lost")]
 fn twin_claim_does_not_ask_whether_the_level_turns() {
     insertion_while_turning(without(Rule::ClaimAsksShape), &[0b101], 0b10);
@@ -343,7 +348,8 @@ fn twin_claim_does_not_ask_whether_the_level_turns() {
 #[test]
 #[should_panic(expected = "an entry was lost")]
 fn twin_new_geometry_hides_the_turn() {
-    insertion_while_turning(without(Rule::GeometryShowsTurn), &[0b101], 0b11);
+    // By the next level's geometry it would belong behind the table's end, as far as the last level was split.
+    insertion_while_turning(without(Rule::GeometryShowsTurn), &[0b101], STAYS);
 }
 
 // ---- merges ----------------------------------------------------------------------------------------------------------
