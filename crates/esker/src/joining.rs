@@ -112,7 +112,7 @@ impl Engine {
     fn freeze_all_above(&self, at: u64) {
         let _boundaries = lock(&self.boundaries);
         if at >= self.log.bounds.safe_read_only.load(Relaxed) {
-            self.freeze(self.log.tail());
+            self.freeze(self.log.end_block());
         }
     }
 

@@ -109,7 +109,7 @@ fn chains_that_meet_are_joined() {
             put(other, round);
             if cold {
                 let _guard = lock(&engine.boundaries);
-                engine.freeze(engine.log.tail());
+                engine.freeze(engine.log.end_block());
                 engine.flush().unwrap();
                 engine.evict(engine.log.tail());
             }
