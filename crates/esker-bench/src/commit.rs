@@ -9,11 +9,17 @@
 //! With `Always` each call waits for a line, and calls at the same time share one. A line is two writes and two syncs, one
 //! after the other, so it is compared with a plain file in the same directory that is written 4 KiB at a time with an
 //! fdatasync behind each.
+//!
+//! **Other engines** (`--engines`) do the same work: puts of 16 bytes, each durable when it returns, and then puts of uniformly chosen
+//! keys by one thread which are made durable every so many seconds (`contestants.rs`).
+
+mod contestants;
 
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -21,9 +27,11 @@ use esker::{Durability, Options, Store};
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 
+use crate::engines::Name;
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
 use crate::{Outputs, chart, progress, run, size};
+use contestants::{Contestant, Promise};
 
 /// The rate of each so many seconds is looked at.
 const INTERVAL_SECONDS: f64 = 0.1;
@@ -54,6 +62,9 @@ pub(crate) struct Arguments {
     /// Numbers of threads that make each update durable
     #[arg(long, value_delimiter = ',', default_value = "1,8,64")]
     commit_threads: Vec<usize>,
+    /// Who makes calls durable; all but esker need `--features peers-disk`
+    #[arg(long, value_delimiter = ',', default_value = "esker")]
+    engines: Vec<Name>,
     /// Memory of the store: to hold the keys, and what the lines add to them
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = size::parse)]
     memory: u64,
@@ -86,8 +97,10 @@ struct Run {
     latency: Histogram<u64>,
 }
 
-/// The commits of so many threads.
+/// The puts of an engine by so many threads.
 struct Commits {
+    engine: Name,
+    promise: Promise,
     threads: usize,
     rates: Vec<f64>,
     latency: Histogram<u64>,
@@ -98,7 +111,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     validate(arguments)?;
     let parent = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
     let directory = tempfile::tempdir_in(parent)?;
-    let bar = progress::bar((arguments.runs * (2 * arguments.distribution.len() + arguments.commit_threads.len() + 1)) as u64);
+    let commits = arguments.engines.len() * (arguments.commit_threads.len() + 1) + 1;
+    let bar = progress::bar((arguments.runs * (2 * arguments.distribution.len() + commits)) as u64);
     let updates = measure_updates(arguments, directory.path(), &bar)?;
     let (commits, syncs) = measure_commits(arguments, directory.path(), &bar)?;
     bar.finish_and_clear();
@@ -115,6 +129,7 @@ fn validate(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.runs > 0, "there must be a run");
     ensure!(arguments.seconds >= 10.0 * INTERVAL_SECONDS, "a measurement lasts a second at least");
     ensure!(arguments.line_seconds > 0.0, "there must be time between two lines");
+    ensure!(arguments.engines.iter().all(|engine| engine.keeps_on_disk()), "maps in memory make nothing durable");
     ensure!(arguments.threads > 0 && arguments.commit_threads.iter().all(|&threads| threads > 0), "there must be a thread");
     Ok(())
 }
@@ -276,17 +291,20 @@ fn increment(store: &Store<u64, u64>, key: u64) -> esker::Result<()> {
 
 // ---- each call durable -----------------------------------------------------------------------------------------------
 
-/// The commits of all numbers of threads and the device's own syncs, in turns.
+/// The commits of all engines and numbers of threads and the device's own syncs, in turns.
 fn measure_commits(arguments: &Arguments, directory: &Path, bar: &ProgressBar) -> Result<(Vec<Commits>, Vec<f64>)> {
-    let counts = arguments.commit_threads.iter();
-    let mut commits: Vec<_> = counts.map(|&threads| Commits { threads, rates: Vec::new(), latency: run::histogram() }).collect();
+    let at_once = |engine| arguments.commit_threads.iter().map(move |&threads| Commits::new(engine, Promise::AtOnce, threads));
+    let every = Promise::Every(Duration::from_secs_f64(arguments.line_seconds));
+    let later = |engine| Commits::new(engine, every, 1);
+    let engines = || arguments.engines.iter().copied();
+    let mut commits: Vec<_> = engines().flat_map(at_once).chain(engines().map(later)).collect();
     let mut syncs = Vec::new();
     for _ in 0..arguments.runs {
         bar.set_message("fdatasync of a plain file");
         syncs.push(sync_rate(&directory.join("plain"), arguments.seconds / 2.0)?);
         bar.inc(1);
         for commits in &mut commits {
-            bar.set_message(format!("commits, {} threads", commits.threads));
+            bar.set_message(format!("{}, {}, {} threads", commits.engine.text(), commits.operation(), commits.threads));
             commits.run(arguments, directory)?;
             bar.inc(1);
         }
@@ -309,41 +327,90 @@ fn sync_rate(path: &Path, seconds: f64) -> Result<f64> {
 }
 
 impl Commits {
-    /// Each thread puts keys of its own, one durable call after the other.
+    fn new(engine: Name, promise: Promise, threads: usize) -> Self {
+        Self { engine, promise, threads, rates: Vec::new(), latency: run::histogram() }
+    }
+
+    fn operation(&self) -> String {
+        match self.promise {
+            Promise::AtOnce => "durable put".to_owned(),
+            Promise::Every(pause) => format!("put, durable every {} s", pause.as_secs_f64()),
+        }
+    }
+
+    fn keys(&self, arguments: &Arguments) -> u64 {
+        if self.promise == Promise::AtOnce { COMMIT_KEYS * self.threads as u64 } else { arguments.keys }
+    }
+
+    /// Each thread puts keys of its own, one durable call after the other; or one thread puts any, while another syncs.
     fn run(&mut self, arguments: &Arguments, directory: &Path) -> Result<()> {
         let folder = tempfile::tempdir_in(directory)?;
-        let options = Options::new().memory(arguments.memory).durability(Durability::Always);
-        let store: Store<u64, u64> = options.open(folder.path().join("store"))?;
-        let (barrier, start) = (Barrier::new(self.threads), Instant::now());
-        let calls: Vec<esker::Result<(u64, Histogram<u64>)>> = std::thread::scope(|scope| {
-            let worker = |thread| {
-                barrier.wait();
-                put_until_over(&store, thread, start, arguments.seconds)
+        let contestant = contestants::open(self.engine, self.promise, arguments.memory, folder.path())?;
+        let (start, is_over) = (Instant::now(), AtomicBool::new(false));
+        let calls: Vec<(u64, Histogram<u64>)> = std::thread::scope(|scope| {
+            let (contestant, seconds) = (&*contestant, arguments.seconds);
+            let promise = self.promise;
+            let worker = move |thread| match promise {
+                Promise::AtOnce => put_until_over(contestant, thread, start, seconds),
+                Promise::Every(_) => put_anywhere(contestant, arguments.keys, start, seconds),
             };
             let threads: Vec<_> = (0..self.threads as u64).map(|thread| scope.spawn(move || worker(thread))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("a worker does not panic")).collect()
+            if let Promise::Every(pause) = self.promise {
+                let is_over = &is_over;
+                scope.spawn(move || sync_meanwhile(contestant, pause, is_over));
+            }
+            let calls = threads.into_iter().map(|thread| thread.join().expect("a worker does not panic")).collect();
+            is_over.store(true, Ordering::Relaxed);
+            calls
         });
         let (seconds, mut count) = (start.elapsed().as_secs_f64(), 0);
-        for call in calls {
-            let (done, latency) = call?;
+        for (done, latency) in calls {
             count += done;
             self.latency += &latency;
         }
         self.rates.push(count as f64 / seconds);
-        store.close()?;
         Ok(())
     }
 }
 
-fn put_until_over(store: &Store<u64, u64>, thread: u64, start: Instant, seconds: f64) -> esker::Result<(u64, Histogram<u64>)> {
+/// Each call is timed.
+fn put_until_over(contestant: &dyn Contestant, thread: u64, start: Instant, seconds: f64) -> (u64, Histogram<u64>) {
     let (mut count, mut latency) = (0, run::histogram());
     while start.elapsed().as_secs_f64() < seconds {
         let begun = Instant::now();
-        store.put(&(thread << 32 | (count % COMMIT_KEYS)), &count)?;
+        contestant.put(thread << 32 | (count % COMMIT_KEYS), count);
         latency.saturating_record(begun.elapsed().as_nanos() as u64);
         count += 1;
     }
-    Ok((count, latency))
+    (count, latency)
+}
+
+/// The first call of each block is timed.
+fn put_anywhere(contestant: &dyn Contestant, keys: u64, start: Instant, seconds: f64) -> (u64, Histogram<u64>) {
+    let sequences = keys::sequences(Distribution::Uniform, keys, 1);
+    let (mut count, mut latency) = (0, run::histogram());
+    for block in sequences[0].keys.chunks_exact(BLOCK).cycle() {
+        let begun = Instant::now();
+        if (begun - start).as_secs_f64() >= seconds {
+            break;
+        }
+        contestant.put(block[0], count);
+        latency.saturating_record(begun.elapsed().as_nanos() as u64);
+        block[1..].iter().for_each(|&key| contestant.put(key, count));
+        count += BLOCK as u64;
+    }
+    (count, latency)
+}
+
+fn sync_meanwhile(contestant: &dyn Contestant, pause: Duration, is_over: &AtomicBool) {
+    let mut last = Instant::now();
+    while !is_over.load(Ordering::Relaxed) {
+        if last.elapsed() >= pause {
+            last = Instant::now();
+            contestant.sync();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 // ---- results ---------------------------------------------------------------------------------------------------------
@@ -385,11 +452,13 @@ fn commit_rows(arguments: &Arguments, commits: &[Commits], syncs: &[f64]) -> Vec
     let plain = Row { value_bytes: 4096, keys: 0, memory_bytes: None, ..base_row(arguments, "plain file", "fdatasync", 1, sync) };
     let row = |commits: &Commits| {
         let rate = Spread::of(&commits.rates);
+        let is_at_once = commits.promise == Promise::AtOnce;
         Row {
-            keys: COMMIT_KEYS * commits.threads as u64,
-            ratio_to_fdatasync: Some(rate.median / sync.median),
+            keys: commits.keys(arguments),
+            ratio_to_fdatasync: is_at_once.then(|| rate.median / sync.median),
+            line_seconds: (!is_at_once).then_some(arguments.line_seconds),
             latency_ns: Some(Latency::of(&commits.latency)),
-            ..base_row(arguments, "esker", "durable put", commits.threads, rate)
+            ..base_row(arguments, commits.engine.text(), &commits.operation(), commits.threads, rate)
         }
     };
     std::iter::once(plain).chain(commits.iter().map(row)).collect()

@@ -14,6 +14,7 @@ mod engines;
 mod fractions;
 mod growth;
 mod hybrid;
+mod integrity;
 mod keys;
 mod memory;
 mod pacing;
@@ -62,6 +63,8 @@ enum Experiment {
     Pairs(pairs::Arguments),
     /// Overwrites at the space target, with compaction in the background and without.
     Pacing(pacing::Arguments),
+    /// What it costs to check each block that is read or written.
+    Integrity(integrity::Arguments),
     /// Opening a store that was not closed, beside reading its log.
     Recovery(recovery::Arguments),
     /// Transactions of several keys by many threads.
@@ -104,6 +107,7 @@ fn main() -> anyhow::Result<()> {
         Experiment::Commit(arguments) => commit::run(&arguments),
         Experiment::Pairs(arguments) => pairs::run(&arguments),
         Experiment::Pacing(arguments) => pacing::run(&arguments),
+        Experiment::Integrity(arguments) => integrity::run(&arguments),
         Experiment::Recovery(arguments) => recovery::run(&arguments),
         Experiment::Transactions(arguments) => transactions::run(&arguments),
     }

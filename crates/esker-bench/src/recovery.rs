@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use esker::{Options, Store};
 
 use crate::report::{self, Row, Spread};
-use crate::{Outputs, keys, probe, progress, size};
+use crate::{Outputs, integrity, keys, probe, progress, size};
 
 /// Pairs per `put_many` of the load.
 const LOAD_BATCH: u64 = 1024;
@@ -125,6 +125,7 @@ fn measure(arguments: &Arguments, images: bool, directory: &Path, bar: &indicati
         memory_bytes: Some(arguments.memory),
         seconds: Some(Spread::of(&seconds)),
         log_bytes: Some(log_bytes),
+        checksum_seconds: Some(integrity::checksum_seconds(log_bytes)),
         ratio_to_raw_read: Some(Spread::of(&ratios)),
         ..Row::default()
     })
@@ -180,7 +181,7 @@ fn check(store: &Store<u64, u64>, pairs: u64) -> Result<()> {
 }
 
 fn print(rows: &[Row]) {
-    let head = ["opening reads", "pairs", "log MiB", "seconds", "min", "max", "MiB/s", "to raw reading"];
+    let head = ["opening reads", "pairs", "log MiB", "seconds", "min", "max", "MiB/s", "to raw reading", "checksums"];
     let cells = |row: &Row| {
         let (seconds, log) = (row.seconds.unwrap_or_default(), row.log_bytes.unwrap_or(0) as f64 / f64::from(1 << 20));
         let ratio = row.ratio_to_raw_read.unwrap_or_default();
@@ -193,8 +194,10 @@ fn print(rows: &[Row]) {
             format!("{:.2}", seconds.max),
             format!("{:.0}", log / seconds.median),
             format!("{:.2} ({:.2}-{:.2})", ratio.median, ratio.min, ratio.max),
+            format!("{:.3} s", row.checksum_seconds.unwrap_or_default()),
         ]
     };
     report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
     println!("MiB/s: of the whole log, read or not. To raw reading: the same against reading the log's files from end to end.");
+    println!("Checksums: what one core takes to compute those of the whole log.");
 }

@@ -160,6 +160,12 @@ pub(crate) struct Row {
     /// The rate at which the log was dealt with, against that of reading its file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_raw_read: Option<Spread>,
+    /// The rate against that of reads that are not checked, run by run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_unchecked: Option<Spread>,
+    /// The seconds that one core takes to compute the checksums of the log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) checksum_seconds: Option<f64>,
     /// The share of requests that a cache answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hit_rate: Option<Spread>,

@@ -169,7 +169,7 @@ mod disk {
 
     struct Lmdb {
         environment: heed::Env,
-        table: engine::Table,
+        table: engine::Table<engine::Integers>,
         _directory: TempDir,
     }
 

@@ -13,42 +13,42 @@ const STRIPES: usize = 64;
 const LARGEST_BUFFER: u64 = 64 << 20;
 
 /// Memory divided between the cache of an LSM tree and its two write buffers, one in use and one on its way to disk.
-pub(super) struct Shares {
+pub(crate) struct Shares {
     /// Bytes of the cache.
-    pub(super) cache: u64,
+    pub(crate) cache: u64,
     /// Bytes of each write buffer.
-    pub(super) buffer: u64,
+    pub(crate) buffer: u64,
 }
 
 impl Shares {
     /// Up to an eighth for each buffer, the rest for the cache.
-    pub(super) fn of(memory: u64) -> Self {
+    pub(crate) fn of(memory: u64) -> Self {
         let buffer = (memory / 8).min(LARGEST_BUFFER);
         Self { cache: memory - 2 * buffer, buffer }
     }
 }
 
 /// Locks that make a read and a following write of a key one step, for engines which cannot.
-pub(super) struct Stripes([Mutex<()>; STRIPES]);
+pub(crate) struct Stripes([Mutex<()>; STRIPES]);
 
 impl Stripes {
     /// All unlocked.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self([const { Mutex::new(()) }; STRIPES])
     }
 
     /// Locks the stripe of a key; keys are scattered already.
-    pub(super) fn lock(&self, key: u64) -> MutexGuard<'_, ()> {
+    pub(crate) fn lock(&self, key: u64) -> MutexGuard<'_, ()> {
         must(self.0[key as usize % STRIPES].lock())
     }
 }
 
 /// The integer in eight bytes of a record.
-pub(super) fn integer(bytes: &[u8]) -> u64 {
+pub(crate) fn integer(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(must(bytes.try_into()))
 }
 
 /// Gives up on an engine's failure.
-pub(super) fn must<T, E: Display>(result: Result<T, E>) -> T {
+pub(crate) fn must<T, E: Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("the engine failed: {error}"))
 }

@@ -9,6 +9,7 @@ use heed::types::Bytes;
 use heed::{
     CommitOrAbort, Comparator, Database, DefaultComparator, Env, EnvFlags, EnvOpenOptions, IntegerComparator, RoTxn, RwTxn, WithTls,
 };
+use std::path::Path;
 use tempfile::TempDir;
 
 use super::disk::{integer, must};
@@ -26,11 +27,29 @@ pub(crate) type Integers = IntegerComparator;
 /// The order of keys that are byte strings.
 pub(crate) type Strings = DefaultComparator;
 
+/// Keys of an order, and their values.
+pub(crate) type Table<C> = Database<'static, Bytes, Bytes, C>;
+
 /// The environment and its directory.
 pub(crate) struct Lmdb<C: Comparator + 'static> {
     environment: Env,
-    table: Database<'static, Bytes, Bytes, C>,
+    table: Table<C>,
     _directory: TempDir,
+}
+
+/// An empty table in a fresh directory.
+pub(crate) fn open<C: Comparator + Send + Sync + 'static>(directory: &Path, flags: EnvFlags) -> anyhow::Result<(Env, Table<C>)> {
+    let mut options = EnvOpenOptions::new();
+    options.map_size(MAP_BYTES).max_readers(READERS);
+    // SAFETY: without syncs a crash of the system may leave a damaged file, which nobody opens again.
+    unsafe { options.flags(flags) };
+    // SAFETY: the directory is fresh and only this process knows of it, so nobody else changes the file under the map.
+    let environment = unsafe { options.open(directory) }?;
+    let created = environment.create_databases_and_commit(environment.write_txn()?, |opener, transaction| {
+        let options = opener.database_options().types::<Bytes, Bytes>().key_comparator::<C>();
+        options.create(transaction).map(CommitOrAbort::<_, ()>::Commit)
+    })?;
+    Ok((environment, created.unwrap_commit()))
 }
 
 impl<C: Comparator + Send + Sync + 'static> Lmdb<C> {
@@ -39,17 +58,8 @@ impl<C: Comparator + Send + Sync + 'static> Lmdb<C> {
         let directory = settings.temporary()?;
         // Where commits are synced, writing the pages that changed is quicker than syncing the map.
         let writing = if settings.durable { EnvFlags::empty() } else { EnvFlags::NO_SYNC | EnvFlags::WRITE_MAP };
-        let mut options = EnvOpenOptions::new();
-        options.map_size(MAP_BYTES).max_readers(READERS);
-        // SAFETY: without syncs a crash of the system may leave a damaged file, which nobody opens again.
-        unsafe { options.flags(writing | EnvFlags::NO_READ_AHEAD) };
-        // SAFETY: the directory is fresh and only this process knows of it, so nobody else changes the file under the map.
-        let environment = unsafe { options.open(directory.path()) }?;
-        let created = environment.create_databases_and_commit(environment.write_txn()?, |opener, transaction| {
-            let options = opener.database_options().types::<Bytes, Bytes>().key_comparator::<C>();
-            options.create(transaction).map(CommitOrAbort::<_, ()>::Commit)
-        })?;
-        Ok(Self { environment, table: created.unwrap_commit(), _directory: directory })
+        let (environment, table) = open(directory.path(), writing | EnvFlags::NO_READ_AHEAD)?;
+        Ok(Self { environment, table, _directory: directory })
     }
 
     fn begin_read(&self) -> RoTxn<'_, WithTls> {

@@ -9,7 +9,7 @@
 #[cfg(feature = "peers")]
 mod dashmap;
 #[cfg(feature = "peers-disk")]
-mod disk;
+pub(crate) mod disk;
 pub(crate) mod esker;
 #[cfg(feature = "peers-disk")]
 mod fjall;
