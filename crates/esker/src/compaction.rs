@@ -43,6 +43,8 @@ use std::time::Duration;
 const STRETCH_PART: u64 = 32;
 const STRETCH_BYTES_MIN: u64 = 1 << 20;
 const STRETCH_BYTES_MAX: u64 = 32 << 20;
+/// The part of the log's budget that doubts may take besides it.
+const DOUBT_PART: u64 = 64;
 /// A log below this is left alone.
 const LOG_BYTES_MIN: u64 = 4 << 20;
 /// Blocks between two reads that are cheaper to read along than to leave out.
@@ -248,10 +250,10 @@ impl Engine {
             if to <= from {
                 return Ok(false);
             }
-            let mut mover =
-                Mover { engine: self, moved: 0, expired: 0, doubtful: Vec::new(), keys: Vec::new(), caching, stretch: to - from };
+            let (doubtful, keys, buffer) = (Vec::new(), Vec::new(), AlignedBuffer::new(0));
+            let mut mover = Mover { engine: self, moved: 0, expired: 0, doubtful, keys, buffer, caching, stretch: to - from };
             let reached = self.visit_stretch(from, to, &mut mover)?;
-            mover.settle()?;
+            mover.settle_all()?;
             if reached > from {
                 if let Some(caching) = caching {
                     caching.adapt(mover.moved, reached - from);
@@ -384,6 +386,8 @@ struct Mover<'a> {
     /// Records whose entry leads to another cold record, and their keys.
     doubtful: Vec<Doubt>,
     keys: Vec<u8>,
+    /// Of a run of blocks, once there was a doubt.
+    buffer: AlignedBuffer,
     /// A cache, which drops what is not worth another round.
     caching: Option<&'a Caching>,
     stretch: u64,
@@ -403,7 +407,9 @@ impl Visitor for Mover<'_> {
     }
 
     fn visit(&mut self, scanned: &Scanned, bytes: &[u8]) -> Result<()> {
-        self.consider(scanned.at, scanned.hash, bytes, None)
+        self.consider(scanned.at, scanned.hash, bytes, None)?;
+        // Where most entries are shared nearly every record is in doubt; the doubts of a stretch may be as long as it is.
+        if self.doubt_bytes() > self.engine.log.budget.load(Relaxed) / DOUBT_PART { self.settle_all() } else { Ok(()) }
     }
 }
 
@@ -515,6 +521,18 @@ impl Mover<'_> {
         }
     }
 
+    /// Memory that doubts take.
+    fn doubt_bytes(&self) -> u64 {
+        (self.doubtful.len() * size_of::<Doubt>() + self.keys.len()) as u64
+    }
+
+    /// Leaves no doubt.
+    fn settle_all(&mut self) -> Result<()> {
+        self.settle()?;
+        self.keys.clear();
+        Ok(())
+    }
+
     /// Reads, in the order of their addresses, the records that doubtful ones may have been superseded by.
     fn settle(&mut self) -> Result<()> {
         let mut doubtful = std::mem::take(&mut self.doubtful);
@@ -533,8 +551,12 @@ impl Mover<'_> {
         let Some(device) = &self.engine.log.device else { return Ok(()) };
         let first = run[0].other / BLOCK_BYTES;
         let count = (run[run.len() - 1].other / BLOCK_BYTES - first + 1) as usize;
-        let mut buffer = AlignedBuffer::new(count);
-        match device.read(first * SECTOR_BYTES as u64, buffer.bytes_mut()) {
+        // One for all runs: buffers of ever other sizes leave an allocator with holes that nothing fits.
+        let mut buffer = std::mem::replace(&mut self.buffer, AlignedBuffer::new(0));
+        if buffer.bytes().is_empty() {
+            buffer = AlignedBuffer::new(RUN_BLOCKS as usize);
+        }
+        match device.read(first * SECTOR_BYTES as u64, &mut buffer.bytes_mut()[..count * SECTOR_BYTES]) {
             // A scar between two of them, which need not be on the device.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof && run.len() > 1 => {
                 return run.iter().try_for_each(|doubt| self.settle_run(std::slice::from_ref(doubt)));
@@ -551,6 +573,7 @@ impl Mover<'_> {
                 self.settle_slowly(doubt)?;
             }
         }
+        self.buffer = buffer;
         Ok(())
     }
 
