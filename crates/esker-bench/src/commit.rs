@@ -17,7 +17,7 @@ mod contestants;
 
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ use indicatif::ProgressBar;
 use crate::engines::Name;
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, chart, progress, run, size};
+use crate::{Outputs, Place, chart, progress, run, size};
 use contestants::{Contestant, Promise};
 
 /// The rate of each so many seconds is looked at.
@@ -74,9 +74,8 @@ pub(crate) struct Arguments {
     /// Number of runs
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// Directory on the device to measure; the system's for temporary files if not given
-    #[arg(long, value_name = "DIR")]
-    directory: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -109,8 +108,7 @@ struct Commits {
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     validate(arguments)?;
-    let parent = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
-    let directory = tempfile::tempdir_in(parent)?;
+    let directory = arguments.place.temporary()?;
     let commits = arguments.engines.len() * (arguments.commit_threads.len() + 1) + 1;
     let bar = progress::bar((arguments.runs * (2 * arguments.distribution.len() + commits)) as u64);
     let updates = measure_updates(arguments, directory.path(), &bar)?;

@@ -8,7 +8,6 @@
 //! Disk engines can stand in for Esker or beside it, one after another, each next to its own probes. LMDB, redb and fjall read
 //! through the page cache: what they show is the device only where the page cache is bounded from outside.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -19,7 +18,7 @@ use crate::engines::{Name, Settings};
 use crate::probe::Probe;
 use crate::report::{self, Latency, Row, Spread};
 use crate::run::{self, Contestant, MILLION, Reads};
-use crate::{Outputs, chart, keys, memory, progress, size};
+use crate::{Outputs, Place, chart, keys, memory, progress, size};
 
 /// Pairs per `put_many` of the load.
 const LOAD_BATCH: usize = 1024;
@@ -50,9 +49,8 @@ pub(crate) struct Arguments {
     /// Size of the file of the probe
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = size::parse)]
     probe_bytes: u64,
-    /// Directory on the device to measure; the system's for temporary files if not given
-    #[arg(long, value_name = "DIR")]
-    directory: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
     /// Esker reads with `pread` even where `io_uring` works
     #[arg(long)]
     no_io_uring: bool,
@@ -80,12 +78,11 @@ struct Measurement {
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     validate(arguments)?;
-    let parent = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
-    let directory = tempfile::tempdir_in(parent)?;
+    let directory = arguments.place.temporary()?;
     let bar = progress::bar(steps(arguments));
     let settings = Settings {
         hybrid_bytes: Some(arguments.memory),
-        directory: Some(directory.path().to_owned()),
+        place: Place { directory: Some(directory.path().to_owned()) },
         no_io_uring: arguments.no_io_uring,
         ..Settings::default()
     };

@@ -8,7 +8,7 @@
 //! of such a log in memory, and told beside the time that they take (recovery: the experiment `recovery`).
 
 use std::hint::black_box;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
@@ -18,7 +18,7 @@ use rand::{RngExt, SeedableRng};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::report::{self, Row, Spread};
-use crate::{Outputs, keys, progress, size};
+use crate::{Outputs, Place, keys, progress, size};
 
 /// Pairs per `put_many` of the load.
 const LOAD_BATCH: u64 = 1024;
@@ -48,9 +48,8 @@ pub(crate) struct Arguments {
     /// Number of runs
     #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// Directory on the device to measure; the system's for temporary files if not given
-    #[arg(long, value_name = "DIR")]
-    directory: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -67,8 +66,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.runs > 0, "there must be a run");
     ensure!(arguments.seconds > 0.0, "a measurement must last some time");
     ensure!(arguments.batch.iter().all(|&batch| batch > 0), "a batch has at least one key");
-    let parent = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
-    let directory = tempfile::tempdir_in(parent)?;
+    let directory = arguments.place.temporary()?;
     let path = directory.path().join("store");
     let bar = progress::bar(1 + 2 * (arguments.runs * arguments.batch.len()) as u64);
     bar.set_message("loading");

@@ -82,6 +82,21 @@ struct Outputs {
     svg: Option<PathBuf>,
 }
 
+/// Where an experiment keeps its files.
+#[derive(Args, Clone, Debug, Default)]
+struct Place {
+    /// Directory on the device to measure; the system's for temporary files if not given
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+}
+
+impl Place {
+    /// A fresh directory there.
+    fn temporary(&self) -> std::io::Result<tempfile::TempDir> {
+        self.directory.as_ref().map_or_else(tempfile::tempdir, tempfile::tempdir_in)
+    }
+}
+
 /// A choice on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Switch {

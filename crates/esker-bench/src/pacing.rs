@@ -7,7 +7,7 @@
 //! that nearly each overwrite leaves a dead record behind. Both stores are loaded and overwritten alike before the clock starts, until the one
 //! with compaction is at its target and compacts. Afterwards each key is read back.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -16,7 +16,7 @@ use hdrhistogram::Histogram;
 
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, progress, run, size};
+use crate::{Outputs, Place, progress, run, size};
 
 /// Below this wait a thread spins: waking up takes longer.
 const SPIN: Duration = Duration::from_micros(200);
@@ -50,9 +50,8 @@ pub(crate) struct Arguments {
     /// Number of runs
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// Directory on the device to measure; the system's for temporary files if not given
-    #[arg(long, value_name = "DIR")]
-    directory: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -79,14 +78,13 @@ impl Setting {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.runs > 0 && arguments.threads > 0, "there must be a run and a thread");
     ensure!(arguments.rate > 0.0 && arguments.seconds > 0.0, "there must be something to do");
-    let parent = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
     let sequences = keys::sequences(Distribution::Uniform, arguments.keys, arguments.threads);
     let mut settings = [Setting::new("without compaction", f64::INFINITY), Setting::new("with compaction", arguments.target)];
     let bar = progress::bar((arguments.runs * settings.len()) as u64);
     for _ in 0..arguments.runs {
         for setting in &mut settings {
             bar.set_message(setting.name);
-            let directory = tempfile::tempdir_in(&parent)?;
+            let directory = arguments.place.temporary()?;
             measure(arguments, setting, &sequences, directory.path())?;
             bar.inc(1);
         }

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use esker::{Options, Store};
 
 use crate::report::{self, Row, Spread};
-use crate::{Outputs, integrity, keys, probe, progress, size};
+use crate::{Outputs, Place, integrity, keys, probe, progress, size};
 
 /// Pairs per `put_many` of the load.
 const LOAD_BATCH: u64 = 1024;
@@ -37,9 +37,8 @@ pub(crate) struct Arguments {
     /// Number of openings of each store
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// Directory on the device to measure; the system's for temporary files if not given
-    #[arg(long, value_name = "DIR")]
-    directory: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
     /// Load the store here and end without closing it: what the experiment does in a process of its own
     #[arg(long, hide = true)]
     load: Option<PathBuf>,
@@ -58,11 +57,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         std::process::exit(0);
     }
     ensure!(arguments.runs > 0, "there must be a run");
-    let parent = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
     let bar = progress::bar(2 * arguments.runs as u64);
     let mut rows = Vec::new();
     for images in [false, true] {
-        let directory = tempfile::tempdir_in(&parent)?;
+        let directory = arguments.place.temporary()?;
         rows.push(measure(arguments, images, directory.path(), &bar)?);
     }
     bar.finish_and_clear();

@@ -1,29 +1,17 @@
 //! Transactions of many threads: sums stay, rules over two keys hold, nothing is lost and nobody sees a half; while plain calls,
 //! lines, compaction, eviction and growth go on, and across crashes.
 
+#[path = "common/traffic.rs"]
+mod traffic;
+
 use esker::{Durability, Error, MemoryStorage, Options, Store, Transaction};
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use traffic::{Random, maintain};
 
 fn words() -> Store<u64, u64> {
     Options::new().memory("16MiB").in_memory().unwrap()
-}
-
-/// A generator of test data.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % most
-    }
-
-    fn of_thread(number: u64) -> Self {
-        Self((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
-    }
 }
 
 fn is_conflict<T>(result: Result<T, Error>) -> bool {
@@ -155,11 +143,7 @@ fn a_bank_of_words_on_a_disk_keeps_its_sum_while_lines_are_drawn_and_the_log_is_
     bank::<Words>(&store, 8, 24, 2_000, |round| {
         let pairs: Vec<(u64, u64)> = (0..2000).map(|n| (1000 + n + round % 100 * 2000, round)).collect();
         store.put_many(&pairs).unwrap();
-        match round % 8 {
-            3 => store.commit().unwrap(),
-            7 => _ = store.compact().unwrap(),
-            _ => {}
-        }
+        maintain(&store, round);
     });
 }
 
@@ -170,11 +154,7 @@ fn a_bank_of_bytes_on_a_disk_keeps_its_sum_while_lines_are_drawn_and_the_log_is_
         for n in 0..200 {
             store.put(&(1000 + n + round % 100 * 200), &[3; 300]).unwrap();
         }
-        match round % 8 {
-            3 => store.commit().unwrap(),
-            7 => _ = store.compact().unwrap(),
-            _ => {}
-        }
+        maintain(&store, round);
     });
 }
 

@@ -1,26 +1,16 @@
 //! Transactions that only read: each sees the store as of its beginning, whatever goes on, and none ever conflicts.
 
+#[path = "common/traffic.rs"]
+mod traffic;
+
 use esker::{Clock, Error, ManualClock, Options, ReadTransaction, Store, Value};
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
-
-/// A generator of test data.
-struct Random(u64);
+use traffic::{Random, maintain};
 
 impl Random {
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % most
-    }
-
-    fn of_thread(number: u64) -> Self {
-        Self((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
-    }
-
     /// The numbers below `count` in some order.
     fn order(&mut self, count: u64) -> Vec<u64> {
         let mut order: Vec<u64> = (0..count).collect();
@@ -207,11 +197,7 @@ fn readers_see_every_sum_of_words_while_accounts_go_cold_and_are_compacted() {
     bank(&store, 1_500, |round| {
         let pairs: Vec<(u64, u64)> = (0..5_000).map(|n| (1_000 + n + round % 100 * 5_000, round)).collect();
         store.put_many(&pairs).unwrap();
-        match round % 8 {
-            3 => store.commit().unwrap(),
-            7 => _ = store.compact().unwrap(),
-            _ => {}
-        }
+        maintain(&store, round);
     });
 }
 
@@ -220,11 +206,7 @@ fn readers_see_every_sum_of_bytes_while_accounts_go_cold_and_are_compacted() {
     let store: Store<u64, [u8]> = Options::new().memory("16MiB").open_temporary().unwrap();
     bank(&store, 800, |round| {
         (0..500).for_each(|n| store.put(&(1_000 + n + round % 100 * 500), &[200; 200]).unwrap());
-        match round % 8 {
-            3 => store.commit().unwrap(),
-            7 => _ = store.compact().unwrap(),
-            _ => {}
-        }
+        maintain(&store, round);
     });
 }
 

@@ -23,7 +23,6 @@ mod drawing;
 mod peers;
 mod stores;
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
@@ -31,7 +30,7 @@ use esker::aggregate::Sum;
 use esker::{Store, Strategy};
 use serde::Serialize;
 
-use crate::{Outputs, memory, processor, progress, report, size};
+use crate::{Outputs, Place, memory, processor, progress, report, size};
 use peers::Peer;
 use stores::{Amount, Setting, State};
 
@@ -59,9 +58,8 @@ pub(crate) struct Arguments {
     /// Memory of stores on the device, instead of half or a tenth of their data
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     memory: Option<u64>,
-    /// Directory on the device to measure; the system's for temporary files if not given
-    #[arg(long, value_name = "DIR")]
-    directory: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
     /// Number of runs; the median counts
     #[arg(long, default_value_t = 3)]
     runs: usize,
@@ -157,7 +155,7 @@ fn settings(arguments: &Arguments) -> Vec<Setting> {
                 keys,
                 emptied_from: arguments.emptied_from,
                 memory: arguments.memory,
-                directory: arguments.directory.clone(),
+                place: arguments.place.clone(),
             }));
         }
     }
@@ -416,7 +414,7 @@ mod tests {
             threads: vec![1, 2],
             emptied_from: 50_000,
             memory: Some(16 << 20),
-            directory: None,
+            place: Place::default(),
             runs: 1,
             client_objects: 100,
             peers: Vec::new(),

@@ -1,6 +1,5 @@
 //! The stores that sums are asked of: how many objects of what size, and what became of them before.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
@@ -10,7 +9,7 @@ use rand::{RngExt, SeedableRng};
 use tempfile::TempDir;
 
 use crate::probe::Probe;
-use crate::{keys, memory};
+use crate::{Place, keys, memory};
 
 const LOAD_BATCH: usize = 1024;
 /// What an object takes besides its value: header, key and lengths in the log, its part of the index, its key in lists.
@@ -97,7 +96,7 @@ pub(super) struct Setting {
     pub(super) keys: u64,
     pub(super) emptied_from: u64,
     pub(super) memory: Option<u64>,
-    pub(super) directory: Option<PathBuf>,
+    pub(super) place: Place,
 }
 
 /// A store that is filled.
@@ -190,8 +189,7 @@ impl Setting {
     }
 
     fn open_on_device<V: Amount + ?Sized>(&self, base: u64) -> Result<Filled<V>> {
-        let parent = self.directory.clone().unwrap_or_else(std::env::temp_dir);
-        let directory = tempfile::tempdir_in(parent)?;
+        let directory = self.place.temporary()?;
         let memory = self.budget();
         Ok(Filled {
             store: Options::new().memory(memory).open(directory.path().join("store"))?,

@@ -26,10 +26,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Esker<K, V> {
         if settings.hybrid_bytes.is_none() {
             return Ok(Self { store: options.in_memory()?, atomic_batches, _directory: None });
         }
-        if settings.directory.is_none() {
+        if settings.place.directory.is_none() {
             return Ok(Self { store: options.open_temporary()?, atomic_batches, _directory: None });
         }
-        let directory = settings.temporary()?;
+        let directory = settings.place.temporary()?;
         let store = options.open(directory.path().join("store"))?;
         Ok(Self { store, atomic_batches, _directory: Some(directory) })
     }

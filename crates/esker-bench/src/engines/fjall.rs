@@ -24,7 +24,7 @@ pub(crate) struct Fjall {
 impl Fjall {
     /// An empty database.
     pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
-        let directory = settings.temporary()?;
+        let directory = settings.place.temporary()?;
         let shares = Shares::of(settings.memory_bytes());
         let database = Database::builder(directory.path()).cache_size(shares.cache).manual_journal_persist(true).open()?;
         let entries = database.keyspace("entries", || {

@@ -55,7 +55,7 @@ pub(crate) fn open<C: Comparator + Send + Sync + 'static>(directory: &Path, flag
 impl<C: Comparator + Send + Sync + 'static> Lmdb<C> {
     /// An empty database.
     pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
-        let directory = settings.temporary()?;
+        let directory = settings.place.temporary()?;
         // Where commits are synced, writing the pages that changed is quicker than syncing the map.
         let writing = if settings.durable { EnvFlags::empty() } else { EnvFlags::NO_SYNC | EnvFlags::WRITE_MAP };
         let (environment, table) = open(directory.path(), writing | EnvFlags::NO_READ_AHEAD)?;

@@ -55,7 +55,7 @@ impl<M: DatabaseKind> Mdbx<M> {
     }
 
     fn open(settings: &Settings, flags: TableFlags) -> anyhow::Result<Self> {
-        let directory = settings.temporary()?;
+        let directory = settings.place.temporary()?;
         let sync_mode = if settings.durable { SyncMode::Durable } else { SyncMode::UtterlyNoSync };
         let options = ReadWriteOptions { sync_mode, max_size: Some(MAP_BYTES), growth_step: Some(GROWTH_BYTES), ..Default::default() };
         let options =

@@ -35,13 +35,9 @@ pub(crate) use dashmap::DashVectors;
 #[cfg(feature = "peers")]
 pub(crate) use hashbrown::HashbrownVectors;
 
-use std::path::PathBuf;
-
-use tempfile::TempDir;
-
-use crate::memory;
 use crate::pairs::values::{Key, Values};
 use crate::run::Contestant;
+use crate::{Place, memory};
 
 /// A store or map from `u64` to `u64`. Engine failures panic: a benchmark has no use for them.
 pub(crate) trait Engine: Send + Sync {
@@ -204,7 +200,7 @@ pub(crate) struct Settings {
     /// Esker keeps this many bytes in memory and the rest in a temporary directory; so do disk engines which can be told.
     pub(crate) hybrid_bytes: Option<u64>,
     /// Where temporary directories are made; the system's place for them if not given.
-    pub(crate) directory: Option<PathBuf>,
+    pub(crate) place: Place,
     /// Esker reads with `pread` even where `io_uring` works.
     pub(crate) no_io_uring: bool,
     /// Each writing call, or each batch, is durable when it returns.
@@ -222,11 +218,6 @@ impl Settings {
     /// The memory of an engine: what is given, or three quarters of the machine's.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.hybrid_bytes.unwrap_or_else(|| memory::physical_bytes() / 4 * 3)
-    }
-
-    /// A fresh directory.
-    pub(crate) fn temporary(&self) -> std::io::Result<TempDir> {
-        self.directory.as_ref().map_or_else(tempfile::tempdir, tempfile::tempdir_in)
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct Redb {
 impl Redb {
     /// An empty database.
     pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
-        let directory = settings.temporary()?;
+        let directory = settings.place.temporary()?;
         let cache = usize::try_from(settings.memory_bytes())?;
         let database = Database::builder().set_cache_size(cache).create(directory.path().join("store"))?;
         let durability = if settings.durable { Durability::Immediate } else { Durability::None };

@@ -36,7 +36,7 @@ pub(crate) struct Rocksdb {
 impl Rocksdb {
     /// An empty database.
     pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
-        let directory = settings.temporary()?;
+        let directory = settings.place.temporary()?;
         let options = options(settings.memory_bytes())?;
         // Batched reads want the handle of a family, which only families opened by name have.
         let families = [(DEFAULT_COLUMN_FAMILY_NAME, options.clone())];

@@ -14,14 +14,12 @@ mod document;
 mod run;
 pub(crate) mod values;
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 
 use crate::engines::{Name, Settings};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, Switch, chart, memory, progress, size};
+use crate::{Outputs, Place, Switch, chart, memory, progress, size};
 use run::{Calls, Measured};
 use values::{Key, Order, Values};
 
@@ -61,9 +59,8 @@ pub(crate) struct Arguments {
     /// Number of runs
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// Directory on the device to measure; the system's for temporary files if not given
-    #[arg(long, value_name = "DIR")]
-    directory: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -178,7 +175,7 @@ impl Setting {
     fn engine(&self, arguments: &Arguments) -> Settings {
         Settings {
             hybrid_bytes: Some(arguments.memory),
-            directory: arguments.directory.clone(),
+            place: arguments.place.clone(),
             durable: self.durability,
             unchecked: !self.integrity,
             atomic_batches: self.atomic,

@@ -157,7 +157,7 @@ mod rocks {
 
             impl $name {
                 pub(super) fn open(settings: &Settings) -> Result<Self> {
-                    let directory = settings.temporary()?;
+                    let directory = settings.place.temporary()?;
                     let database = $open(&engine::options(settings.memory_bytes())?, &directory)?;
                     Ok(Self { database, writes: engine::write_options(settings.durable), _directory: directory })
                 }

@@ -9,7 +9,6 @@
 
 mod ledgers;
 
-use std::path::PathBuf;
 use std::sync::Barrier;
 use std::time::Instant;
 
@@ -19,7 +18,7 @@ use hdrhistogram::Histogram;
 use crate::engines::Settings;
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, Switch, chart, progress, run, size};
+use crate::{Outputs, Place, Switch, chart, progress, run, size};
 use ledgers::{Kind, Ledger};
 
 /// Of so many transactions that are not durable one is timed.
@@ -56,9 +55,8 @@ pub(crate) struct Arguments {
     /// Number of runs
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// Directory on the device to measure; the system's for temporary files if not given
-    #[arg(long, value_name = "DIR")]
-    directory: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -143,8 +141,8 @@ impl Setting {
 
     /// A fresh ledger, loaded, used for the time given, and summed up.
     fn run(&mut self, arguments: &Arguments, sequence: &Sequence) -> Result<()> {
-        let (hybrid_bytes, directory) = (Some(arguments.memory), arguments.directory.clone());
-        let ledger = self.kind.open(&Settings { hybrid_bytes, directory, durable: self.sync, ..Settings::default() })?;
+        let (hybrid_bytes, place) = (Some(arguments.memory), arguments.place.clone());
+        let ledger = self.kind.open(&Settings { hybrid_bytes, place, durable: self.sync, ..Settings::default() })?;
         let batches = || (0..arguments.keys).step_by(LOAD_BATCH);
         let batch = |from: u64| (from..(from + LOAD_BATCH as u64).min(arguments.keys)).map(keys::key).collect::<Vec<_>>();
         batches().try_for_each(|from| ledger.load(&batch(from)))?;
