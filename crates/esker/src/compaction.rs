@@ -251,9 +251,11 @@ impl Engine {
                 return Ok(false);
             }
             let (doubtful, keys, buffer) = (Vec::new(), Vec::new(), AlignedBuffer::new(0));
-            let mut mover = Mover { engine: self, moved: 0, expired: 0, doubtful, keys, buffer, caching, stretch: to - from };
+            let mut mover =
+                Mover { engine: self, moved: 0, expired: 0, doubtful, keys, buffer, caching, stretch: to - from, ended_at: None };
             let reached = self.visit_stretch(from, to, &mut mover)?;
             mover.settle_all()?;
+            let reached = mover.ended_at.unwrap_or(reached);
             if reached > from {
                 if let Some(caching) = caching {
                     caching.adapt(mover.moved, reached - from);
@@ -265,8 +267,8 @@ impl Engine {
                 let _ = self.shrink_index(&one);
                 return given;
             }
-            // A record longer than the stretch, unless it is the log's last.
-            if from + stretch >= self.log.tail() {
+            // A record longer than the stretch, unless it is the log's last or there is no room for its copy.
+            if from + stretch >= self.log.tail() || mover.ended_at.is_some() {
                 return Ok(false);
             }
             stretch *= 2;
@@ -391,6 +393,8 @@ struct Mover<'a> {
     /// A cache, which drops what is not worth another round.
     caching: Option<&'a Caching>,
     stretch: u64,
+    /// In memory the first record whose copy did not fit: the stretch ends before it.
+    ended_at: Option<u64>,
 }
 
 struct Doubt {
@@ -407,6 +411,9 @@ impl Visitor for Mover<'_> {
     }
 
     fn visit(&mut self, scanned: &Scanned, bytes: &[u8]) -> Result<()> {
+        if self.ended_at.is_some() {
+            return Ok(());
+        }
         self.consider(scanned.at, scanned.hash, bytes, None)?;
         // Where most entries are shared nearly every record is in doubt; the doubts of a stretch may be as long as it is.
         if self.doubt_bytes() > self.engine.log.budget.load(Relaxed) / DOUBT_PART { self.settle_all() } else { Ok(()) }
@@ -464,6 +471,10 @@ impl Mover<'_> {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(Error::Full) if self.caching.is_some() => has_room = false,
+                Err(Error::Full) => {
+                    self.ended_at = Some(at);
+                    return Ok(());
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -206,6 +206,26 @@ fn memory_nearly_full_of_what_lives_goes_on() {
     assert!(slowest < std::time::Duration::from_secs(1), "{slowest:?}");
 }
 
+/// An index that grew into compaction's reserve once left no room for the copies of a stretch, and a log of dead bytes was full.
+#[test]
+fn what_is_left_of_the_reserve_suffices() {
+    let store: Store<u64, [u8]> = Options::new().memory("64MiB").background(false).in_memory().unwrap();
+    let value = |key: u64| vec![key as u8; 100 + key as usize % 50];
+    let keys = 0..150_000u64;
+    keys.clone().for_each(|key| store.put(&key, &value(key)).unwrap());
+    let total = store.stats().memory.total_bytes;
+    store.set_memory(total + (160 << 10)).unwrap();
+    assert!(keys.clone().step_by(3).all(|key| store.delete(&key).unwrap()));
+    for key in keys.clone().step_by(6) {
+        store.put(&(key + keys.end), &value(key)).unwrap_or_else(|error| panic!("{error}, key {key}, {:?}", store.stats()));
+    }
+    for key in keys.clone() {
+        assert_eq!(store.get(&key).unwrap(), (key % 3 != 0).then(|| value(key)), "key {key}");
+        assert_eq!(store.get(&(key + keys.end)).unwrap(), (key % 6 == 0).then(|| value(key)), "key {key}");
+    }
+    assert!(store.stats().memory.total_bytes <= total + (160 << 10), "{total}, {:?}", store.stats().memory);
+}
+
 #[test]
 fn compaction_beside_eight_threads_loses_nothing() {
     let store: Store<u64, u64> = Options::new().memory("16MiB").open_temporary().unwrap();
