@@ -15,7 +15,7 @@
 //! **Fails closed**: a damaged block below the cut was acknowledged once. It is named and nothing is changed, unless the
 //! caller accepts the loss of what lies behind it.
 
-use crate::device::SECTOR_BYTES;
+use crate::device::{AlignedBuffer, SECTOR_BYTES, ZEROS_BYTES_MAX};
 use crate::engine::{Engine, lock};
 use crate::epoch::Pin;
 use crate::error::{Error, Result};
@@ -26,6 +26,7 @@ use crate::manifest::State;
 use crate::record::{self, ADDRESS_MASK, Record};
 use crate::scars::{self, Scar};
 use crate::traverse::{Scanned, Span, Visitor};
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
@@ -71,8 +72,7 @@ impl Engine {
         self.image_stands_for(state.image_until);
         // What the log holds was not read: perhaps.
         self.expiry.watch();
-        let file_bytes = self.log.device.as_ref().map_or(Ok(0), |device| device.bytes())?;
-        let behind = block_ceil(file_bytes.div_ceil(SECTOR_BYTES as u64) * BLOCK_BYTES).max(state.cut);
+        let behind = self.end_of_writing(state.cut)?;
         self.log.start_at(behind, state.line + 1, state.cut);
         let image = self.restore_index(&state, manner.accept_loss)?;
         let (image, cut) = if manner.accept_loss { self.accept_loss(&state, &scars, image)? } else { (image, state.cut) };
@@ -97,6 +97,27 @@ impl Engine {
         // driver takes an image if the next opening should not read all this again.
         let needs_image = self.is_image_due() && !self.in_background;
         if cut < state.cut || image.is_lost || needs_image { self.save_image(image.is_lost) } else { Ok(()) }
+    }
+
+    /// Behind everything but zeros that was ever written from `cut` on.
+    fn end_of_writing(&self, cut: u64) -> Result<u64> {
+        let Some(device) = &self.log.device else { return Ok(cut) };
+        let (from, mut end) = (cut / BLOCK_BYTES, device.bytes()?.div_ceil(SECTOR_BYTES as u64));
+        let mut buffer = AlignedBuffer::new((ZEROS_BYTES_MAX / SECTOR_BYTES as u64).min(end.saturating_sub(from)) as usize);
+        while end > from {
+            let first = end.saturating_sub(buffer.bytes().len() as u64 / SECTOR_BYTES as u64).max(from);
+            let sectors = &mut buffer.bytes_mut()[..((end - first) as usize) * SECTOR_BYTES];
+            match device.read(first * SECTOR_BYTES as u64, sectors) {
+                // A file that ends in a part of a sector, or before the next one begins.
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(end * BLOCK_BYTES),
+                read => read?,
+            }
+            match sectors.chunks(SECTOR_BYTES).rposition(|sector| sector.iter().any(|byte| *byte != 0)) {
+                Some(last) => return Ok((first + last as u64 + 1) * BLOCK_BYTES),
+                None => end = first,
+            }
+        }
+        Ok(cut)
     }
 
     /// The index as the image has it.
@@ -539,7 +560,9 @@ mod tests {
             crash(store);
             // Something was being written.
             let log = files.open("esker.log.00000000").unwrap();
-            log.write(log.bytes().unwrap(), AlignedBuffer::new(3).bytes()).unwrap();
+            let mut written = AlignedBuffer::new(3);
+            written.sector_mut(1)[99] = 1;
+            log.write(log.bytes().unwrap(), written.bytes()).unwrap();
             let found = crate::verify_in(files.clone(), |done, all| assert!(done <= all)).unwrap();
             assert!(found.is_sound() && found.scars == round && found.records >= 50_000, "{found:?}");
         }

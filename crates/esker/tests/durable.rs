@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
 const KEYS: u64 = 8;
+/// What takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What operation `i` of a thread makes of its key `i % KEYS`: a value, or nothing.
 fn outcome(i: u64) -> Option<u64> {
@@ -159,7 +161,7 @@ fn images_come_by_themselves() {
         store.commit().unwrap();
         let begun = Instant::now();
         while images() != [format!("index.{}", turn + 1)] {
-            assert!(begun.elapsed() < Duration::from_secs(30), "no image: {:?}", images());
+            assert!(begun.elapsed() < PATIENCE, "no image: {:?}", images());
             std::thread::sleep(Duration::from_millis(1));
         }
     }

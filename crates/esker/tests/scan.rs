@@ -61,7 +61,7 @@ fn agrees_with_a_map<K, V>(store: &Store<K, V>, keys: u64, key: impl Fn(u64) -> 
 where
     K: esker::Key + ?Sized,
     V: esker::Value + ?Sized,
-    K::Owned: Ord + Send + Clone + std::fmt::Debug,
+    K::Owned: Ord + Send + Sync + Clone + std::fmt::Debug,
     V::Owned: Ord + Send + Clone + std::fmt::Debug,
 {
     use std::borrow::Borrow;

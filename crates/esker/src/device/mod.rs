@@ -12,7 +12,7 @@ mod stream;
 
 pub(crate) use file::{FileDevice, read_stream};
 pub use memory::{MemoryDevice, MemoryStorage};
-pub(crate) use segments::{PREFIX as SEGMENT_PREFIX, Segments, name as segment_name};
+pub(crate) use segments::{PREFIX as SEGMENT_PREFIX, Segments, ZEROS_BYTES_MAX, name as segment_name};
 pub use stream::{DeviceRead, ReadSource};
 
 use std::fs::File;

@@ -10,10 +10,13 @@
 //!   comes back after a power cut lies below the log's beginning, and the next opening removes it again.
 //! * **Below the first file that is kept are zeros**, as in a hole: a reader that was on its way there finds no valid block,
 //!   and looks whether the log has begun to begin later. Above it, what is missing is an error.
+//! * **Zeros ahead.** A file that grows by a sector with each sync makes its file system write what it knows of the file each time;
+//!   that took longer than the sector. So behind short writes zeros are written, as many as were written so far, and the next
+//!   ones lie within the file. Zeros at the end of the last file mean nothing (`recovery.rs`).
 //! * **Handles** are opened when they are needed and at most [`HANDLES_MAX`] are kept, the newest segments' first: however
 //!   long the log, the process does not run out of files. A read that is under way holds its file itself.
 
-use super::{Device, ReadSource, Storage, read_one_by_one};
+use super::{AlignedBuffer, Device, ReadSource, SECTOR_BYTES, Storage, read_one_by_one};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
@@ -24,6 +27,10 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuar
 pub(crate) const PREFIX: &str = "esker.log.";
 /// A quarter of what a process may open where nobody raised the limit.
 const HANDLES_MAX: usize = 256;
+/// Writes up to this length, in bytes, have zeros written behind them.
+const SHORT_BYTES: usize = 64 << 10;
+/// At most so many at once.
+pub(crate) const ZEROS_BYTES_MAX: u64 = 1 << 20;
 
 /// What a file's number makes its name.
 pub(crate) fn name(number: u64) -> String {
@@ -45,6 +52,7 @@ pub(crate) struct Segments {
     storage: Weak<dyn Storage>,
     segment_bytes: u64,
     files: RwLock<Files>,
+    zeros: Mutex<Zeros>,
     /// What the next sync settles.
     owed: Mutex<Owed>,
     /// Held while one goes on, so that no later one returns earlier.
@@ -58,6 +66,14 @@ struct Files {
     open: BTreeMap<u64, Arc<dyn Device>>,
 }
 
+/// Where the last short write's file ends, and how much short writes have come to.
+#[derive(Default)]
+struct Zeros {
+    number: u64,
+    until: u64,
+    short_bytes: u64,
+}
+
 #[derive(Default)]
 struct Owed {
     written: BTreeMap<u64, Arc<dyn Device>>,
@@ -69,7 +85,8 @@ impl Segments {
     pub(crate) fn open(storage: &Arc<dyn Storage>, segment_bytes: u64, begin: u64) -> io::Result<Self> {
         let known = numbers(&**storage)?.into_iter().collect();
         let files = RwLock::new(Files { first: begin / segment_bytes, known, open: BTreeMap::new() });
-        Ok(Self { storage: Arc::downgrade(storage), segment_bytes, files, owed: Mutex::default(), syncing: Mutex::new(()) })
+        let (zeros, owed, syncing) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Self { storage: Arc::downgrade(storage), segment_bytes, files, zeros, owed, syncing })
     }
 
     fn storage(&self) -> io::Result<Arc<dyn Storage>> {
@@ -141,6 +158,26 @@ impl Segments {
         })
     }
 
+    /// Makes room in a file behind the short write that ends at `end`, for those that follow.
+    fn write_zeros(&self, number: u64, device: &dyn Device, end: u64, bytes: usize) -> io::Result<()> {
+        let mut zeros = self.zeros.lock().unwrap_or_else(|e| e.into_inner());
+        zeros.short_bytes += bytes as u64;
+        let is_within = zeros.number == number && end <= zeros.until;
+        let count = zeros.short_bytes.min(ZEROS_BYTES_MAX).min(self.segment_bytes - end);
+        // Nothing that is there already is written over.
+        if is_within || count == 0 || device.bytes()? > end {
+            return Ok(());
+        }
+        (zeros.number, zeros.until) = (number, end);
+        match device.write(end, AlignedBuffer::new(count as usize / SECTOR_BYTES).bytes()) {
+            Ok(()) => zeros.until += count,
+            // It was only to be quicker.
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
     fn settle(&self, owed: &Owed) -> io::Result<()> {
         owed.written.values().try_for_each(|device| device.sync())?;
         if owed.is_name_new { self.storage()?.sync() } else { Ok(()) }
@@ -175,7 +212,11 @@ impl Device for Segments {
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         for (number, at, part) in self.parts(offset, bytes.len()) {
             let device = self.file_to_write(number)?;
+            let (count, end) = (part.len(), at + part.len() as u64);
             device.write(at, &bytes[part])?;
+            if bytes.len() <= SHORT_BYTES {
+                self.write_zeros(number, &*device, end, count)?;
+            }
             // Only now: a sync that took note of it earlier might be over before the write was.
             self.owed().written.insert(number, device);
         }
@@ -245,7 +286,6 @@ impl Device for Segments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::SECTOR_BYTES;
     use crate::directory::Directory;
     use std::path::Path;
 
@@ -284,7 +324,8 @@ mod tests {
         segments.sync().unwrap();
         drop(segments);
         let segments = open(&directory, 0);
-        assert_eq!((segments.bytes().unwrap(), names(folder.path()).len()), (bytes.len() as u64, 4));
+        // Zeros follow: the last file was made for more.
+        assert_eq!((segments.bytes().unwrap(), names(folder.path()).len()), (4 * LENGTH, 4));
         for (from, to) in [(0, 7), (1, 3), (3, 6), (5, 6)] {
             let mut read = vec![0; (to - from) * SECTOR_BYTES];
             segments.read((from * SECTOR_BYTES) as u64, &mut read).unwrap();
@@ -339,5 +380,35 @@ mod tests {
             assert!(read.iter().all(|byte| *byte == number as u8), "file {number}");
             assert!(segments.read_files().open.len() <= HANDLES_MAX);
         }
+    }
+
+    #[test]
+    fn zeros_go_ahead_of_short_writes_and_over_nothing() {
+        const LENGTH: u64 = 1 << 20;
+        let folder = tempfile::tempdir().unwrap();
+        let directory = directory(folder.path());
+        let segments = Segments::open(&directory, LENGTH, 0).unwrap();
+        let sector = SECTOR_BYTES as u64;
+        // There before, behind the end of the first write.
+        segments.write(2 * sector, &[9; SECTOR_BYTES]).unwrap();
+        let mut lengths = vec![];
+        for number in 0..40 {
+            segments.write(number * sector, &[number as u8 + 1; SECTOR_BYTES]).unwrap();
+            segments.sync().unwrap();
+            lengths.push(segments.bytes().unwrap() / sector);
+        }
+        lengths.dedup();
+        // As many as were written so far, each time they are used up.
+        assert_eq!(lengths, [4, 11, 25, 53]);
+        let mut read = vec![1; 53 * SECTOR_BYTES];
+        segments.read(0, &mut read).unwrap();
+        for (number, bytes) in read.chunks(SECTOR_BYTES).enumerate() {
+            let want = if number < 40 { number as u8 + 1 } else { 0 };
+            assert!(bytes.iter().all(|byte| *byte == want), "sector {number}");
+        }
+        // A long write has none.
+        let long = vec![5; SHORT_BYTES + SECTOR_BYTES];
+        segments.write(53 * sector, &long).unwrap();
+        assert_eq!(segments.bytes().unwrap(), 53 * sector + long.len() as u64);
     }
 }

@@ -8,20 +8,54 @@ use crate::snapshot::Newest;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::hint;
 use crate::types::{Key, Value};
+use std::borrow::Borrow;
+use std::marker::PhantomData;
 
 const GROUP: usize = 64;
 /// Groups that a thread takes at once, and cold keys whose reads overlap.
 const KEYS_TAKEN: usize = 64 * GROUP;
 
+/// A list of keys, whatever holds them.
+pub(super) trait List: Send + Sync {
+    fn len(&self) -> usize;
+
+    fn key(&self, at: usize) -> &[u8];
+
+    /// The keys from `from` on, as many as there are and fit; how many that is.
+    fn group<'s>(&'s self, from: usize, group: &mut [&'s [u8]]) -> usize;
+}
+
+/// The list as the caller holds it: a copy of ten million keys' places took longer than the log's records.
+pub(super) struct Lent<'a, K: ?Sized, Q> {
+    pub(super) keys: &'a [Q],
+    pub(super) of: PhantomData<fn(&K)>,
+}
+
+impl<K: Key + ?Sized, Q: Borrow<K> + Sync> List for Lent<'_, K, Q> {
+    fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    fn key(&self, at: usize) -> &[u8] {
+        self.keys[at].borrow().bytes()
+    }
+
+    fn group<'s>(&'s self, from: usize, group: &mut [&'s [u8]]) -> usize {
+        let keys = self.keys.get(from..).unwrap_or_default();
+        group.iter_mut().zip(keys).for_each(|(bytes, key)| *bytes = key.borrow().bytes());
+        keys.len().min(group.len())
+    }
+}
+
 /// A scan by keys that several threads share.
 pub(super) struct ByKeys<'a, K: Key + ?Sized, V: Value + ?Sized> {
     frame: &'a Frame<'a, K, V>,
-    keys: &'a [&'a [u8]],
+    keys: Option<&'a dyn List>,
     next: AtomicU64,
 }
 
 impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
-    pub(super) fn new(frame: &'a Frame<'a, K, V>, keys: &'a [&'a [u8]]) -> Self {
+    pub(super) fn new(frame: &'a Frame<'a, K, V>, keys: Option<&'a dyn List>) -> Self {
         Self { frame, keys, next: AtomicU64::new(0) }
     }
 
@@ -29,13 +63,17 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
     pub(super) fn work(&self, visit: &mut impl Visit) -> Result<()> {
         let mut rows = Rows::default();
         let mut cold = Vec::new();
+        let Some(keys) = self.keys else { return Ok(()) };
         loop {
             let from = self.next.fetch_add(KEYS_TAKEN as u64, Relaxed) as usize;
-            let Some(keys) = self.keys.get(from..(from + KEYS_TAKEN).min(self.keys.len())).filter(|keys| !keys.is_empty()) else {
+            let taken = from..(from + KEYS_TAKEN).min(keys.len());
+            if taken.is_empty() {
                 return Ok(());
-            };
-            for group in keys.chunks(GROUP) {
-                self.look_up(group, &mut rows, &mut cold, visit)?;
+            }
+            for at in taken.clone().step_by(GROUP) {
+                let mut group = [&[][..]; GROUP];
+                let count = keys.group(at, &mut group);
+                self.look_up(&group[..count], &mut rows, &mut cold, visit)?;
             }
             let (engine, view) = (self.frame.engine(), &self.frame.view);
             chains::follow(engine, view.begin, cold.drain(..), |key: &mut &[u8], at, record| {
@@ -47,7 +85,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
                 }
                 false
             })?;
-            self.frame.control.advance(keys.len() as u64)?;
+            self.frame.control.advance(taken.len() as u64)?;
         }
     }
 

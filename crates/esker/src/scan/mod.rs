@@ -41,10 +41,11 @@ use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
 use hashbrown::HashTable;
 use index::ByIndex;
-use keys::ByKeys;
+use keys::{ByKeys, Lent, List};
 use log::ByLog;
 use rows::Rows;
 use std::borrow::Borrow;
+use std::marker::PhantomData;
 use std::ops::ControlFlow;
 
 /// What is done with a pair.
@@ -74,7 +75,7 @@ pub struct Scan<'a, K: Key + ?Sized, V: Value + ?Sized> {
     store: &'a Store<K, V>,
     strategy: Option<Strategy>,
     threads: usize,
-    keys: Option<Vec<&'a [u8]>>,
+    keys: Option<Box<dyn List + 'a>>,
     /// Tells the listed keys from all others.
     is_listed: Option<Box<KeyTest<'a, K>>>,
     prefix: Option<Vec<u8>>,
@@ -94,7 +95,8 @@ struct Frame<'a, K: Key + ?Sized, V: Value + ?Sized> {
 /// Which keys are on a list, where it is not the list that is walked.
 enum Listed<'a, K: Key + ?Sized> {
     All,
-    Of(HashTable<&'a [u8]>),
+    /// By their places on the list.
+    Of(HashTable<usize>, Box<dyn List + 'a>),
     If(Box<KeyTest<'a, K>>),
 }
 
@@ -136,7 +138,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
     fn wants(&self, key: &[u8]) -> bool {
         let is_listed = match &self.listed {
             Listed::All => true,
-            Listed::Of(keys) => keys.find(self.hash(key), |listed| *listed == key).is_some(),
+            Listed::Of(set, keys) => set.find(self.hash(key), |at| keys.key(*at) == key).is_some(),
             Listed::If(is_listed) => is_listed(K::view(key)),
         };
         is_listed && self.prefix.as_ref().is_none_or(|prefix| key.starts_with(prefix))
@@ -224,14 +226,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
 impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// Only these keys; list each once. Another way than [`Strategy::ByKeys`] first gathers them in a set.
-    pub fn keys<Q: Borrow<K>>(mut self, keys: &'a [Q]) -> Self {
-        self.keys = Some(keys.iter().map(|key| key.borrow().bytes()).collect());
+    pub fn keys<Q: Borrow<K> + Sync>(mut self, keys: &'a [Q]) -> Self {
+        self.keys = Some(Box::new(Lent { keys, of: PhantomData::<fn(&K)> }));
         self
     }
 
     /// Only these keys, which are those of the store that `is_listed` is true for: a scan that goes another way asks it, and
     /// needs no set. What is visited where the two disagree is one or the other.
-    pub fn keys_where<Q: Borrow<K>>(mut self, keys: &'a [Q], is_listed: impl for<'v> Fn(K::View<'v>) -> bool + Send + Sync + 'a) -> Self {
+    pub fn keys_where<Q: Borrow<K> + Sync>(
+        mut self,
+        keys: &'a [Q],
+        is_listed: impl for<'v> Fn(K::View<'v>) -> bool + Send + Sync + 'a,
+    ) -> Self {
         self.is_listed = Some(Box::new(is_listed));
         self.keys(keys)
     }
@@ -401,15 +407,15 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         let plan = self.plan()?;
         let snapshot = self.store.engine.snapshot()?;
         let filter = self.filter.take();
-        let listed = if plan.strategy == Strategy::ByKeys { self.take_list() } else { Vec::new() };
+        let listed = if plan.strategy == Strategy::ByKeys { self.take_list() } else { None };
         let total = match plan.strategy {
-            Strategy::ByKeys => listed.len() as u64,
+            Strategy::ByKeys => listed.as_ref().map_or(0, |list| list.len() as u64),
             Strategy::ByIndex => index::PARTS,
             Strategy::ByLog => snapshot.view.cut - snapshot.view.begin,
         };
         let frame = self.frame(snapshot.view, total);
         let way = match plan.strategy {
-            Strategy::ByKeys => Way::Keys(ByKeys::new(&frame, &listed)),
+            Strategy::ByKeys => Way::Keys(ByKeys::new(&frame, listed.as_deref())),
             Strategy::ByIndex => Way::Index(ByIndex::new(&frame)),
             Strategy::ByLog => Way::Log(ByLog::new(&frame)?),
         };
@@ -417,16 +423,16 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     }
 
     /// The list, to be walked.
-    fn take_list(&mut self) -> Vec<&'a [u8]> {
+    fn take_list(&mut self) -> Option<Box<dyn List + 'a>> {
         self.is_listed = None;
-        self.keys.take().unwrap_or_default()
+        self.keys.take()
     }
 
     fn frame(self, view: View, total: u64) -> Frame<'a, K, V> {
         let control = Control { done: AtomicU64::new(0), total, progress: self.progress };
         let listed = match (self.is_listed, self.keys) {
             (Some(is_listed), _) => Listed::If(is_listed),
-            (None, Some(keys)) => Listed::Of(set(self.store, &keys)),
+            (None, Some(keys)) => Listed::Of(set(self.store, &*keys), keys),
             (None, None) => Listed::All,
         };
         Frame { store: self.store, view, prefix: self.prefix, listed, control }
@@ -434,10 +440,11 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
 }
 
 /// A set of keys, by the store's own hash.
-fn set<'a, K: Key + ?Sized, V: Value + ?Sized>(store: &Store<K, V>, keys: &[&'a [u8]]) -> HashTable<&'a [u8]> {
-    let mut set: HashTable<&[u8]> = HashTable::with_capacity(keys.len());
-    for key in keys {
-        set.entry(store.hash(key), |listed| listed == key, |listed| store.hash(listed)).or_insert(*key);
+fn set<K: Key + ?Sized, V: Value + ?Sized>(store: &Store<K, V>, keys: &dyn List) -> HashTable<usize> {
+    let mut set = HashTable::with_capacity(keys.len());
+    for at in 0..keys.len() {
+        let key = keys.key(at);
+        set.entry(store.hash(key), |listed| keys.key(*listed) == key, |listed| store.hash(keys.key(*listed))).or_insert(at);
     }
     set
 }
