@@ -23,6 +23,7 @@ use crate::directory::{self, Directory};
 use crate::engine::{Engine, lock};
 use crate::error::{Error, Result};
 use crate::image;
+use crate::lines;
 use crate::log::BLOCK_BYTES;
 use crate::manifest::{Manifest, State};
 use crate::scars::{self, Scar};
@@ -81,9 +82,10 @@ pub fn backup_from(
 
 fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl FnMut(u64, u64)) -> Result<Backup> {
     let storage = existing(from)?;
-    let manifest = Manifest::open(&*storage, None, false)?.ok_or_else(|| there_is_none(from))?;
-    let scars = scars::read(&*storage, manifest.state.cut)?;
+    let mut manifest = Manifest::open(&*storage, None, false)?.ok_or_else(|| there_is_none(from))?;
     let engine = resting_engine(&storage, &manifest.state)?;
+    lines::advance(engine.log.cold_device()?, &mut manifest.state, false)?;
+    let scars = scars::read(&*storage, manifest.state.cut)?;
     let source = Source { engine: &engine, storage: &*storage, state: &manifest.state, scars: &scars };
     let earlier = earlier.map(existing).transpose()?;
     source.copy_to(earlier, target(to)?, progress)
@@ -176,7 +178,7 @@ impl Source<'_> {
         let span = Span::new(from, self.state, self.scars);
         let total = span.parts().iter().map(|part| sectors(part).end - sectors(part).start).sum::<u64>() * SECTOR_BYTES as u64;
         let shared = earlier.as_ref().map_or(0..0, |earlier| earlier.share(&*to, sector(self.state.begin)));
-        let log = Segments::open(&to, self.state.segment_bytes, sector(self.state.begin) * SECTOR_BYTES as u64)?;
+        let log = Segments::open(&to, self.state.segment_bytes, sector(self.state.begin) * SECTOR_BYTES as u64)?.without_zeros();
         let (mut done, mut copied_bytes) = (0, 0);
         for part in span.parts() {
             self.copy_part(earlier.as_ref(), &shared, &log, sectors(&part), |bytes, is_copied| {

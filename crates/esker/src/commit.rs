@@ -11,7 +11,8 @@
 //!    now on carry the other parity.
 //! 2. The tail, moved to the end of its block, is the `cut`. `floor` and `read_only` move there: threads leave their pieces below it, and change in place
 //!    what lies above.
-//! 3. Drain: nobody writes below the cut any more. Flush, sync, write the manifest's slot, sync.
+//! 3. Drain: nobody writes below the cut any more. Flush and sync; then write the manifest's slot and sync, unless the line is
+//!    short and tells of itself (`lines.rs`).
 //!
 //! **An exact cut.** An operation takes its record's place first and reads the line number then: at or above the cut all
 //! records carry the new parity. Below it, what carries the new one does not count. A record that builds on one of the
@@ -33,6 +34,7 @@
 use crate::engine::{Engine, Home, lock};
 use crate::error::{Error, Result};
 use crate::image;
+use crate::lines::{self, LineRecord};
 use crate::log::NOWHERE;
 use crate::manifest::State;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
@@ -63,6 +65,9 @@ pub(crate) struct Commits {
     is_cutting: AtomicBool,
     /// The last line of any kind.
     last: Mutex<Option<Line>>,
+    /// Lines that end below and begin the log there may tell of themselves. 0 before the first line of this opening.
+    told_until: AtomicU64,
+    told_begin: AtomicU64,
 }
 
 /// A thread that sleeps until its line was drawn, or is its own to draw. It is on the list exactly while it sleeps or has not
@@ -94,6 +99,8 @@ pub(crate) struct Line {
     pub(crate) number: u64,
     pub(crate) window: u64,
     pub(crate) cut: u64,
+    /// Where the log begins as of this line: what lies below has its copies below the cut.
+    pub(crate) begin: u64,
     /// The time of the cut, in milliseconds since 1970: no transaction before it judged by a later one, none behind it by an
     /// earlier one.
     pub(crate) now: u64,
@@ -179,23 +186,37 @@ impl Engine {
 
     /// One line, durable. One caller at a time.
     fn draw_line(&self) -> Result<()> {
-        let Some(line) = self.cut_log()? else { return Ok(()) };
+        let Some((line, told)) = self.cut_log(true)? else { return Ok(()) };
         let mut home = lock(&self.home);
         let Some(home) = &mut *home else { return Ok(()) };
+        if let Some(told) = told {
+            told.apply(&mut home.manifest.state, line.cut);
+            return Ok(());
+        }
         let written = home.manifest.write(|state| {
             (state.line, state.window, state.cut) = (line.number, line.window, line.cut);
-            self.describe(state);
+            self.describe(state, line.begin);
         });
+        self.commits.told_begin.store(line.begin, Relaxed);
+        self.commits.told_until.store(line.cut + lines::TOLD_BYTES_MAX, Relaxed);
         written.map_err(|error| self.latch(error))
     }
 
-    fn describe(&self, state: &mut State) {
-        (state.begin, state.dead) = (self.log.bounds.compacted.load(Acquire), self.superseded_bytes());
+    fn describe(&self, state: &mut State, begin: u64) {
+        (state.begin, state.dead) = (begin, self.superseded_bytes());
         (state.shape, state.entries, state.shared) = (self.index.finest_shape(), self.index.entries(), self.index.is_shared());
     }
 
-    /// All but the manifest: the line's number and cut, or `None` if nothing was written since the last one.
-    pub(crate) fn cut_log(&self) -> Result<Option<Line>> {
+    /// True if a line that is drawn now may do without the manifest.
+    fn may_tell(&self) -> bool {
+        let (bounds, tail) = (&self.log.bounds, self.log.tail());
+        let is_short = tail - bounds.cut.load(Relaxed) <= lines::SHORT_BYTES && tail <= self.commits.told_until.load(Relaxed);
+        is_short && bounds.compacted.load(Acquire) == self.commits.told_begin.load(Relaxed)
+    }
+
+    /// All but the manifest: the line, and what it tells of itself, if it `may_tell`; or `None` if nothing was written since the
+    /// last one.
+    pub(crate) fn cut_log(&self, may_tell: bool) -> Result<Option<(Line, Option<LineRecord>)>> {
         let guard = lock(&self.boundaries);
         self.check_writable()?;
         let bounds = &self.log.bounds;
@@ -203,8 +224,9 @@ impl Engine {
         if self.log.tail() == bounds.cut.load(Relaxed) && bounds.compacted.load(Relaxed) == bounds.begin.load(Relaxed) {
             return Ok(None);
         }
-        let line = self.draw(&guard);
-        self.flush()?;
+        let (line, has_room) = self.draw(&guard, may_tell && self.may_tell());
+        let told = has_room.then(|| self.tell(&line));
+        self.flush_line(told.is_some())?;
         bounds.cut.store(line.cut, Relaxed);
         // Others may freeze, write and evict while the device syncs.
         drop(guard);
@@ -213,17 +235,30 @@ impl Engine {
         {
             device.sync().map_err(|error| self.latch(error))?;
         }
-        Ok(Some(line))
+        Ok(Some((line, told)))
     }
 
-    /// Ends a line at the tail: when it returns, nobody writes below its cut any more.
-    pub(crate) fn draw(&self, _: &MutexGuard<'_, ()>) -> Line {
+    /// Writes into a line's last block what the manifest would say.
+    fn tell(&self, line: &Line) -> LineRecord {
+        let (from, shape) = (self.log.bounds.cut.load(Relaxed), self.index.finest_shape());
+        let (dead, entries, shared) = (self.superseded_bytes(), self.index.entries(), self.index.is_shared());
+        let record = LineRecord { from, number: line.number, window: line.window, dead, shape, entries, shared };
+        self.log.tell_line(line.cut, &record);
+        record
+    }
+
+    /// Ends a line at the tail: when it returns, nobody writes below its cut any more. True if it leaves room for a record of the
+    /// line there, as `tells` asks for.
+    pub(crate) fn draw(&self, _: &MutexGuard<'_, ()>, tells: bool) -> (Line, bool) {
         let bounds = &self.log.bounds;
+        // Before the number and the cut: the copies that let it move are of this line, or of an earlier one. Asked for after the sync,
+        // as it once was, it could have moved beyond records whose copies lay above the cut.
+        let begin = bounds.compacted.load(Acquire);
         self.hold_transactions();
         bounds.read_only.store(NOWHERE, SeqCst);
         let number = bounds.line.fetch_add(1, SeqCst);
         // Whoever claims a place above the cut does it after this, and sees the new number.
-        let cut = self.log.end_block();
+        let (cut, has_room) = if tells { self.log.end_line() } else { (self.log.end_block(), false) };
         bounds.floor.store(cut, SeqCst);
         bounds.read_only.store(cut, SeqCst);
         let now = self.expiry.now();
@@ -233,9 +268,9 @@ impl Engine {
             self.epochs.drain();
         }
         bounds.safe_read_only.store(cut, Release);
-        let line = Line { number, window: bounds.drawn.swap(cut, Relaxed), cut, now };
+        let line = Line { number, window: bounds.drawn.swap(cut, Relaxed), cut, begin, now };
         *self.commits.last.lock().unwrap_or_else(|e| e.into_inner()) = Some(line);
-        line
+        (line, has_room)
     }
 
     /// The last line, as of now, if there is nothing above its cut: then another one would hold the same.
@@ -271,7 +306,7 @@ impl Engine {
     /// the store. One slot of the manifest says both: what lies between an older cut and this one may be no part of the store.
     /// `anew`: even if there is an image of this moment.
     pub(crate) fn save_image(&self, anew: bool) -> Result<()> {
-        let drawn = self.cut_log()?;
+        let drawn = self.cut_log(false)?.map(|(line, _)| line);
         let mut home = lock(&self.home);
         let Some(home) = &mut *home else { return Ok(()) };
         let state = home.manifest.state.clone();
@@ -285,7 +320,7 @@ impl Engine {
             manifest.write(|state| {
                 (state.image, state.image_until) = (state.image + 1, cut);
                 (state.line, state.window, state.cut) = (line, cut, cut);
-                self.describe(state);
+                self.describe(state, self.log.bounds.compacted.load(Acquire));
                 // The image has all that was published in finer tables.
                 state.shape = self.index.shape_word();
             })?;

@@ -165,7 +165,9 @@ impl Engine {
 
     /// True if more space is taken than the target allows.
     fn is_compaction_due(&self) -> bool {
-        let (extent, dead) = (self.log_extent(), self.dead_bytes());
+        let extent = self.log_extent();
+        // The log may have become longer since, and more of it dead.
+        let dead = self.dead_bytes().min(extent);
         if self.is_in_memory() {
             let budget = self.log.budget.load(Relaxed);
             return extent > budget / 8 * 7 && dead > budget / 16;

@@ -342,11 +342,16 @@ impl Engine {
     }
 
     pub(crate) fn flush(&self) -> Result<()> {
+        self.flush_line(false)
+    }
+
+    /// Writes what is frozen; its end is that of a line that tells of itself, or not.
+    pub(crate) fn flush_line(&self, is_told: bool) -> Result<()> {
         let bounds = &self.log.bounds;
         let (from, to) = (bounds.flushed_until.load(Relaxed), bounds.safe_read_only.load(Relaxed));
         // The bug that the rule "nothing below a cut is ever written again" excludes: the last block goes out once more.
         let from = if cfg!(esker_planted_bug = "rewritten_tail") { from.saturating_sub(BLOCK_BYTES).max(FIRST_ADDRESS) } else { from };
-        self.log.flush(from, to).map_err(|error| self.latch(error))?;
+        self.log.flush(from, to, is_told).map_err(|error| self.latch(error))?;
         bounds.flushed_until.store(to, Release);
         Ok(())
     }

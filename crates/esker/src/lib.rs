@@ -35,6 +35,7 @@ mod joining;
 #[cfg(all(test, not(loom), not(shuttle)))]
 mod joining_tests;
 mod latches;
+mod lines;
 mod log;
 #[cfg(all(loom, test))]
 mod loom_models;

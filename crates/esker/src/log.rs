@@ -23,6 +23,7 @@ use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, DeviceRead, SECTOR_BYTES};
 use crate::epoch::{Counter, Slot};
 use crate::error::{Error, Result};
+use crate::lines::{self, LineRecord};
 use crate::manifest::LOG;
 use crate::memory::Region;
 use crate::record::ODD_LINE;
@@ -36,6 +37,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Payload bytes of a block. In models a record without key bytes.
 pub(crate) const BLOCK_BYTES: u64 = if cfg!(loom) { 16 } else { 4080 };
 const TRAILER_BYTES: usize = 16;
+/// With the number of a block that ends with a line record (`lines.rs`).
+pub(crate) const LINE_END: u64 = 1 << 63;
 const _: () = assert!(cfg!(loom) || BLOCK_BYTES as usize + TRAILER_BYTES == SECTOR_BYTES);
 
 pub(crate) const PIECE_BYTES: u64 = if cfg!(loom) { 4 } else { 16 } * BLOCK_BYTES;
@@ -292,6 +295,34 @@ impl Log {
         }
     }
 
+    /// As [`Log::end_block`], with room for a line record at the end (`lines.rs`) and, lest it look like a record, a zero before it.
+    /// False if there is none.
+    pub(crate) fn end_line(&self) -> (u64, bool) {
+        loop {
+            let tail = self.tail();
+            let end = block_ceil(tail);
+            let fits = end - tail >= lines::RECORD_BYTES + 8;
+            // Or in a block of its own, unless that would lie across the region's end.
+            let to = if fits { end } else { end + BLOCK_BYTES };
+            if cfg!(loom) || ((to - BLOCK_BYTES) & self.mask) + BLOCK_BYTES > self.mask + 1 {
+                return (self.end_block(), false);
+            }
+            if self.bounds.tail.0.compare_exchange(tail, to, AcqRel, Acquire).is_ok() {
+                self.leave(to - tail);
+                return (to, true);
+            }
+        }
+    }
+
+    /// Writes a line's record into the room before its cut.
+    pub(crate) fn tell_line(&self, cut: u64, record: &LineRecord) {
+        let at = self.pointer(cut - lines::RECORD_BYTES).cast::<AtomicU64>();
+        for (i, word) in record.words().into_iter().enumerate() {
+            // SAFETY: `end_line` left this room, in one block, to us alone; scans read the block word by word.
+            unsafe { &*at.add(i) }.store(word.to_le(), Relaxed);
+        }
+    }
+
     /// Moves the tail to the end of its block, what is left of which stays empty, and tells where it is. A read-modify-write in
     /// any case: whoever claims a place above does it after this, and sees what we did before.
     pub(crate) fn end_block(&self) -> u64 {
@@ -339,14 +370,16 @@ impl Log {
     }
 
     /// Writes the frozen blocks `[from, to)` to the device.
-    pub(crate) fn flush(&self, from: u64, to: u64) -> Result<()> {
+    /// Writes the blocks of `[from, to)`, of which the last one `ends_line` or not.
+    pub(crate) fn flush(&self, from: u64, to: u64, ends_line: bool) -> Result<()> {
         let Some(device) = &self.device else { return Ok(()) };
         let (mut block, end) = (from / BLOCK_BYTES, to / BLOCK_BYTES);
         let mut buffer = AlignedBuffer::new(FLUSH_BLOCKS.min(end.saturating_sub(block)) as usize);
         while block < end {
             let count = FLUSH_BLOCKS.min(end - block);
             for i in 0..count {
-                self.seal_block(block + i, buffer.sector_mut(i as usize));
+                let flag = if ends_line && block + i + 1 == end { LINE_END } else { 0 };
+                self.seal_block(block + i, flag, buffer.sector_mut(i as usize));
             }
             device.write(block * SECTOR_BYTES as u64, &buffer.bytes()[..count as usize * SECTOR_BYTES])?;
             block += count;
@@ -355,7 +388,7 @@ impl Log {
     }
 
     /// All of the sector is written.
-    fn seal_block(&self, block: u64, sector: &mut [u8; SECTOR_BYTES]) {
+    fn seal_block(&self, block: u64, flag: u64, sector: &mut [u8; SECTOR_BYTES]) {
         let (payload, trailer) = sector.split_at_mut(BLOCK_BYTES as usize);
         let start = block * BLOCK_BYTES;
         if (start & self.mask) + BLOCK_BYTES <= self.mask + 1 {
@@ -365,12 +398,8 @@ impl Log {
         } else {
             payload.fill(0);
         }
-        trailer[..8].copy_from_slice(&block.to_le_bytes());
-        trailer[8..].copy_from_slice(&self.checksum(payload, block).to_le_bytes());
-    }
-
-    fn checksum(&self, payload: &[u8], block: u64) -> u64 {
-        xxh3_64_with_seed(payload, self.store_id ^ block.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        trailer[..8].copy_from_slice(&(block | flag).to_le_bytes());
+        trailer[8..].copy_from_slice(&checksum(self.store_id, payload, block | flag).to_le_bytes());
     }
 
     /// Where cold bytes are. Must not be read from under a pin.
@@ -389,17 +418,7 @@ impl Log {
 
     /// What a block holds, if its trailer says so.
     pub(crate) fn verify_block<'s>(&self, block: u64, sector: &'s [u8]) -> Result<&'s [u8]> {
-        let (payload, trailer) = sector.split_at(BLOCK_BYTES as usize);
-        let want = self.checksum(payload, block);
-        let number = u64::from_le_bytes(trailer[..8].try_into().unwrap_or_default());
-        let got = u64::from_le_bytes(trailer[8..].try_into().unwrap_or_default());
-        if (want != got || number != block) && !FUZZED {
-            let address = block * BLOCK_BYTES;
-            return Err(Error::corruption(format!(
-                "block checksum differs file={LOG} address={address} number={number} want={want:016x} got={got:016x}"
-            )));
-        }
-        Ok(payload)
+        open_block(self.store_id, block, sector).map(|(payload, _)| payload)
     }
 
     /// The read that brings the cold bytes `[at, at + bytes)`.
@@ -444,6 +463,25 @@ fn append_words(words: &[AtomicU64], bytes: &mut Vec<u8>) {
     }
     // SAFETY: there was room for all of them, and all were written.
     unsafe { bytes.set_len(bytes.len() + words.len() * 8) };
+}
+
+/// What a block of this store holds, and [`LINE_END`] or 0, if its trailer says so.
+pub(crate) fn open_block(store_id: u64, block: u64, sector: &[u8]) -> Result<(&[u8], u64)> {
+    let (payload, trailer) = sector.split_at(BLOCK_BYTES as usize);
+    let number = u64::from_le_bytes(trailer[..8].try_into().unwrap_or_default());
+    let got = u64::from_le_bytes(trailer[8..].try_into().unwrap_or_default());
+    let want = checksum(store_id, payload, number);
+    if (want != got || number & !LINE_END != block) && !FUZZED {
+        let address = block * BLOCK_BYTES;
+        return Err(Error::corruption(format!(
+            "block checksum differs file={LOG} address={address} number={number} want={want:016x} got={got:016x}"
+        )));
+    }
+    Ok((payload, number & LINE_END))
+}
+
+fn checksum(store_id: u64, payload: &[u8], number: u64) -> u64 {
+    xxh3_64_with_seed(payload, store_id ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 pub(crate) fn block_ceil(address: u64) -> u64 {

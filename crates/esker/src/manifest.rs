@@ -19,7 +19,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 pub(crate) const MANIFEST: &str = "esker.manifest";
 pub(crate) const LOG: &str = "esker.log";
-const FORMAT: &str = "esker format 3";
+const FORMAT: &str = "esker format 4";
+/// Lines did not tell of themselves yet.
+const FORMAT_BEFORE: &str = "esker format 3";
 const TEXT_BYTES_MAX: usize = 512;
 
 /// What distinguishes this store's bytes from any other's.
@@ -244,8 +246,8 @@ fn parse(text: &str, damaged: &dyn Fn(&str) -> Error) -> Result<State> {
     if !is_whole {
         return Err(damaged("the slot's checksum differs"));
     }
-    if first != FORMAT {
-        return Err(Error::invalid(format!("this version reads `{FORMAT}` only, found `{first}` file={MANIFEST}")));
+    if first != FORMAT && first != FORMAT_BEFORE {
+        return Err(Error::invalid(format!("this version reads `{FORMAT_BEFORE}` and `{FORMAT}`, found `{first}` file={MANIFEST}")));
     }
     let fields: BTreeMap<&str, &str> = body.lines().filter_map(|line| line.split_once('=')).collect();
     let number = |name: &str| {

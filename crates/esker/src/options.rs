@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::expiry::{Clock, SystemClock};
 use crate::image;
 use crate::index::Index;
+use crate::lines;
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS};
 use crate::manifest::{ANY_WIDTH, Identity, Manifest};
 use crate::recovery::Manner;
@@ -267,7 +268,7 @@ impl Options {
     fn open_home<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>, is_temporary: bool) -> Result<Store<K, V>> {
         let width = |width: Option<usize>| width.map_or(ANY_WIDTH, |width| width as u64);
         let types = (layout::<K, V>(), [width(K::WIDTH), width(V::WIDTH)]);
-        let manifest = match Manifest::open(&*storage, Some(types), self.recovery.accept_loss)? {
+        let mut manifest = match Manifest::open(&*storage, Some(types), self.recovery.accept_loss)? {
             Some(manifest) => manifest,
             None if has_lived(&*storage)? => return Err(Error::corruption("there is a store but no manifest")),
             None => {
@@ -281,6 +282,7 @@ impl Options {
         // What was just read, the names included, may never have been synced; all that follows builds on it.
         device.doubt_from(cut)?;
         device.sync()?;
+        lines::advance(&*device, &mut manifest.state, self.recovery.accept_loss)?;
         // Removals that a crash cut short, or took back.
         device.discard(0, begin)?;
         self.start(Some(device), Some(Home { storage, manifest, is_temporary }))

@@ -222,7 +222,7 @@ impl Engine {
             self.epochs.drain();
         }
         let boundaries = lock(&self.boundaries);
-        let line = self.last_line_again(&boundaries).unwrap_or_else(|| self.draw(&boundaries));
+        let line = self.last_line_again(&boundaries).unwrap_or_else(|| self.draw(&boundaries, false).0);
         drop(boundaries);
         hold.set_line(line);
         let view = View::of(line, hold.held.begin);

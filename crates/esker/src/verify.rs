@@ -7,6 +7,7 @@ use crate::engine::{BUDGET_BYTES_MIN, Engine, Parts};
 use crate::error::{Error, Result};
 use crate::expiry::SystemClock;
 use crate::image;
+use crate::lines;
 use crate::log::BLOCK_BYTES;
 use crate::manifest::{LOG, Manifest, State};
 use crate::recovery::Manner;
@@ -82,10 +83,14 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
         }
         Err(error) => return Err(error),
     };
-    let state = manifest.state.clone();
+    let mut state = manifest.state.clone();
+    let engine = resting_engine(&storage, &state)?;
+    let advanced = lines::advance(engine.log.cold_device()?, &mut state, false);
+    if or_note(advanced, &mut found)?.is_none() {
+        lines::advance(engine.log.cold_device()?, &mut state, true)?;
+    }
     let scars = or_note(scars::read(&*storage, state.cut), &mut found)?.unwrap_or_default();
     (found.line, found.scars) = (state.line, scars.len() as u64);
-    let engine = resting_engine(&storage, &state)?;
     if state.image != 0 {
         or_note(image::check(&*storage, state.image, state.identity.store_id), &mut found)?;
     }

@@ -143,7 +143,7 @@ fn killing_tests(package: &str, tests: &[&str], arguments: &Arguments) -> bool {
 
 /// Writes the golden stores of this format.
 pub(crate) fn golden() -> bool {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/format-3");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/format-4");
     let made = golden::make(&directory);
     if let Err(error) = &made {
         eprintln!("golden: {error}");

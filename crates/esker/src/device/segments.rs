@@ -53,6 +53,7 @@ pub(crate) struct Segments {
     segment_bytes: u64,
     files: RwLock<Files>,
     zeros: Mutex<Zeros>,
+    has_zeros: bool,
     /// What the next sync settles.
     owed: Mutex<Owed>,
     /// Held while one goes on, so that no later one returns earlier.
@@ -86,7 +87,12 @@ impl Segments {
         let known = numbers(&**storage)?.into_iter().collect();
         let files = RwLock::new(Files { first: begin / segment_bytes, known, open: BTreeMap::new() });
         let (zeros, owed, syncing) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Ok(Self { storage: Arc::downgrade(storage), segment_bytes, files, zeros, owed, syncing })
+        Ok(Self { storage: Arc::downgrade(storage), segment_bytes, files, zeros, has_zeros: true, owed, syncing })
+    }
+
+    /// For who writes once and syncs once: no zeros ahead.
+    pub(crate) fn without_zeros(self) -> Self {
+        Self { has_zeros: false, ..self }
     }
 
     fn storage(&self) -> io::Result<Arc<dyn Storage>> {
@@ -214,7 +220,7 @@ impl Device for Segments {
             let device = self.file_to_write(number)?;
             let (count, end) = (part.len(), at + part.len() as u64);
             device.write(at, &bytes[part])?;
-            if bytes.len() <= SHORT_BYTES {
+            if self.has_zeros && bytes.len() <= SHORT_BYTES {
                 self.write_zeros(number, &*device, end, count)?;
             }
             // Only now: a sync that took note of it earlier might be over before the write was.

@@ -191,7 +191,7 @@ fn commit_beside_a_line(model: Model) {
                 (!engine.is_cutting()).then(|| [make(&engine), make(&engine)])
             }
         });
-        let line = engine.cut_log().expect("no device").expect("a record");
+        let (line, _) = engine.cut_log(true).expect("no device").expect("a record");
         let is_in = |(at, flag): (u64, u64)| at < line.cut && flag == line_flag(line.number);
         if let Some([one, other]) = committing.join() {
             assert_eq!(is_in(one), is_in(other), "a transaction was torn");

@@ -1,0 +1,278 @@
+//! Short lines tell of themselves: one write and one sync make them durable.
+//!
+//! ```text
+//! slot of the manifest          told            told          torn
+//! |......................... cut |..., record | |..., record | |....
+//!                            from ^----'    from ^----'         ^ recovery ends here
+//! ```
+//! A slot of the manifest takes a write and a sync after those of the log. So a line of few bytes puts what the slot would say into
+//! the last bytes of its last block, whose trailer has [`LINE_END`]: it counts once all its blocks are on the device. A line that
+//! was asked for waits for one sync, and the device may write the blocks in any order before that.
+//!
+//! * **Recovery** goes on from the newest slot ([`advance`]): as long as all blocks up to the next such record are whole, and it says
+//!   that its line begins where the last one ended, that line counts. What was torn was never acknowledged.
+//! * **Damage or torn?** A line is written after the one before it is durable. So where a record behind a damaged block tells of a line
+//!   that begins above the last cut, the damaged one had been durable: that is refused. Of the very last line nobody can tell, until
+//!   a slot speaks of it, at the latest when the store is closed.
+//! * **Through the manifest go** the first line of an opening (a scar may lie before it), long ones, those that move the log's beginning,
+//!   and one every [`TOLD_BYTES_MAX`], so that recovery need not look far.
+
+use crate::device::{AlignedBuffer, Device, SECTOR_BYTES};
+use crate::error::{Error, Result};
+use crate::log::{BLOCK_BYTES, LINE_END, open_block};
+use crate::manifest::{LOG, State};
+use std::io::ErrorKind;
+
+/// Bytes of a line that tells of itself, at most about.
+pub(crate) const SHORT_BYTES: u64 = 1 << 20;
+/// Bytes of log that lie behind what a slot speaks of, at most about.
+pub(crate) const TOLD_BYTES_MAX: u64 = 16 << 20;
+const WORDS: usize = 7;
+/// In the last bytes of a block's payload.
+pub(crate) const RECORD_BYTES: u64 = WORDS as u64 * 8;
+/// Blocks that a short line may have: the bound is looked at before its cut is known.
+const BLOCKS_MAX: u64 = 2 * SHORT_BYTES / BLOCK_BYTES;
+/// Blocks read together.
+const PIECE_BLOCKS: u64 = 64;
+
+/// What a line tells of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LineRecord {
+    /// Where the durable line before it ended.
+    pub(crate) from: u64,
+    pub(crate) number: u64,
+    pub(crate) window: u64,
+    pub(crate) dead: u64,
+    pub(crate) shape: u64,
+    pub(crate) entries: u64,
+    pub(crate) shared: bool,
+}
+
+impl LineRecord {
+    pub(crate) fn words(&self) -> [u64; WORDS] {
+        [self.from, self.number, self.window, self.dead, self.shape, self.entries, u64::from(self.shared)]
+    }
+
+    /// At the end of a block's payload.
+    fn read(payload: &[u8]) -> Self {
+        let bytes = &payload[payload.len() - RECORD_BYTES as usize..];
+        let word = |at: usize| u64::from_le_bytes(bytes[at * 8..at * 8 + 8].try_into().unwrap_or_default());
+        let (from, number, window, dead) = (word(0), word(1), word(2), word(3));
+        Self { from, number, window, dead, shape: word(4), entries: word(5), shared: word(6) != 0 }
+    }
+
+    /// Brings a state to this line, which ends at `cut`.
+    pub(crate) fn apply(&self, state: &mut State, cut: u64) {
+        (state.line, state.window, state.cut) = (self.number, self.window, cut);
+        (state.dead, state.shape, state.entries, state.shared) = (self.dead, self.shape, self.entries, self.shared);
+    }
+}
+
+/// Brings the state of a slot to the last line that is whole.
+///
+/// # Errors
+/// `Corruption` for damage in a line that another one was built on, unless its loss is accepted.
+pub(crate) fn advance(device: &dyn Device, state: &mut State, accept_loss: bool) -> Result<()> {
+    let mut blocks = Blocks::new(device, state.identity.store_id)?;
+    loop {
+        match blocks.line_at(state.cut)? {
+            Found::Whole(record, cut) => record.apply(state, cut),
+            Found::None => return Ok(()),
+            Found::Damaged { .. } if accept_loss => return Ok(()),
+            Found::Damaged { address } => {
+                let cut = state.cut;
+                return Err(Error::corruption(format!("a line is damaged that was durable file={LOG} address={address} line_from={cut}")));
+            }
+        }
+    }
+}
+
+/// What lies behind a cut.
+enum Found {
+    Whole(LineRecord, u64),
+    None,
+    Damaged { address: u64 },
+}
+
+/// The log's blocks, read some at a time.
+struct Blocks<'a> {
+    device: &'a dyn Device,
+    store_id: u64,
+    end: u64,
+    buffer: AlignedBuffer,
+    first: u64,
+    count: u64,
+}
+
+impl<'a> Blocks<'a> {
+    fn new(device: &'a dyn Device, store_id: u64) -> Result<Self> {
+        let end = device.bytes()? / SECTOR_BYTES as u64;
+        Ok(Self { device, store_id, end, buffer: AlignedBuffer::new(PIECE_BLOCKS as usize), first: 0, count: 0 })
+    }
+
+    /// The line that begins at `from`.
+    fn line_at(&mut self, from: u64) -> Result<Found> {
+        let first = from / BLOCK_BYTES;
+        let mut damaged = None;
+        for number in first..(first + 2 * BLOCKS_MAX).min(self.end) {
+            match self.line_end(number)? {
+                // Another one would have to begin there.
+                Block::Ends(record) if record.from == from && damaged.is_none() => {
+                    return Ok(Found::Whole(record, (number + 1) * BLOCK_BYTES));
+                }
+                Block::Ends(record) if record.from > from => {
+                    return Ok(Found::Damaged { address: damaged.unwrap_or(number) * BLOCK_BYTES });
+                }
+                Block::Damaged => _ = damaged.get_or_insert(number),
+                Block::Ends(_) | Block::Whole => {}
+            }
+        }
+        Ok(Found::None)
+    }
+
+    fn line_end(&mut self, number: u64) -> Result<Block> {
+        let store_id = self.store_id;
+        let Some(sector) = self.sector(number)? else { return Ok(Block::Damaged) };
+        Ok(match open_block(store_id, number, sector) {
+            Ok((payload, LINE_END)) => Block::Ends(LineRecord::read(payload)),
+            Ok(_) => Block::Whole,
+            Err(_) => Block::Damaged,
+        })
+    }
+
+    /// A block's sector; `None` where a file ends too early.
+    fn sector(&mut self, number: u64) -> Result<Option<&[u8]>> {
+        if !(self.first..self.first + self.count).contains(&number) {
+            // One by one where a file ends among them.
+            let many = PIECE_BLOCKS.min(self.end - number);
+            if !self.fill(number, many)? && !self.fill(number, 1)? {
+                return Ok(None);
+            }
+        }
+        let at = (number - self.first) as usize * SECTOR_BYTES;
+        Ok(Some(&self.buffer.bytes()[at..at + SECTOR_BYTES]))
+    }
+
+    fn fill(&mut self, first: u64, count: u64) -> Result<bool> {
+        self.count = 0;
+        match self.device.read(first * SECTOR_BYTES as u64, &mut self.buffer.bytes_mut()[..count as usize * SECTOR_BYTES]) {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(false),
+            read => read?,
+        }
+        (self.first, self.count) = (first, count);
+        Ok(true)
+    }
+}
+
+enum Block {
+    /// The last one of a line.
+    Ends(LineRecord),
+    Whole,
+    Damaged,
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::device::segment_name;
+    use crate::{Durability, MemoryStorage, Options, Storage, Store};
+    use std::sync::Arc;
+
+    fn options() -> Options {
+        Options::new().memory("16MiB").background(false)
+    }
+
+    fn open(files: &Arc<MemoryStorage>) -> Result<Store<u64, u64>> {
+        options().open_in(files.clone())
+    }
+
+    fn slots(files: &MemoryStorage) -> Vec<u8> {
+        let mut bytes = vec![0; 2 * SECTOR_BYTES];
+        files.open("esker.manifest").unwrap().read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn flip(files: &MemoryStorage, address: u64) {
+        let (device, mut sector) = (files.open(&segment_name(0)).unwrap(), AlignedBuffer::new(1));
+        let offset = address / BLOCK_BYTES * SECTOR_BYTES as u64;
+        device.read(offset, sector.bytes_mut()).unwrap();
+        sector.bytes_mut()[(address % BLOCK_BYTES) as usize] ^= 4;
+        device.write(offset, sector.bytes()).unwrap();
+    }
+
+    /// The files as they are when key `n` is durable with value `n`, and the cut then, for n from 0 on.
+    fn lives(count: u64) -> Vec<(Arc<MemoryStorage>, u64)> {
+        let files = Arc::new(MemoryStorage::new());
+        let store: Store<u64, u64> = options().durability(Durability::Always).open_in(files.clone()).unwrap();
+        let now = |n| {
+            store.put(&n, &n).unwrap();
+            (Arc::new(files.copy()), store.engine.log.bounds.cut.load(std::sync::atomic::Ordering::Relaxed))
+        };
+        (0..count).map(now).collect()
+    }
+
+    fn held(files: &Arc<MemoryStorage>) -> u64 {
+        let store = open(files).unwrap();
+        (0..).take_while(|n| store.get(n).unwrap() == Some(*n)).count() as u64
+    }
+
+    #[test]
+    fn short_lines_are_durable_without_the_manifest() {
+        let lives = lives(300);
+        let first = slots(&lives[0].0);
+        for (n, (files, _)) in lives.iter().enumerate().step_by(7) {
+            // The first one of an opening goes through the manifest, and that alone.
+            assert!(slots(files) == first, "line {n}");
+            assert!(crate::verify_in(files.clone(), |_, _| ()).unwrap().is_sound());
+            assert_eq!(held(files), n as u64 + 1);
+            // What was found is not lost by looking.
+            assert_eq!(held(files), n as u64 + 1);
+        }
+    }
+
+    #[test]
+    fn a_torn_line_was_never_acknowledged_and_a_damaged_one_is_refused() {
+        let lives = lives(20);
+        for n in 2..19 {
+            let (torn, from) = (Arc::new(lives[n].0.copy()), lives[n - 1].1);
+            flip(&torn, from);
+            assert_eq!(held(&torn), n as u64);
+            // The next line was begun: this one had been durable.
+            let damaged = Arc::new(lives[n + 1].0.copy());
+            flip(&damaged, from + 8);
+            let refused = open(&damaged).unwrap_err().to_string();
+            assert!(refused.contains("esker.log") && refused.contains(&format!("address={from}")), "{refused}");
+            let found = crate::verify_in(damaged.clone(), |_, _| ()).unwrap();
+            assert_eq!(found.damaged, 1, "{found:?}");
+            let store: Store<u64, u64> = options().accept_loss(true).open_in(damaged).unwrap();
+            assert_eq!((store.get(&(n as u64 - 1)).unwrap(), store.get(&(n as u64)).unwrap()), (Some(n as u64 - 1), None));
+        }
+    }
+
+    #[test]
+    fn long_lines_and_many_short_ones_go_through_the_manifest() {
+        let files = Arc::new(MemoryStorage::new());
+        let store = open(&files).unwrap();
+        let mut sequences = vec![];
+        let mut commit = |store: &Store<u64, u64>| {
+            store.commit().unwrap();
+            let text = String::from_utf8(slots(&files)).unwrap();
+            let sequence = |slot: &str| slot.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("sequence=")?, 16).ok());
+            sequences.push(text.split("esker format").filter_map(sequence).max().unwrap());
+            sequences.last().copied().unwrap()
+        };
+        store.put(&0, &0).unwrap();
+        let first = commit(&store);
+        store.put(&0, &1).unwrap();
+        assert_eq!(commit(&store), first);
+        (0..100_000).for_each(|n| store.put(&n, &n).unwrap());
+        assert_eq!(commit(&store), first + 1);
+        // A block each, until so many bytes need not be looked through at an opening.
+        let lines = TOLD_BYTES_MAX / BLOCK_BYTES;
+        for n in 0..lines + lines / 2 {
+            store.put(&n, &n).unwrap();
+            let sequence = commit(&store);
+            assert_eq!(sequence, first + 1 + u64::from(n > lines), "line {n} of {lines}");
+        }
+    }
+}
