@@ -29,7 +29,7 @@
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::sync::atomic::{AtomicU64, Ordering::*, fence};
-use crate::sync::{Rule, broken, hint};
+use crate::sync::{Rule, broken, hint, thread};
 use std::sync::OnceLock;
 
 /// 512 KiB, out of what the budget sets aside for everything fixed. In models two.
@@ -38,6 +38,8 @@ const HELD: u64 = 1;
 const VERSION: u64 = 2;
 /// Looks at a held latch before its holder is taken to sleep.
 const SPINS: u32 = 64;
+/// Times that a transaction then lets others run, the holder among them.
+const YIELDS: u32 = if cfg!(loom) { 1 } else { 256 };
 
 #[derive(Default)]
 pub(crate) struct Latches {
@@ -138,6 +140,19 @@ impl Latches {
             hint::spin_loop();
         }
         None
+    }
+
+    /// As [`Latches::hold`], but lets the holder run for a while. Only for who holds no latch of a higher number: so no two wait for each
+    /// other. Without it 48 writers of a thousand keys each, on two processors, gave up after a hundred conflicts with somebody who
+    /// slept in his commit.
+    pub(crate) fn hold_next(&self, number: LatchNumber) -> Option<Hold<'_>> {
+        (0..YIELDS).find_map(|_| {
+            let held = self.hold(number);
+            if held.is_none() {
+                thread::yield_now();
+            }
+            held
+        })
     }
 }
 

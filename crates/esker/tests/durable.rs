@@ -2,9 +2,10 @@
 //! an exact cut. Each thread's part of it is a prefix of what that thread did, and holds all that had returned when the
 //! commit was asked for.
 
-use esker::{Durability, MemoryStorage, Options, Storage, Store};
-use std::sync::Arc;
+use esker::{Device, Durability, MemoryStorage, Options, Storage, Store};
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const KEYS: u64 = 8;
@@ -275,4 +276,101 @@ fn a_store_of_other_types_is_refused() {
     store.close().unwrap();
     let refused = Options::new().memory("16MiB").open_in::<u64, [u8; 16]>(files).unwrap_err().to_string();
     assert!(refused.contains("value any"), "{refused}");
+}
+
+/// What is to happen when the log is synced, the last of the list first.
+type Hooks = Arc<Mutex<Vec<Box<dyn FnOnce() + Send>>>>;
+
+/// Files of which the log's syncs run the hooks.
+struct Hooked {
+    files: Arc<MemoryStorage>,
+    hooks: Hooks,
+}
+
+struct HookedFile {
+    file: Arc<dyn Device>,
+    hooks: Option<Hooks>,
+}
+
+impl Storage for Hooked {
+    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
+        let hooks = name.starts_with("esker.log").then(|| self.hooks.clone());
+        Ok(Arc::new(HookedFile { file: self.files.open(name)?, hooks }))
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.files.list()
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.files.remove(name)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.files.sync()
+    }
+}
+
+impl Device for HookedFile {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read(offset, into)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write(offset, bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let hook = self.hooks.as_ref().and_then(|hooks| hooks.lock().unwrap().pop());
+        hook.into_iter().for_each(|hook| hook());
+        self.file.sync()
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        self.file.bytes()
+    }
+}
+
+/// A line that was cut before compaction made its copies once said that the log begins behind what was copied: a crash before the next
+/// line lost it all.
+#[test]
+fn the_log_does_not_begin_behind_records_whose_copies_are_of_the_next_line() {
+    const COUNT: u64 = 60_000;
+    let (files, hooks) = (Arc::new(MemoryStorage::new()), Hooks::default());
+    // One file, so that a line syncs the log once.
+    let options = || Options::new().memory("16MiB").background(false).segment_bytes(64 << 20);
+    let store: Store<u64, u64> = options().open_in(Arc::new(Hooked { files: files.clone(), hooks: hooks.clone() })).unwrap();
+    (0..2 * COUNT).for_each(|n| store.put(&n, &n).unwrap());
+    store.commit().unwrap();
+    // Long enough for the manifest to speak of it.
+    (COUNT..2 * COUNT).for_each(|n| store.put(&n, &(n + 1)).unwrap());
+    let (copy, compacting) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(None)));
+    let compact_meanwhile = {
+        let (store, compacting) = (store.clone(), compacting.clone());
+        move || {
+            let before = store.stats().space.moved_bytes;
+            let mover = store.clone();
+            *compacting.lock().unwrap() = Some(std::thread::spawn(move || mover.compact().map(drop)));
+            // Until it waits for the line after this one.
+            let mut tail = 0;
+            while store.stats().log.tail != tail {
+                tail = store.stats().log.tail;
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            assert_eq!(store.stats().space.moved_bytes, before, "it gave something back without a line");
+        }
+    };
+    let copy_files = {
+        let (files, copy) = (files.clone(), copy.clone());
+        move || *copy.lock().unwrap() = Some(files.copy())
+    };
+    hooks.lock().unwrap().extend([Box::new(copy_files) as Box<dyn FnOnce() + Send>, Box::new(compact_meanwhile)]);
+    store.commit().unwrap();
+    compacting.lock().unwrap().take().unwrap().join().unwrap().unwrap();
+    assert!(store.stats().space.moved_bytes > 0 && hooks.lock().unwrap().is_empty());
+    let copy: MemoryStorage = copy.lock().unwrap().take().unwrap();
+    let reopened: Store<u64, u64> = options().open_in(Arc::new(copy)).unwrap();
+    for n in 0..2 * COUNT {
+        assert_eq!(reopened.get(&n).unwrap(), Some(n + u64::from(n >= COUNT)), "key {n}");
+    }
 }

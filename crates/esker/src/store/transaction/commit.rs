@@ -162,7 +162,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         order.dedup_by_key(|(number, _)| *number);
         let mut latches = Latches { held: Vec::with_capacity(order.len()), changed: false };
         for (number, touched) in order {
-            let held = self.engine.latches.hold(number).ok_or_else(|| self.met_conflict(touched.conflict()))?;
+            let held = self.engine.latches.hold_next(number).ok_or_else(|| self.met_conflict(touched.conflict()))?;
             latches.held.push((number, held));
         }
         Ok(latches)

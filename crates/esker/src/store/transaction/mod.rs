@@ -9,8 +9,8 @@
 //! is a [`Error::Conflict`] and changes nothing; [`Store::transaction`] begins again then. What committed is strictly
 //! serializable with all other transactions and with every plain operation on one key.
 //!
-//! * **No deadlock, by construction**: a transaction holds latches only inside its commit, and waits for nothing while it does: a
-//!   latch that is held for longer than a moment is a conflict. Plain operations hold one, and wait for no other.
+//! * **No deadlock, by construction**: a transaction holds latches only inside its commit. There it waits for nothing but latches above
+//!   all those that it holds, and for a while only, then it is a conflict. Plain operations hold one, and wait for no other.
 //! * **No lost progress**: latches are taken in one order, so of transactions that get into each other's way while latching one
 //!   gets through. Those that met while validating back off for random times.
 //! * **Reads before the commit** are each of some moment, perhaps not the same. A transaction that saw a mixture cannot commit; until
