@@ -69,9 +69,7 @@ struct Faults(faults::Report);
 impl AddAssign for Faults {
     fn add_assign(&mut self, other: Faults) {
         self.0.runs += other.0.runs;
-        self.0.commits_after += other.0.commits_after;
         self.0.openings += other.0.openings;
-        self.0.example = self.0.example.take().or(other.0.example);
         for (kind, count) in other.0.kinds {
             *self.0.kinds.entry(kind).or_default() += count;
         }
@@ -83,18 +81,15 @@ pub(crate) fn faults(arguments: &Arguments) -> bool {
     let (subject, begun) = (subject(arguments), Instant::now());
     let programs = arguments.programs.unwrap_or(40);
     let tell = |f: &Faults| {
-        let Faults(faults::Report { runs, kinds, commits_after, openings, .. }) = f;
+        let Faults(faults::Report { runs, kinds, openings, .. }) = f;
         let seconds = begun.elapsed().as_secs_f64();
-        format!("faults: runs={runs} openings={openings} commits_after_a_failure={commits_after} by_call={kinds:?} seconds={seconds:.0}")
+        format!("faults: runs={runs} openings={openings} by_call={kinds:?} seconds={seconds:.0}")
     };
     let task = |number| {
         let mut report = faults::Report::default();
         faults::check(&subject, &subject.program(arguments.seed + number), &mut report).map(|()| Faults(report))
     };
     let tally = work(arguments.jobs, arguments.violations, |_: &Faults, number| number >= programs, task, tell);
-    if let Some(example) = &tally.figures.0.example {
-        println!("a commit succeeded after a failure: {example}");
-    }
     println!("{} violations={}", tell(&tally.figures), tally.wrongs.len());
     tally.wrongs.is_empty()
 }

@@ -20,10 +20,6 @@ pub struct Report {
     pub runs: u64,
     /// Runs by the kind of call that failed.
     pub kinds: BTreeMap<Kind, u64>,
-    /// Commits that succeeded after a call that changes the disk had failed.
-    pub commits_after: u64,
-    /// One of these.
-    pub example: Option<String>,
     /// Openings after the fault.
     pub openings: u64,
 }
@@ -40,7 +36,7 @@ pub fn check<S: Subject>(subject: &S, program: &Program, report: &mut Report) ->
         for fault in faults(nth, kind) {
             report.runs += 1;
             *report.kinds.entry(kind).or_default() += 1;
-            one(subject, program, fault, report).map_err(|e| {
+            one(subject, program, kind, fault, report).map_err(|e| {
                 format!("call {nth} ({kind:?}) {fault:?}: {e}\n  program: {program}\n  replay: --seed {} --programs 1", program.seed)
             })?;
         }
@@ -64,15 +60,12 @@ fn faults(nth: u64, kind: Kind) -> Vec<StorageFault> {
     faults
 }
 
-fn one<S: Subject>(subject: &S, program: &Program, fault: StorageFault, report: &mut Report) -> Result<(), String> {
+fn one<S: Subject>(subject: &S, program: &Program, kind: Kind, fault: StorageFault, report: &mut Report) -> Result<(), String> {
     let storage = SimStorage::new();
     storage.fail(fault);
     let mut run = Run::new(subject, &storage, program);
+    run.latches = !matches!(kind, Kind::Open | Kind::List | Kind::Read | Kind::Bytes);
     guarded(|| run.all(program))?;
-    report.commits_after += run.commits_after;
-    if run.commits_after > 0 && report.example.is_none() {
-        report.example = Some(format!("{fault:?} in seed {}: {program}", program.seed));
-    }
     storage.heal();
     let mut reopen = |storage: SimStorage, how: &str| {
         report.openings += 1;
@@ -91,13 +84,14 @@ struct Run<'s, S> {
     /// Every history there may have been.
     paths: Vec<Past>,
     failed: bool,
-    commits_after: u64,
+    /// The call that fails changes the disk: after it nothing may be promised before the store was opened again.
+    latches: bool,
 }
 
 impl<'s, S: Subject> Run<'s, S> {
     fn new(subject: &'s S, storage: &'s SimStorage, program: &Program) -> Run<'s, S> {
         let layout = program.layout;
-        Run { subject, storage, layout, keys: keys(layout), paths: vec![Past::none(layout)], failed: false, commits_after: 0 }
+        Run { subject, storage, layout, keys: keys(layout), paths: vec![Past::none(layout)], failed: false, latches: false }
     }
 
     fn fits(&self, found: &State) -> Result<(), String> {
@@ -110,7 +104,7 @@ impl<'s, S: Subject> Run<'s, S> {
         for step in &program.steps {
             match step {
                 Step::Do(operation) => self.operation(&mut store, operation)?,
-                Step::Commit => self.commit(&mut store),
+                Step::Commit => self.commit(&mut store)?,
                 Step::Compact => self.failed |= store.compact().is_err(),
                 Step::Image => match store.image() {
                     Ok(()) if self.subject.takes_images() => self.promised(),
@@ -164,14 +158,13 @@ impl<'s, S: Subject> Run<'s, S> {
         Ok(())
     }
 
-    fn commit(&mut self, store: &mut S::Live) {
+    fn commit(&mut self, store: &mut S::Live) -> Result<(), String> {
         match store.commit() {
-            Ok(()) => {
-                self.commits_after += u64::from(self.failed);
-                self.promised();
-            }
+            Ok(()) if self.failed && self.latches => return Err("a commit succeeded after a call that changes the disk had failed".into()),
+            Ok(()) => self.promised(),
             Err(_) => self.failed = true,
         }
+        Ok(())
     }
 
     fn promised(&mut self) {
