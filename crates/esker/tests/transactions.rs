@@ -1,6 +1,7 @@
 //! Transactions, one at a time: what they read, change, refuse and leave behind. (`bank.rs` has many at once.)
 
 use esker::{Clock, Error, ManualClock, Options, Store, Transaction, Ttl};
+use std::borrow::Borrow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -295,6 +296,34 @@ fn an_update_in_a_transaction_keeps_the_end_and_a_put_takes_it_away() {
         with_an_ending_key(values[0], |store, _| {
             store.transaction(|tx| tx.rmw(&1, |_| V::own(values[1].bytes())).and_then(|_| tx.put(&1, values[1]))).unwrap();
             assert_eq!(store.ttl(&1).unwrap(), Some(Ttl::Forever));
+        });
+    }
+    check::<u64>([&1, &2]);
+    check::<[u8]>([b"one", b"two, which is longer"]);
+}
+
+/// Another end than the key has, or the first one it gets; an update behind it keeps that.
+#[test]
+fn a_transaction_gives_keys_their_ends() {
+    fn check<V: esker::Value + ?Sized>(values: [&V; 2]) {
+        with_an_ending_key(values[0], |store, clock| {
+            let update = |old: Option<V::View<'_>>| V::own(if old.is_some() { values[1].bytes() } else { &[] });
+            let given = store.transaction(|tx| {
+                assert!(tx.contains(&1)?);
+                tx.put_with_ttl(&1, values[1], END * 3)?;
+                tx.put_with_ttl(&2, values[0], END * 2)?;
+                assert!(tx.contains(&1)? && tx.contains(&2)?);
+                tx.rmw(&2, update)
+            });
+            assert!(given.unwrap().borrow().bytes() == values[1].bytes());
+            assert_eq!([1, 2].map(|key| store.ttl(&key).unwrap()), [Some(Ttl::Left(END * 3)), Some(Ttl::Left(END * 2))]);
+            clock.advance(END * 2);
+            assert_eq!([1, 2].map(|key| store.contains(&key).unwrap()), [true, false]);
+            clock.advance(END);
+            assert!(!store.contains(&1).unwrap());
+            // An end that passes before the commit: the key was never there.
+            let late = store.transaction(|tx| tx.put_with_ttl(&3, values[0], END).map(|()| clock.advance(END)));
+            assert!(late.is_ok() && !store.contains(&3).unwrap());
         });
     }
     check::<u64>([&1, &2]);

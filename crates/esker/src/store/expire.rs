@@ -71,7 +71,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         held.filter(|held| !self.engine.has_passed(held.expires))
     }
 
-    fn end_after(&self, ttl: Duration) -> u64 {
+    pub(super) fn end_after(&self, ttl: Duration) -> u64 {
         self.engine.expiry.now().saturating_add(whole_millis(ttl))
     }
 

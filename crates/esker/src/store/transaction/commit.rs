@@ -236,7 +236,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     fn fits(&self, record: Record, put: &Put<V>) -> bool {
         let ends_alike = match put.expires {
             NEVER => record.is_plain(),
-            // That of what was read, which has just been found to be there still.
+            // Nearly always that of what was read, which has just been found to be there still.
             expires => self.is_live(record) && self.engine.expiry_of(record) == expires,
         };
         ends_alike && (Self::WORD || put.bytes().len() <= record.capacity())

@@ -36,6 +36,7 @@ use backoff::Backoff;
 use hashbrown::HashTable;
 pub use reading::ReadTransaction;
 use std::borrow::Borrow;
+use std::time::Duration;
 use witness::Read;
 
 /// A transaction under way. It changes nothing before [`Transaction::commit`]; dropped without, it has changed nothing at all.
@@ -64,7 +65,7 @@ struct Put<V: Value + ?Sized> {
     value: V::Owned,
     /// Room in its record, in bytes.
     room: usize,
-    /// When it ends. Only what was read has an end, and keeps it: then it is that of [`Touched::read`].
+    /// When it ends: as the key's value that was read, or as the caller said.
     expires: u64,
 }
 
@@ -190,6 +191,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     pub fn put(&mut self, key: &K, value: &V) -> Result<()> {
         let bytes = value.bytes();
         self.set(key, V::own(bytes), bytes.len(), |_| NEVER)
+    }
+
+    /// Sets the value of `key`, whatever it was, when the transaction commits; it ends so long after this call, as with
+    /// [`Store::put_with_ttl`].
+    ///
+    /// # Errors
+    /// As [`Transaction::put`].
+    pub fn put_with_ttl(&mut self, key: &K, value: &V, ttl: Duration) -> Result<()> {
+        let (bytes, end) = (value.bytes(), self.store.end_after(ttl));
+        self.set(key, V::own(bytes), bytes.len(), |_| end)
     }
 
     /// Sets the value of `key` to what `update` makes of the old one; returns the new one. An end of the key stays as it is; should
