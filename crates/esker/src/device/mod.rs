@@ -154,7 +154,11 @@ impl AlignedBuffer {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: as in `bytes_mut`.
-        unsafe { std::slice::from_raw_parts(self.sectors.as_ptr().cast(), self.sectors.len() * SECTOR_BYTES) }
+        sector_bytes(&self.sectors)
     }
+}
+
+fn sector_bytes(sectors: &[Sector]) -> &[u8] {
+    // SAFETY: as in `bytes_mut`.
+    unsafe { std::slice::from_raw_parts(sectors.as_ptr().cast(), size_of_val(sectors)) }
 }

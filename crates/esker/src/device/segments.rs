@@ -11,12 +11,12 @@
 //! * **Below the first file that is kept are zeros**, as in a hole: a reader that was on its way there finds no valid block,
 //!   and looks whether the log has begun to begin later. Above it, what is missing is an error.
 //! * **Zeros ahead.** A file that grows by a sector with each sync makes its file system write what it knows of the file each time;
-//!   that took longer than the sector. So behind short writes zeros are written, as many as were written so far, and the next
-//!   ones lie within the file. Zeros at the end of the last file mean nothing (`recovery.rs`).
+//!   that took longer than the sector. So behind short writes that follow each other zeros are written, as many as were written so
+//!   far, and the next ones lie within the file. Zeros at the end of the last file mean nothing (`recovery.rs`).
 //! * **Handles** are opened when they are needed and at most [`HANDLES_MAX`] are kept, the newest segments' first: however
 //!   long the log, the process does not run out of files. A read that is under way holds its file itself.
 
-use super::{AlignedBuffer, Device, ReadSource, SECTOR_BYTES, Storage, read_one_by_one};
+use super::{Device, ReadSource, SECTOR_BYTES, Sector, Storage, read_one_by_one, sector_bytes};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
@@ -27,10 +27,12 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuar
 pub(crate) const PREFIX: &str = "esker.log.";
 /// A quarter of what a process may open where nobody raised the limit.
 const HANDLES_MAX: usize = 256;
-/// Writes up to this length, in bytes, have zeros written behind them.
+/// Writes up to this length, in bytes, are short.
 const SHORT_BYTES: usize = 64 << 10;
-/// At most so many at once.
-pub(crate) const ZEROS_BYTES_MAX: u64 = 1 << 20;
+/// Zeros written ahead at most.
+pub(crate) const ZEROS_BYTES_MAX: u64 = 256 << 10;
+/// In the program itself: a buffer made each time would be memory beyond the budget.
+static ZEROS: [Sector; SHORT_BYTES / SECTOR_BYTES] = [Sector([0; SECTOR_BYTES]); SHORT_BYTES / SECTOR_BYTES];
 
 /// What a file's number makes its name.
 pub(crate) fn name(number: u64) -> String {
@@ -67,12 +69,13 @@ struct Files {
     open: BTreeMap<u64, Arc<dyn Device>>,
 }
 
-/// Where the last short write's file ends, and how much short writes have come to.
+/// Where the last short write's file ends, and how much short writes have come to that follow each other.
 #[derive(Default)]
 struct Zeros {
     number: u64,
     until: u64,
     short_bytes: u64,
+    was_short: bool,
 }
 
 #[derive(Default)]
@@ -164,22 +167,27 @@ impl Segments {
         })
     }
 
-    /// Makes room in a file behind the short write that ends at `end`, for those that follow.
+    /// Makes room in a file behind a write that ends at `end`, for those that follow, if they are likely to be short.
     fn write_zeros(&self, number: u64, device: &dyn Device, end: u64, bytes: usize) -> io::Result<()> {
         let mut zeros = self.zeros.lock().unwrap_or_else(|e| e.into_inner());
-        zeros.short_bytes += bytes as u64;
+        let (was_short, is_short) = (zeros.was_short, bytes <= SHORT_BYTES);
+        zeros.was_short = is_short;
+        zeros.short_bytes = if was_short && is_short { zeros.short_bytes + bytes as u64 } else { 0 };
         let is_within = zeros.number == number && end <= zeros.until;
         let count = zeros.short_bytes.min(ZEROS_BYTES_MAX).min(self.segment_bytes - end);
-        // Nothing that is there already is written over.
+        // A short one behind a long one is its end; and nothing that is there already is written over.
         if is_within || count == 0 || device.bytes()? > end {
             return Ok(());
         }
         (zeros.number, zeros.until) = (number, end);
-        match device.write(end, AlignedBuffer::new(count as usize / SECTOR_BYTES).bytes()) {
-            Ok(()) => zeros.until += count,
-            // It was only to be quicker.
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => {}
-            Err(error) => return Err(error),
+        while zeros.until < end + count {
+            let part = ZEROS.len().min(((end + count - zeros.until) / SECTOR_BYTES as u64) as usize);
+            match device.write(zeros.until, sector_bytes(&ZEROS[..part])) {
+                Ok(()) => zeros.until += (part * SECTOR_BYTES) as u64,
+                // It was only to be quicker.
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => break,
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -220,7 +228,7 @@ impl Device for Segments {
             let device = self.file_to_write(number)?;
             let (count, end) = (part.len(), at + part.len() as u64);
             device.write(at, &bytes[part])?;
-            if self.has_zeros && bytes.len() <= SHORT_BYTES {
+            if self.has_zeros {
                 self.write_zeros(number, &*device, end, count)?;
             }
             // Only now: a sync that took note of it earlier might be over before the write was.
@@ -405,8 +413,8 @@ mod tests {
         }
         lengths.dedup();
         // As many as were written so far, each time they are used up.
-        assert_eq!(lengths, [4, 11, 25, 53]);
-        let mut read = vec![1; 53 * SECTOR_BYTES];
+        assert_eq!(lengths, [3, 6, 14, 30, 62]);
+        let mut read = vec![1; 62 * SECTOR_BYTES];
         segments.read(0, &mut read).unwrap();
         for (number, bytes) in read.chunks(SECTOR_BYTES).enumerate() {
             let want = if number < 40 { number as u8 + 1 } else { 0 };
@@ -414,7 +422,7 @@ mod tests {
         }
         // A long write has none.
         let long = vec![5; SHORT_BYTES + SECTOR_BYTES];
-        segments.write(53 * sector, &long).unwrap();
-        assert_eq!(segments.bytes().unwrap(), 53 * sector + long.len() as u64);
+        segments.write(62 * sector, &long).unwrap();
+        assert_eq!(segments.bytes().unwrap(), 62 * sector + long.len() as u64);
     }
 }
