@@ -68,6 +68,8 @@ pub(crate) struct Commits {
     /// Lines that end below and begin the log there may tell of themselves. 0 before the first line of this opening.
     told_until: AtomicU64,
     told_begin: AtomicU64,
+    /// No slot speaks of the last line yet.
+    is_told: AtomicBool,
 }
 
 /// A thread that sleeps until its line was drawn, or is its own to draw. It is on the list exactly while it sleeps or has not
@@ -191,6 +193,7 @@ impl Engine {
         let Some(home) = &mut *home else { return Ok(()) };
         if let Some(told) = told {
             told.apply(&mut home.manifest.state, line.cut);
+            self.commits.is_told.store(true, Relaxed);
             return Ok(());
         }
         let written = home.manifest.write(|state| {
@@ -198,8 +201,27 @@ impl Engine {
             self.describe(state, line.begin);
         });
         self.commits.told_begin.store(line.begin, Relaxed);
-        self.commits.told_until.store(line.cut + lines::TOLD_BYTES_MAX, Relaxed);
+        self.slot_speaks_of(line.cut);
         written.map_err(|error| self.latch(error))
+    }
+
+    fn slot_speaks_of(&self, cut: u64) {
+        self.commits.told_until.store(cut + lines::TOLD_BYTES_MAX, Relaxed);
+        self.commits.is_told.store(false, Relaxed);
+    }
+
+    /// The driver's share: a slot that speaks of the last line, if that only told of itself.
+    pub(crate) fn settle_line(&self) {
+        if !self.commits.is_told.load(Relaxed) || self.check_writable().is_err() {
+            return;
+        }
+        let mut home = lock(&self.home);
+        let Some(home) = &mut *home else { return };
+        // The state is that of the last durable line. A failure is latched.
+        if let Err(error) = home.manifest.write(|_| ()) {
+            self.latch(error);
+        }
+        self.slot_speaks_of(home.manifest.state.cut);
     }
 
     fn describe(&self, state: &mut State, begin: u64) {

@@ -50,6 +50,8 @@ const LOG_BYTES_MIN: u64 = 4 << 20;
 /// Blocks between two reads that are cheaper to read along than to leave out.
 const GAP_BLOCKS: u64 = 16;
 const RUN_BLOCKS: u64 = 256;
+/// Records between two looks at the memory just above the tail.
+const VISITS_AHEAD: u64 = 256;
 /// How long and how often a full store waits for those who hold what would make room.
 const HELD_PAUSE: Duration = Duration::from_millis(1);
 const HELD_PAUSES: u32 = 16;
@@ -253,8 +255,18 @@ impl Engine {
                 return Ok(false);
             }
             let (doubtful, keys, buffer) = (Vec::new(), Vec::new(), AlignedBuffer::new(0));
-            let mut mover =
-                Mover { engine: self, moved: 0, expired: 0, doubtful, keys, buffer, caching, stretch: to - from, ended_at: None };
+            let mut mover = Mover {
+                engine: self,
+                visited: 0,
+                moved: 0,
+                expired: 0,
+                doubtful,
+                keys,
+                buffer,
+                caching,
+                stretch: to - from,
+                ended_at: None,
+            };
             let reached = self.visit_stretch(from, to, &mut mover)?;
             mover.settle_all()?;
             let reached = mover.ended_at.unwrap_or(reached);
@@ -383,6 +395,7 @@ impl Engine {
 /// Moves what lives in a stretch.
 struct Mover<'a> {
     engine: &'a Engine,
+    visited: u64,
     /// Bytes of copies made.
     moved: u64,
     /// Bytes of expired records dropped: nobody counted them.
@@ -415,6 +428,11 @@ impl Visitor for Mover<'_> {
     fn visit(&mut self, scanned: &Scanned, bytes: &[u8]) -> Result<()> {
         if self.ended_at.is_some() {
             return Ok(());
+        }
+        self.visited += 1;
+        if self.visited.is_multiple_of(VISITS_AHEAD) {
+            // The driver is here and not in its loop; without this those who write meanwhile pay the page faults.
+            self.engine.log.populate_ahead();
         }
         self.consider(scanned.at, scanned.hash, bytes, None)?;
         // Where most entries are shared nearly every record is in doubt; the doubts of a stretch may be as long as it is.

@@ -32,6 +32,8 @@ pub(crate) const BUDGET_BYTES_MIN: u64 = 16 << 20;
 const HUGE_PAGE_BUDGET_BYTES: u64 = 256 << 20;
 const VALUE_BYTES_MAX: u64 = 16 << 20;
 const DRIVER_PAUSE: Duration = Duration::from_millis(1);
+/// After which a slot of the manifest speaks of lines that told of themselves.
+const SLOT_PAUSE: Duration = Duration::from_secs(1);
 /// Between two looks at how much has expired.
 const SAMPLE_PAUSE: Duration = Duration::from_millis(250);
 
@@ -409,7 +411,7 @@ impl Engine {
 
     /// `take_image` takes one elsewhere: lines must not wait for it.
     fn drive(&self, take_image: impl Fn() -> bool) {
-        let (mut last_line, mut last_sample) = (Instant::now(), Instant::now());
+        let (mut last_line, mut last_sample, mut last_slot) = (Instant::now(), Instant::now(), Instant::now());
         while !self.epochs.is_closed() {
             self.share_budget();
             if !self.is_in_memory() {
@@ -422,6 +424,10 @@ impl Engine {
             {
                 last_line = Instant::now();
                 let _ = self.commit();
+            }
+            if last_slot.elapsed() >= SLOT_PAUSE {
+                last_slot = Instant::now();
+                self.settle_line();
             }
             if last_sample.elapsed() >= SAMPLE_PAUSE {
                 last_sample = Instant::now();

@@ -12,8 +12,8 @@
 //! * **Recovery** goes on from the newest slot ([`advance`]): as long as all blocks up to the next such record are whole, and it says
 //!   that its line begins where the last one ended, that line counts. What was torn was never acknowledged.
 //! * **Damage or torn?** A line is written after the one before it is durable. So where a record behind a damaged block tells of a line
-//!   that begins above the last cut, the damaged one had been durable: that is refused. Of the very last line nobody can tell, until
-//!   a slot speaks of it, at the latest when the store is closed.
+//!   that begins above the last cut, the damaged one had been durable: that is refused. Of the last line nobody can tell, nor of several
+//!   of which nothing whole is left, until a slot speaks of them: within a second, by the driver, or when the store is closed.
 //! * **Through the manifest go** the first line of an opening (a scar may lie before it), long ones, those that move the log's beginning,
 //!   and one every [`TOLD_BYTES_MAX`], so that recovery need not look far.
 
@@ -247,6 +247,24 @@ mod tests {
             let store: Store<u64, u64> = options().accept_loss(true).open_in(damaged).unwrap();
             assert_eq!((store.get(&(n as u64 - 1)).unwrap(), store.get(&(n as u64)).unwrap()), (Some(n as u64 - 1), None));
         }
+    }
+
+    /// The background's share: the end of a log that the manifest speaks of cannot go unnoticed.
+    #[test]
+    fn a_slot_speaks_of_the_last_line_before_long() {
+        let files = Arc::new(MemoryStorage::new());
+        let store: Store<u64, u64> = Options::new().memory("16MiB").durability(Durability::Always).open_in(files.clone()).unwrap();
+        (0..20).for_each(|n| store.put(&n, &n).unwrap());
+        let told = |files: &MemoryStorage| {
+            let damaged = Arc::new(files.copy());
+            let end = store.engine.log.bounds.cut.load(std::sync::atomic::Ordering::Relaxed);
+            flip(&damaged, end - BLOCK_BYTES);
+            open(&damaged).is_ok()
+        };
+        while told(&files) {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert_eq!(held(&Arc::new(files.copy())), 20);
     }
 
     #[test]

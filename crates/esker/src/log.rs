@@ -349,7 +349,7 @@ impl Log {
         let to = (tail + bytes).min(self.bounds.evicted.load(Acquire) + self.budget.load(Relaxed));
         if from + bytes / 2 < to && (from & self.mask) < (to & self.mask) {
             // Before: whoever lowers the budget meanwhile sees that it is spent.
-            self.bounds.populated.store(to, Relaxed);
+            self.bounds.populated.fetch_max(to, Relaxed);
             self.region.populate((from & self.mask) as usize, (to & self.mask) as usize);
         }
     }
