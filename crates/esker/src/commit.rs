@@ -36,7 +36,6 @@ use crate::error::{Error, Result};
 use crate::image;
 use crate::lines::{self, LineRecord};
 use crate::log::NOWHERE;
-use crate::manifest::State;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
 use crate::sync::waiting::{self, Condvar, Mutex, Thread, thread};
 use crate::sync::{MutexGuard, Rule, broken};
@@ -197,8 +196,8 @@ impl Engine {
             return Ok(());
         }
         let written = home.manifest.write(|state| {
-            (state.line, state.window, state.cut) = (line.number, line.window, line.cut);
-            self.describe(state, line.begin);
+            self.record_of(line.number, line.window).apply(state, line.cut);
+            state.begin = line.begin;
         });
         self.commits.told_begin.store(line.begin, Relaxed);
         self.slot_speaks_of(line.cut);
@@ -222,11 +221,6 @@ impl Engine {
             self.latch(error);
         }
         self.slot_speaks_of(home.manifest.state.cut);
-    }
-
-    fn describe(&self, state: &mut State, begin: u64) {
-        (state.begin, state.dead) = (begin, self.superseded_bytes());
-        (state.shape, state.entries, state.shared) = (self.index.finest_shape(), self.index.entries(), self.index.is_shared());
     }
 
     /// True if a line that is drawn now may do without the manifest.
@@ -260,11 +254,16 @@ impl Engine {
         Ok(Some((line, told)))
     }
 
-    /// Writes into a line's last block what the manifest would say.
-    fn tell(&self, line: &Line) -> LineRecord {
+    /// What is to be told of a line, by itself or by the manifest. After its drain.
+    fn record_of(&self, number: u64, window: u64) -> LineRecord {
         let (from, shape) = (self.log.bounds.cut.load(Relaxed), self.index.finest_shape());
         let (dead, entries, shared) = (self.superseded_bytes(), self.index.entries(), self.index.is_shared());
-        let record = LineRecord { from, number: line.number, window: line.window, dead, shape, entries, shared };
+        LineRecord { from, number, window, dead, shape, entries, shared }
+    }
+
+    /// Writes into a line's last block what the manifest would say.
+    fn tell(&self, line: &Line) -> LineRecord {
+        let record = self.record_of(line.number, line.window);
         self.log.tell_line(line.cut, &record);
         record
     }
@@ -341,8 +340,8 @@ impl Engine {
             image::write(&**storage, state.image + 1, state.identity.store_id, &self.index, || false)?;
             manifest.write(|state| {
                 (state.image, state.image_until) = (state.image + 1, cut);
-                (state.line, state.window, state.cut) = (line, cut, cut);
-                self.describe(state, self.log.bounds.compacted.load(Acquire));
+                self.record_of(line, cut).apply(state, cut);
+                state.begin = self.log.bounds.compacted.load(Acquire);
                 // The image has all that was published in finer tables.
                 state.shape = self.index.shape_word();
             })?;

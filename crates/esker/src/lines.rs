@@ -261,7 +261,9 @@ mod tests {
             flip(&damaged, end - BLOCK_BYTES);
             open(&damaged).is_ok()
         };
+        let begun = std::time::Instant::now();
         while told(&files) {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(300), "no slot speaks of it");
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         assert_eq!(held(&Arc::new(files.copy())), 20);

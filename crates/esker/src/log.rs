@@ -369,8 +369,7 @@ impl Log {
         self.bounds.evicted.store(to, Release);
     }
 
-    /// Writes the frozen blocks `[from, to)` to the device.
-    /// Writes the blocks of `[from, to)`, of which the last one `ends_line` or not.
+    /// Writes the frozen blocks `[from, to)` to the device; the last one ends with a line record, or not.
     pub(crate) fn flush(&self, from: u64, to: u64, ends_line: bool) -> Result<()> {
         let Some(device) = &self.device else { return Ok(()) };
         let (mut block, end) = (from / BLOCK_BYTES, to / BLOCK_BYTES);

@@ -1,4 +1,4 @@
-//! The manifest: what a store is, and the last line that is durable.
+//! The manifest: what a store is, and the last line that is durable, but for short ones behind it (`lines.rs`).
 //!
 //! ```text
 //! esker.manifest:  [ slot 0, 4096 bytes ][ slot 1, 4096 bytes ]      written in turn, each followed by a sync
