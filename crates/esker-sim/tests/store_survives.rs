@@ -118,7 +118,13 @@ fn a_backup_is_old_or_new_or_nothing() {
     let copy = SimStorage::new();
     let mut ended = Vec::new();
     for round in 1..=3u64 {
-        (0..400).for_each(|n| store.put(&n, &(n + round)).unwrap());
+        // In lines that tell of themselves, most of them.
+        for n in 0..400 {
+            store.put(&n, &(n + round)).unwrap();
+            if n % 50 == 0 {
+                store.commit().unwrap();
+            }
+        }
         if round == 2 {
             store.save_index().unwrap();
         }

@@ -22,6 +22,9 @@
 //! is CPR's (SIGMOD 2019), with the version in the record and nobody waiting but read-modify-writes of a record in flux, for
 //! the microseconds of step 3.
 //!
+//! **A line may leave records below its cut to the next one**, and their operations may return right away: that nothing lies above the
+//! cut does not say that the line holds everything. It does if nobody had taken a place since the line before.
+//!
 //! **Nothing below a cut is ever written again**, not even the rest of a sector: the next piece begins in the next block.
 //!
 //! **Snapshots** are lines without the device (`snapshot.rs`), numbered alike. So the window of a line begins where the last
@@ -100,6 +103,8 @@ pub(crate) struct Line {
     pub(crate) number: u64,
     pub(crate) window: u64,
     pub(crate) cut: u64,
+    /// All records below are part of it: there is none of the next line there.
+    whole: u64,
     /// Where the log begins as of this line: what lies below has its copies below the cut.
     pub(crate) begin: u64,
     /// The time of the cut, in milliseconds since 1970: no transaction before it judged by a later one, none behind it by an
@@ -237,13 +242,14 @@ impl Engine {
         self.check_writable()?;
         let bounds = &self.log.bounds;
         // Below the last cut nothing changes in place; above it nothing is. Nor is there a beginning to move.
-        if self.log.tail() == bounds.cut.load(Relaxed) && bounds.compacted.load(Relaxed) == bounds.begin.load(Relaxed) {
+        if self.log.tail() == bounds.durable.load(Relaxed) && bounds.compacted.load(Relaxed) == bounds.begin.load(Relaxed) {
             return Ok(None);
         }
         let (line, has_room) = self.draw(&guard, may_tell && self.may_tell());
         let told = has_room.then(|| self.tell(&line));
         self.flush_line(told.is_some())?;
         bounds.cut.store(line.cut, Relaxed);
+        bounds.durable.store(line.whole, Relaxed);
         // Others may freeze, write and evict while the device syncs.
         drop(guard);
         if let Some(device) = &self.log.device
@@ -279,7 +285,11 @@ impl Engine {
         bounds.read_only.store(NOWHERE, SeqCst);
         let number = bounds.line.fetch_add(1, SeqCst);
         // Whoever claims a place above the cut does it after this, and sees the new number.
-        let (cut, has_room) = if tells { self.log.end_line() } else { (self.log.end_block(), false) };
+        let told = if tells { self.log.end_line() } else { None };
+        let (tail, cut) = told.unwrap_or_else(|| {
+            let end = self.log.end_block();
+            (end, end)
+        });
         bounds.floor.store(cut, SeqCst);
         bounds.read_only.store(cut, SeqCst);
         let now = self.expiry.now();
@@ -289,19 +299,22 @@ impl Engine {
             self.epochs.drain();
         }
         bounds.safe_read_only.store(cut, Release);
-        let line = Line { number, window: bounds.drawn.swap(cut, Relaxed), cut, begin, now };
+        let window = bounds.drawn.swap(cut, Relaxed);
+        // Records of the next line may lie in the window, unless nobody had taken a place there.
+        let whole = if tail == window || broken(Rule::LinesLeaveRecords) { cut } else { window };
+        let line = Line { number, window, cut, whole, begin, now };
         *self.commits.last.lock().unwrap_or_else(|e| e.into_inner()) = Some(line);
-        (line, has_room)
+        (line, told.is_some())
     }
 
-    /// The last line, as of now, if there is nothing above its cut: then another one would hold the same.
+    /// The last line, as of now, if it holds all there is: then another one would hold the same.
     pub(crate) fn last_line_again(&self, _: &MutexGuard<'_, ()>) -> Option<Line> {
         let last = *self.commits.last.lock().unwrap_or_else(|e| e.into_inner());
-        let line = last.filter(|line| line.cut == self.log.tail())?;
+        let line = last.filter(|line| line.whole == self.log.tail())?;
         // The time is to fall between transactions, as that of a new line does.
         self.hold_transactions();
         let now = self.expiry.now();
-        let is_still = self.log.tail() == line.cut;
+        let is_still = self.log.tail() == line.whole;
         self.commits.is_cutting.store(false, Release);
         is_still.then_some(Line { now, ..line })
     }

@@ -14,6 +14,7 @@
 //! * **Damage or torn?** A line is written after the one before it is durable. So where a record behind a damaged block tells of a line
 //!   that begins above the last cut, the damaged one had been durable: that is refused. Of the last line nobody can tell, nor of several
 //!   of which nothing whole is left, until a slot speaks of them: within a second, by the driver, or when the store is closed.
+//! * **A backup** ends where its slot says. Lines behind that are part of the next one, which was cut short.
 //! * **Through the manifest go** the first line of an opening (a scar may lie before it), long ones, those that move the log's beginning,
 //!   and one every [`TOLD_BYTES_MAX`], so that recovery need not look far.
 
@@ -73,6 +74,10 @@ impl LineRecord {
 /// # Errors
 /// `Corruption` for damage in a line that another one was built on, unless its loss is accepted.
 pub(crate) fn advance(device: &dyn Device, state: &mut State, accept_loss: bool) -> Result<()> {
+    // Its last step is a slot: what lies behind is the beginning of the next one, written in any order.
+    if state.is_backup {
+        return Ok(());
+    }
     let mut blocks = Blocks::new(device, state.identity.store_id)?;
     loop {
         match blocks.line_at(state.cut)? {

@@ -98,6 +98,8 @@ pub(crate) struct Bounds {
     /// Where the last durable line ended, and where the last one of any kind did.
     pub(crate) cut: AtomicU64,
     pub(crate) drawn: AtomicU64,
+    /// All records below are part of the last durable line.
+    pub(crate) durable: AtomicU64,
     /// Records below are kept reachable for a snapshot (`snapshot.rs`): 0 without one, [`NOWHERE`] while one is drawn.
     pub(crate) held: AtomicU64,
     pub(crate) tail: Tail,
@@ -131,6 +133,7 @@ impl Log {
                 compacted: AtomicU64::new(FIRST_ADDRESS),
                 cut: at(),
                 drawn: at(),
+                durable: at(),
                 held: AtomicU64::new(0),
                 tail: Tail(at()),
             },
@@ -163,6 +166,7 @@ impl Log {
         bounds.line.store(line, Relaxed);
         bounds.cut.store(cut, Relaxed);
         bounds.drawn.store(cut, Relaxed);
+        bounds.durable.store(cut, Relaxed);
     }
 
     /// The log begins at `begin`. Before anyone else knows it.
@@ -295,9 +299,9 @@ impl Log {
         }
     }
 
-    /// As [`Log::end_block`], with room for a line record at the end (`lines.rs`) and, lest it look like a record, a zero before it.
-    /// False if there is none.
-    pub(crate) fn end_line(&self) -> (u64, bool) {
+    /// As [`Log::end_block`], with room for a line record at the end (`lines.rs`) and, lest it look like a record, a zero before it:
+    /// where the tail was, and where it is. `None` if there is no room.
+    pub(crate) fn end_line(&self) -> Option<(u64, u64)> {
         loop {
             let tail = self.tail();
             let end = block_ceil(tail);
@@ -305,11 +309,11 @@ impl Log {
             // Or in a block of its own, unless that would lie across the region's end.
             let to = if fits { end } else { end + BLOCK_BYTES };
             if cfg!(loom) || ((to - BLOCK_BYTES) & self.mask) + BLOCK_BYTES > self.mask + 1 {
-                return (self.end_block(), false);
+                return None;
             }
             if self.bounds.tail.0.compare_exchange(tail, to, AcqRel, Acquire).is_ok() {
                 self.leave(to - tail);
-                return (to, true);
+                return Some((tail, to));
             }
         }
     }

@@ -5,7 +5,7 @@
 //! Loom tries every order of a small piece of the store; here two or three threads run operations on two keys through all of
 //! it, while another freezes, evicts, commits, compacts, saves the index or makes it grow or shrink. Each access to an atomic is a point
 //! where another thread may go on ([`crate::sync::atomic`]). What the threads saw of each key must fit one order of the
-//! operations, and so must what is there after closing and opening again. Memory is sequentially consistent here.
+//! operations, and so must what is there after closing and opening again, and after a commit and a crash. Memory is sequentially consistent here.
 //!
 //! A scheduler that cannot find a planted bug proves nothing: the twins break one [`Rule`] each and must be found.
 //! `ESKER_SCHEDULES` sets the number of schedules, `ESKER_SEED` replays a program.
@@ -267,13 +267,17 @@ fn execute<S: Kind>(program: &Program) {
     let all: Vec<_> = (0..KEYS).map(|key| (key, Deed::Get)).collect();
     events.extend(run_all(&store, &clock, &all));
     set_scheduled(false);
+    do_chore(&store, Chore::Commit, &mut fresh);
+    let crashed = Arc::new(storage.copy());
     for n in 0..crowd {
         assert!(matches!(store.act(1000 + n, Deed::Contains), Action::Contains(true)), "a key was lost while the index grew");
     }
     store.close();
-    let store = S::open(storage);
-    events.extend(run_all(&store, &clock, &all));
-    store.close();
+    for files in [storage, crashed] {
+        let store = S::open(files);
+        events.extend(run_all(&store, &clock, &all));
+        store.close();
+    }
     for (key, history) in by_key(events) {
         if let Err(stuck) = check(&history) {
             panic!("no order explains key {key}: {stuck:#?}\nof {history:#?}\nprogram {program:#?}");
@@ -355,6 +359,19 @@ fn twins_are_found() {
     let threads = vec![vec![(1, Deed::Get), (1, Deed::Get)], vec![(1, Deed::Put(21)), (1, Deed::Put(22))]];
     let program = Program { seed: 1, before: vec![(1, Deed::Put(23))], threads, chores: Vec::new() };
     assert!(finds(Rule::VersionStandsStill, || schedule::<Store<u64, [u8]>>(program, 20_000)), "torn values were not found");
+    let program = written_while_a_line_is_drawn();
+    assert!(finds(Rule::LinesLeaveRecords, || schedule::<Store<u64, u64>>(program, 20_000)), "a loss was not found");
+}
+
+fn written_while_a_line_is_drawn() -> Program {
+    Program { seed: 1, before: vec![(1, Deed::Put(7))], threads: vec![vec![(1, Deed::Put(8))]], chores: vec![Chore::Commit] }
+}
+
+/// Below a line's cut there may be records of the next line. With nothing above the cut the next commit drew no line, and what it
+/// acknowledged was lost in a crash.
+#[test]
+fn what_was_written_while_a_line_was_drawn_is_in_the_next() {
+    schedule::<Store<u64, u64>>(written_while_a_line_is_drawn(), 2_000);
 }
 
 /// A walk through memory asked for `head` once for itself and again for each record: when `head` passed a record in between, the

@@ -18,7 +18,7 @@
 //!
 //! **Drawing one**: say that links are held (`held` is [`NOWHERE`]: all of them), drain, draw the line, lower `held` to its
 //! cut. Who passed a record by before the drain ended published what supersedes it before the cut was drawn: it is below the
-//! cut and counts. If after that drain nothing lies above the last line's cut, that line serves once more.
+//! cut and counts. If after that drain the last line holds all there is, that line serves once more.
 //!
 //! **Which records count** needs no more than their parity: below the cut, all were made before the drain of its line ended, so
 //! for this line, for the next one, or for earlier ones; and those of earlier ones lie below the window or are of the next

@@ -140,6 +140,8 @@ pub(crate) enum Rule {
     HeldBeforeLook,
     /// A line's number changes while no transaction is in its commit.
     LinesWaitForTransactions,
+    /// A line serves once more only if it left no records below its cut to the next one.
+    LinesLeaveRecords,
 }
 
 /// True in the twin that breaks this rule.
