@@ -26,10 +26,10 @@
 //! a latch. Then one waits for the other for a moment; that their versions are the same is seen through
 //! (`store/transaction/witness.rs`), so it never makes a conflict by itself.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, lock};
 use crate::error::Result;
-use crate::sync::atomic::{AtomicU64, Ordering::*, fence};
-use crate::sync::{Rule, broken, hint, thread};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
+use crate::sync::{Mutex, Rule, broken, hint, thread};
 use std::sync::OnceLock;
 
 /// 512 KiB, out of what the budget sets aside for everything fixed. In models two.
@@ -45,7 +45,9 @@ const YIELDS: u32 = if cfg!(loom) { 1 } else { 256 };
 pub(crate) struct Latches {
     table: OnceLock<Box<[AtomicU64]>>,
     /// Everybody asks the latches.
-    ready: OnceLock<()>,
+    is_ready: AtomicBool,
+    /// Held while everybody is told to.
+    telling: Mutex<()>,
 }
 
 /// The number of a latch.
@@ -163,11 +165,15 @@ impl Engine {
     /// `Closed`; `Invalid` inside a closure that the store runs, which the drain would wait for.
     pub(crate) fn begin_latching(&self) -> Result<()> {
         drop(self.epochs.pin()?);
-        if self.latches.ready.get().is_none() {
-            self.latches.ready.get_or_init(|| {
-                self.latches.word(LatchNumber(0));
+        let latches = &self.latches;
+        // Acquire: pairs with the Release below.
+        if !latches.is_ready.load(Acquire) {
+            let _telling = lock(&latches.telling);
+            if !latches.is_ready.load(Relaxed) {
+                latches.word(LatchNumber(0));
                 self.epochs.begin_latching();
-            });
+                latches.is_ready.store(true, Release);
+            }
         }
         Ok(())
     }
