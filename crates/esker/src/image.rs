@@ -4,7 +4,8 @@
 //! [ shape ][ bucket 0: count, entries ] [ bucket 1: ... ] ...   u64 words, little-endian
 //! [ zeros up to the last sector ][ words in all ][ checksum of everything before, keyed by the store ]
 //! ```
-//! Written and read in pieces of a megabyte: an image takes no memory besides the index itself.
+//! Written and read in pieces of a megabyte: an image takes no memory besides the index itself. A thread reads and checks ahead of
+//! the one that fills the index; where the checksum tells of damage in the end, the index is emptied.
 //!
 //! **While the store runs** ([`Engine::take_image`]) the index changes under the copy, so an image says less than "the index
 //! as of an address", and enough. A line is drawn, its cut is `until`; each bucket is copied as it is at some moment after
@@ -31,6 +32,7 @@ use crate::error::{Error, Result};
 use crate::index::{Index, address_of};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use xxhash_rust::xxh3::Xxh3;
 
 const PIECE_SECTORS: usize = 256;
@@ -42,6 +44,12 @@ const LAG_BYTES_MIN: u64 = 64 << 20;
 const LAG_INDEX_TIMES: u64 = 2;
 const TRAILER_WORDS: usize = 2;
 const WORD: usize = 8;
+/// The words of a piece: a shorter image is read without a thread.
+const PIECE_WORDS: u64 = (PIECE_SECTORS * SECTOR_BYTES / WORD) as u64;
+/// In one bucket no two entries have the same tag, of 16 bits.
+const BUCKET_WORDS_MAX: u64 = 1 << 16;
+/// Pieces that are being read, checked, or taken.
+const BUFFERS: usize = 4;
 
 pub(crate) fn name(number: u64) -> String {
     format!("index.{number}")
@@ -158,39 +166,62 @@ pub(crate) fn write(storage: &dyn Storage, number: u64, store_id: u64, index: &I
 
 /// The number of words in the image `number`, if it is whole.
 pub(crate) fn check(storage: &dyn Storage, number: u64, store_id: u64) -> Result<u64> {
-    if !storage.list()?.contains(&name(number)) {
-        return Err(Error::corruption(format!("the index image is missing file={}", name(number))));
+    let mut pieces = Pieces::open(storage, number, store_id)?;
+    let mut buffer = pieces.buffer();
+    while let Some(piece) = pieces.next(buffer)? {
+        buffer = piece.buffer;
     }
-    let device = storage.open(&name(number))?;
-    let words = Reader::new(&device)?.verify(store_id)?;
-    words.ok_or_else(|| Error::corruption(format!("the index image is damaged file={}", name(number))))
+    pieces.words().ok_or_else(|| damaged(number))
 }
 
-/// Fills an empty index from the image `number`; the highest address in it.
+/// Fills an empty index from the image `number`; the highest address in it. The image is read once, and believed before all of it
+/// is known to be whole: after an error the index holds anything.
 pub(crate) fn read(storage: &dyn Storage, number: u64, store_id: u64, index: &Index) -> Result<u64> {
-    let damaged = || Error::corruption(format!("the index image is damaged file={}", name(number)));
-    // Twice over the file: what is not known to be whole is not believed.
-    let words = check(storage, number, store_id)?;
-    let device = storage.open(&name(number))?;
-    let mut reader = Reader::new(&device)?;
-    let mut left = words;
-    let mut next = |reader: &mut Reader<'_>| -> Result<u64> {
-        left = left.checked_sub(1).ok_or_else(damaged)?;
-        reader.word()?.ok_or_else(damaged)
+    let mut pieces = Pieces::open(storage, number, store_id)?;
+    let most = pieces.bytes / WORD as u64;
+    let (restored, words) = if most <= PIECE_WORDS {
+        let first = pieces.buffer();
+        let restored = Words::new(first, |buffer| pieces.next(buffer)).restore(index, most);
+        (restored, pieces.words())
+    } else {
+        read_ahead(pieces, |first, next| Words::new(first, next).restore(index, most))
     };
-    if !index.restore_shape(next(&mut reader)?) {
-        return Err(damaged());
+    let (used, top) = restored?.ok_or_else(|| damaged(number))?;
+    // What was used must be what was written.
+    if words.is_some_and(|words| used <= words) { Ok(top) } else { Err(damaged(number)) }
+}
+
+fn damaged(number: u64) -> Error {
+    Error::corruption(format!("the index image is damaged file={}", name(number)))
+}
+
+/// Reads and checks pieces in a thread of its own, while `restore` takes them; what that gave, and the image's words if it is whole.
+fn read_ahead<T>(mut pieces: Pieces, restore: impl FnOnce(AlignedBuffer, NextPiece<'_>) -> T) -> (T, Option<u64>) {
+    let (give_back, spare) = channel();
+    let (send, ready) = channel();
+    for _ in 1..BUFFERS {
+        let _ = give_back.send(pieces.buffer());
     }
-    let (mut entries, mut top) = (Vec::new(), 0);
-    for at in 0..index.buckets() {
-        entries.clear();
-        for _ in 0..next(&mut reader)? {
-            entries.push(next(&mut reader)?);
-        }
-        top = entries.iter().fold(top, |top, word| top.max(address_of(*word)));
-        index.restore(at, &entries);
-    }
-    Ok(top)
+    std::thread::scope(|scope| {
+        let first = pieces.buffer();
+        let reader = scope.spawn(move || {
+            // Until the last piece, a failure, or nobody gives buffers any more.
+            while let Ok(buffer) = spare.recv() {
+                let piece = pieces.next(buffer);
+                let is_last = !matches!(piece, Ok(Some(_)));
+                if send.send(piece).is_err() || is_last {
+                    break;
+                }
+            }
+            pieces.words()
+        });
+        let restored = restore(first, &mut |buffer| {
+            let _ = give_back.send(buffer);
+            ready.recv().unwrap_or(Ok(None))
+        });
+        drop(give_back);
+        (restored, reader.join().unwrap_or(None))
+    })
 }
 
 struct Writer {
@@ -243,50 +274,121 @@ impl Writer {
     }
 }
 
-struct Reader<'a> {
-    device: &'a Arc<dyn Device>,
-    piece: AlignedBuffer,
+/// An image's bytes in order, and in the end whether it is whole.
+struct Pieces {
+    device: Arc<dyn Device>,
     bytes: u64,
     offset: u64,
-    filled: usize,
-    at: usize,
+    checksum: Xxh3,
+    /// The words in all and the checksum, as the file has them.
+    trailer: Option<(u64, u64)>,
 }
 
-impl<'a> Reader<'a> {
-    fn new(device: &'a Arc<dyn Device>) -> Result<Self> {
+/// So many bytes of a buffer.
+struct Piece {
+    buffer: AlignedBuffer,
+    filled: usize,
+}
+
+impl Pieces {
+    fn open(storage: &dyn Storage, number: u64, store_id: u64) -> Result<Self> {
+        if !storage.list()?.contains(&name(number)) {
+            return Err(Error::corruption(format!("the index image is missing file={}", name(number))));
+        }
+        let device = storage.open(&name(number))?;
         let bytes = device.bytes()? / SECTOR_BYTES as u64 * SECTOR_BYTES as u64;
-        Ok(Self { device, piece: AlignedBuffer::new(piece_sectors(bytes)), bytes, offset: 0, filled: 0, at: 0 })
+        Ok(Self { device, bytes, offset: 0, checksum: Xxh3::with_seed(store_id), trailer: None })
     }
 
-    fn next_piece(&mut self) -> Result<&[u8]> {
-        self.filled = (self.bytes - self.offset).min(self.piece.bytes().len() as u64) as usize;
-        self.device.read(self.offset, &mut self.piece.bytes_mut()[..self.filled])?;
-        self.offset += self.filled as u64;
-        self.at = 0;
-        Ok(&self.piece.bytes()[..self.filled])
+    /// One that each piece fits.
+    fn buffer(&self) -> AlignedBuffer {
+        AlignedBuffer::new(piece_sectors(self.bytes))
     }
 
-    fn word(&mut self) -> Result<Option<u64>> {
-        if self.at == self.filled && self.next_piece()?.is_empty() {
+    /// The next piece, in this buffer.
+    fn next(&mut self, mut buffer: AlignedBuffer) -> Result<Option<Piece>> {
+        let left = self.bytes - self.offset;
+        let filled = left.min(buffer.bytes().len() as u64) as usize;
+        if filled == 0 {
             return Ok(None);
         }
-        self.at += WORD;
-        Ok(Some(word_at(self.piece.bytes(), self.at - WORD)))
+        let piece = &mut buffer.bytes_mut()[..filled];
+        self.device.read(self.offset, piece)?;
+        self.offset += filled as u64;
+        let is_last = self.offset == self.bytes;
+        let end = if is_last { filled - WORD } else { filled };
+        self.checksum.update(&piece[..end]);
+        self.trailer = is_last.then(|| (word_at(piece, end - WORD), word_at(piece, end)));
+        Ok(Some(Piece { buffer, filled }))
     }
 
-    /// The number of words, if the file is whole.
-    fn verify(mut self, store_id: u64) -> Result<Option<u64>> {
-        let mut checksum = Xxh3::with_seed(store_id);
-        let total = self.bytes;
-        let mut trailer = None;
-        while self.offset < total {
-            let is_last = total - self.offset <= self.piece.bytes().len() as u64;
-            let piece = self.next_piece()?;
-            let end = if is_last { piece.len() - WORD } else { piece.len() };
-            checksum.update(&piece[..end]);
-            trailer = is_last.then(|| (word_at(piece, end - WORD), word_at(piece, piece.len() - WORD)));
+    /// The number of words, if the end was reached and all is whole.
+    fn words(&self) -> Option<u64> {
+        self.trailer.filter(|(_, want)| self.checksum.digest() == *want || FUZZED).map(|(words, _)| words)
+    }
+}
+
+/// Takes back a buffer and gives the next piece.
+type NextPiece<'a> = &'a mut dyn FnMut(AlignedBuffer) -> Result<Option<Piece>>;
+
+/// An image's words in order.
+struct Words<F> {
+    next: F,
+    piece: Piece,
+    at: usize,
+    used: u64,
+}
+
+impl<F: FnMut(AlignedBuffer) -> Result<Option<Piece>>> Words<F> {
+    fn new(buffer: AlignedBuffer, next: F) -> Self {
+        Self { next, piece: Piece { buffer, filled: 0 }, at: 0, used: 0 }
+    }
+
+    /// Fills the index, in which there are at most so many words, and goes on to the end; how many words that took, and the
+    /// highest address. `None` if the words do not say an index.
+    fn restore(mut self, index: &Index, most: u64) -> Result<Option<(u64, u64)>> {
+        let (mut words, mut top) = (Vec::new(), 0);
+        // Each bucket takes a word: a shape that the file has no room for is damaged, and would take memory.
+        if !self.take(1, &mut words)? || Index::buckets_of_shape(words[0]) > most || !index.restore_shape(words[0]) {
+            return Ok(None);
         }
-        Ok(trailer.filter(|(_, want)| checksum.digest() == *want || FUZZED).map(|(words, _)| words))
+        for at in 0..index.buckets() {
+            words.clear();
+            if !self.take(1, &mut words)? {
+                return Ok(None);
+            }
+            let count = words.pop().unwrap_or_default();
+            if count > BUCKET_WORDS_MAX || !self.take(count, &mut words)? {
+                return Ok(None);
+            }
+            top = words.iter().fold(top, |top, word| top.max(address_of(*word)));
+            index.restore(at, &words);
+        }
+        let used = self.used;
+        while self.next_piece()? {}
+        Ok(Some((used, top)))
+    }
+
+    /// Appends the next words; false if there are not so many.
+    fn take(&mut self, count: u64, words: &mut Vec<u64>) -> Result<bool> {
+        let mut left = count;
+        while left > 0 {
+            let rest = &self.piece.buffer.bytes()[self.at..self.piece.filled];
+            let now = left.min((rest.len() / WORD) as u64);
+            words.extend(rest.chunks_exact(WORD).take(now as usize).map(|word| word_at(word, 0)));
+            (self.at, self.used, left) = (self.at + now as usize * WORD, self.used + now, left - now);
+            if left > 0 && !self.next_piece()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn next_piece(&mut self) -> Result<bool> {
+        let used = std::mem::replace(&mut self.piece, Piece { buffer: AlignedBuffer::new(0), filled: 0 });
+        let Some(piece) = (self.next)(used.buffer)? else { return Ok(false) };
+        (self.piece, self.at) = (piece, 0);
+        Ok(true)
     }
 }
 
@@ -297,4 +399,43 @@ fn piece_sectors(bytes: u64) -> usize {
 
 fn word_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + WORD].try_into().unwrap_or_default())
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use crate::device::SECTOR_BYTES;
+    use crate::{Error, MemoryStorage, Options, Storage, Store};
+    use std::sync::Arc;
+
+    /// An image of several pieces, so that a thread reads ahead of the one that fills the index.
+    #[test]
+    fn damage_anywhere_in_a_long_image_is_named_and_given_up_when_told_so() {
+        const KEYS: u64 = 200_000;
+        let files = Arc::new(MemoryStorage::new());
+        let options = || Options::new().memory("32MiB").background(false);
+        let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
+        (0..KEYS).for_each(|n| store.put(&n, &n).unwrap());
+        store.close().unwrap();
+        let name = files.list().unwrap().into_iter().find(|name| super::is_image(name)).unwrap();
+        let bytes = files.open(&name).unwrap().bytes().unwrap() as usize;
+        assert!(bytes > super::PIECE_SECTORS * SECTOR_BYTES, "{bytes}");
+        let whole = |files: &Arc<MemoryStorage>, options: Options| {
+            let store: Store<u64, u64> = options.open_in(files.clone())?;
+            (0..KEYS).step_by(7).for_each(|n| assert_eq!(store.get(&n).unwrap(), Some(n)));
+            Ok(())
+        };
+        whole(&Arc::new(files.copy()), options()).unwrap();
+        // In the shape, in counts and entries, at a piece's edge, in the zeros, in the number of words and in the checksum.
+        for at in [3, 7, 8, 99, (1 << 20) - 1, 1 << 20, bytes / 2, bytes - 40, bytes - 16, bytes - 9, bytes - 1] {
+            let files = Arc::new(files.copy());
+            let (image, from) = (files.open(&name).unwrap(), at / SECTOR_BYTES * SECTOR_BYTES);
+            let mut sector = [0; SECTOR_BYTES];
+            image.read(from as u64, &mut sector).unwrap();
+            sector[at - from] ^= 0x20;
+            image.write(from as u64, &sector).unwrap();
+            let refused: Result<(), Error> = whole(&files, options());
+            assert!(matches!(&refused, Err(Error::Corruption(what)) if what.contains(&name)), "{refused:?} at {at}");
+            whole(&files, options().accept_loss(true)).unwrap();
+        }
+    }
 }
