@@ -7,7 +7,11 @@
 
 #![cfg(target_os = "linux")]
 
+#[path = "../../esker/tests/common/raise.rs"]
+mod raise;
+
 use esker::{Options, Store};
+use raise::Raise;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
@@ -88,13 +92,12 @@ fn a_budget_that_moves_is_kept_and_loses_nothing() {
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     let seen: Vec<Seen> = std::thread::scope(|scope| {
         let (store, stop, done) = (&store, &stop, &done);
+        let _over = Raise(stop);
         for (first, rounds) in (0..).step_by(keys_each as usize).zip(rounds.chunks_mut(keys_each as usize)) {
             scope.spawn(move || work(store, first, rounds, stop, done));
         }
         let budgets = [small, large, small + (5 << 20) + 12_345, large];
-        let seen = budgets.map(|budget| watch(store, budget, baseline, done)).into();
-        stop.store(true, Relaxed);
-        seen
+        budgets.map(|budget| watch(store, budget, baseline, done)).into()
     });
     for Seen { budget, took, highest, operations } in seen {
         println!("budget {budget} after {took:?}: at most {highest} resident, {operations} operations");

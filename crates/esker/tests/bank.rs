@@ -1,10 +1,14 @@
 //! Transactions of many threads: sums stay, rules over two keys hold, nothing is lost and nobody sees a half; while plain calls,
 //! lines, compaction, eviction and growth go on, and across crashes.
 
+#[path = "common/raise.rs"]
+mod raise;
+
 #[path = "common/traffic.rs"]
 mod traffic;
 
 use esker::{Durability, Error, MemoryStorage, Options, Store, Transaction};
+use raise::Raise;
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -81,6 +85,7 @@ fn bank<B: Bank>(store: &Store<u64, B::Money>, threads: u64, accounts: u64, tran
     open_accounts::<B>(store, accounts);
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
+        let over = Raise(&stop);
         let workers: Vec<_> = (0..threads)
             .map(|number| {
                 let done = &done;
@@ -115,7 +120,7 @@ fn bank<B: Bank>(store: &Store<u64, B::Money>, threads: u64, accounts: u64, tran
             }
         });
         let worked: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
-        stop.store(true, Relaxed);
+        drop(over);
         auditor.join().unwrap();
         other.join().unwrap();
         worked.into_iter().for_each(|worked| worked.unwrap());
@@ -239,6 +244,7 @@ fn readers_see_all_or_nothing<V: esker::Value + ?Sized>(
         seen
     };
     std::thread::scope(|scope| {
+        let _over = Raise(&stop);
         for reader in 0..2 {
             let (stop, read) = (&stop, &read);
             scope.spawn(move || {
@@ -251,7 +257,6 @@ fn readers_see_all_or_nothing<V: esker::Value + ?Sized>(
             });
         }
         (1..10_000).for_each(write);
-        stop.store(true, Relaxed);
     });
 }
 

@@ -2,7 +2,11 @@
 //! an exact cut. Each thread's part of it is a prefix of what that thread did, and holds all that had returned when the
 //! commit was asked for.
 
+#[path = "common/raise.rs"]
+mod raise;
+
 use esker::{Device, Durability, MemoryStorage, Options, Storage, Store};
+use raise::Raise;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex};
@@ -61,6 +65,7 @@ fn cut_while_threads_work(options: Options, lines: Lines) {
     let done: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _over = Raise(&stop);
         for (thread, done) in done.iter().enumerate() {
             let (store, stop) = (&store, &stop);
             scope.spawn(move || {
@@ -93,7 +98,6 @@ fn cut_while_threads_work(options: Options, lines: Lines) {
                 assert!(seen.is_some_and(|seen| seen >= least), "thread {thread} round {round}: {seen:?} of at least {least}");
             }
         }
-        stop.store(true, Relaxed);
     });
 }
 
@@ -115,6 +119,7 @@ fn an_image_of_a_shared_index_loses_nothing() {
     let (done, stop) = ([const { AtomicU64::new(0) }; 2], AtomicBool::new(false));
     let key = |thread: u64, i: u64| (i % 700_000) << 1 | thread;
     std::thread::scope(|scope| {
+        let _over = Raise(&stop);
         for thread in 0..2 {
             let (store, stop, done) = (&store, &stop, &done);
             scope.spawn(move || {
@@ -142,7 +147,6 @@ fn an_image_of_a_shared_index_loses_nothing() {
                 }
             }
         }
-        stop.store(true, Relaxed);
     });
 }
 

@@ -1,6 +1,10 @@
 //! Keys that end by themselves: in every layout, wherever their records lie, and without one sleep.
 
+#[path = "common/raise.rs"]
+mod raise;
+
 use esker::{Error, Key, ManualClock, Options, Store, Ttl, Value};
+use raise::Raise;
 use std::borrow::Borrow;
 use std::future::Future;
 use std::pin::pin;
@@ -337,6 +341,7 @@ fn no_update_is_lost_while_ends_come_and_go() {
     let (done, rounds) = (AtomicBool::new(false), 60_000u64);
     let far = SystemTime::now() + SECOND * 1_000_000;
     std::thread::scope(|scope| {
+        let _over = Raise(&done);
         let adding: Vec<_> = (0..4u64)
             .map(|thread| {
                 let store = &store;
@@ -366,7 +371,6 @@ fn no_update_is_lost_while_ends_come_and_go() {
             }
         });
         adding.into_iter().for_each(|thread| thread.join().unwrap());
-        done.store(true, Relaxed);
     });
     let sum: u64 = (0..3).map(|key| store.get(&key).unwrap().unwrap()).sum();
     assert_eq!(sum, 4 * rounds);

@@ -1,6 +1,10 @@
 //! Cold records that are read again and again come back into memory, change nothing by it, and survive like any other.
 
+#[path = "common/raise.rs"]
+mod raise;
+
 use esker::{Options, Store};
+use raise::Raise;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 const KEYS: u64 = 600_000;
@@ -97,6 +101,7 @@ fn nobody_sees_what_is_gone(promotion: bool) {
     let rounds: Vec<AtomicU64> = (0..HOT).map(|_| AtomicU64::new(1)).collect();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _over = Raise(&stop);
         for reader in 0..3u64 {
             let (store, rounds, stop) = (&store, &rounds, &stop);
             scope.spawn(move || {
@@ -134,7 +139,6 @@ fn nobody_sees_what_is_gone(promotion: bool) {
                 store.commit().unwrap();
             }
         }
-        stop.store(true, Relaxed);
     });
     assert_eq!(store.stats().operations.promotions > 100, promotion, "{:?}", store.stats().operations);
     let check = |store: &Store<u64, u64>| {

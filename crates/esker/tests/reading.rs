@@ -1,9 +1,13 @@
 //! Transactions that only read: each sees the store as of its beginning, whatever goes on, and none ever conflicts.
 
+#[path = "common/raise.rs"]
+mod raise;
+
 #[path = "common/traffic.rs"]
 mod traffic;
 
 use esker::{Clock, Error, ManualClock, Options, ReadTransaction, Store, Value};
+use raise::Raise;
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
@@ -138,15 +142,6 @@ fn bank<V: Number + ?Sized>(store: &Store<u64, V>, transfers: u64, meanwhile: im
         writers.into_iter().for_each(|writer| writer.join().unwrap());
     });
     audit(store, &mut Random::of_thread(0));
-}
-
-/// Sets a flag when it is dropped, also by a panic: nobody waits for one that will not come.
-struct Raise<'f>(&'f AtomicBool);
-
-impl Drop for Raise<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
 }
 
 fn transfer<V: Number + ?Sized>(store: &Store<u64, V>, transfers: u64, random: &mut Random) {

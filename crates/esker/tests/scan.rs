@@ -1,7 +1,11 @@
 //! Scans: every key once, as of one moment, whatever goes on; on all layouts, in memory and larger than it, by each way.
 
+#[path = "common/raise.rs"]
+mod raise;
+
 use esker::aggregate::Sum;
 use esker::{Cache, Cursor, Error, ManualClock, MemoryDevice, MemoryStorage, Options, Scan, Store, Strategy};
+use raise::Raise;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -359,8 +363,8 @@ fn growth_shows_no_closure_an_absence() {
     (0..1000).for_each(|n| store.put(&n, &1).unwrap());
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            let _over = Raise(&is_over);
             (1000..2_000_000).for_each(|n| store.put(&n, &n).unwrap());
-            is_over.store(true, Relaxed);
         });
         while !is_over.load(Relaxed) {
             // Frozen records take the long way.
@@ -384,6 +388,7 @@ fn no_scan_sees_half_of_it(store: &Store<u64, u64>, strategy: Strategy, scans: u
         store.put(&(a(writer, pair) + 1), &0).unwrap();
     }
     std::thread::scope(|scope| {
+        let _over = Raise(&is_over);
         for writer in 0..WRITERS {
             let (store, is_over, returned) = (store, &is_over, &returned);
             scope.spawn(move || {
@@ -409,28 +414,24 @@ fn no_scan_sees_half_of_it(store: &Store<u64, u64>, strategy: Strategy, scans: u
                 std::thread::yield_now();
             }
         });
-        let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            for scan in 0..scans {
-                let before = returned.load(SeqCst);
-                let (mut found, mut sum) = (BTreeMap::new(), 0);
-                let visit = |key: u64, value| {
-                    if key < 1 << 40 {
-                        assert!(found.insert(key, value).is_none(), "{strategy:?}: key {key} twice");
-                        sum += value * (key & 1);
-                    }
-                };
-                store.scan().by(strategy).for_each(visit).unwrap();
-                assert_eq!(found.len() as u64, 2 * WRITERS * PAIRS, "{strategy:?}, scan {scan}");
-                for (key, value) in found.iter().filter(|(key, _)| *key % 2 == 0) {
-                    let (first, second) = (*value, found[&(key + 1)]);
-                    assert!(first == second || first == second + 1, "{strategy:?}, scan {scan}: {first} and {second}");
+        for scan in 0..scans {
+            let before = returned.load(SeqCst);
+            let (mut found, mut sum) = (BTreeMap::new(), 0);
+            let visit = |key: u64, value| {
+                if key < 1 << 40 {
+                    assert!(found.insert(key, value).is_none(), "{strategy:?}: key {key} twice");
+                    sum += value * (key & 1);
                 }
-                assert!(sum >= before, "{strategy:?}, scan {scan}: {before} had returned, {sum} were seen");
-                assert!(sum <= returned.load(SeqCst) + WRITERS);
+            };
+            store.scan().by(strategy).for_each(visit).unwrap();
+            assert_eq!(found.len() as u64, 2 * WRITERS * PAIRS, "{strategy:?}, scan {scan}");
+            for (key, value) in found.iter().filter(|(key, _)| *key % 2 == 0) {
+                let (first, second) = (*value, found[&(key + 1)]);
+                assert!(first == second || first == second + 1, "{strategy:?}, scan {scan}: {first} and {second}");
             }
-        }));
-        is_over.store(true, Relaxed);
-        checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            assert!(sum >= before, "{strategy:?}, scan {scan}: {before} had returned, {sum} were seen");
+            assert!(sum <= returned.load(SeqCst) + WRITERS);
+        }
     });
 }
 
@@ -456,6 +457,7 @@ fn a_scan_is_on_one_side_of_each_transaction() {
         (0..KEYS).for_each(|n| store.put(&n, &1000).unwrap());
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let _over = Raise(&is_over);
             for writer in 0..3 {
                 let (store, is_over) = (&store, &is_over);
                 scope.spawn(move || {
@@ -472,7 +474,6 @@ fn a_scan_is_on_one_side_of_each_transaction() {
             }
             let sum = |scan: Scan<'_, u64, u64>| scan.fold(|| 0u64, |sum, _, value| *sum = sum.wrapping_add(value), |a, b| *a += b);
             let sums: Vec<_> = (0..200).map(|n| sum(store.scan().by([Strategy::ByLog, Strategy::ByIndex][n % 2])).unwrap()).collect();
-            is_over.store(true, Relaxed);
             assert!(sums.iter().all(|sum| *sum == KEYS * 1000), "{sums:?}");
         });
     }

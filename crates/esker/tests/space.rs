@@ -1,6 +1,10 @@
 //! Space comes back: on disk, in memory, and with it everything that lives.
 
+#[path = "common/raise.rs"]
+mod raise;
+
 use esker::{Error, Options, Store};
+use raise::Raise;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
@@ -232,6 +236,7 @@ fn compaction_beside_eight_threads_loses_nothing() {
     let stop = AtomicBool::new(false);
     let sums: Vec<AtomicU64> = (0..8).map(|_| AtomicU64::new(0)).collect();
     std::thread::scope(|scope| {
+        let _over = Raise(&stop);
         for (thread, sum) in sums.iter().enumerate() {
             let (store, stop) = (&store, &stop);
             scope.spawn(move || {
@@ -248,7 +253,6 @@ fn compaction_beside_eight_threads_loses_nothing() {
         for _ in 0..6 {
             store.compact().unwrap();
         }
-        stop.store(true, Relaxed);
     });
     let keys: Vec<u64> = (0..300_000).collect();
     let mut total = 0;

@@ -1,7 +1,11 @@
 //! Copies that are right, and those that are refused.
 
+#[path = "../../tests/common/raise.rs"]
+mod raise;
+
 use super::*;
 use crate::{MemoryStorage, Options, Store};
+use raise::Raise;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 
 fn open(files: &Arc<MemoryStorage>) -> Store<u64, u64> {
@@ -15,6 +19,7 @@ fn a_copy_taken_while_threads_write_is_a_cut_and_grows_by_what_is_new() {
     let (store, stop) = (open(&files), AtomicBool::new(false));
     (0..300_000u64).for_each(|n| store.put(&(n | 1 << 40), &n).unwrap());
     std::thread::scope(|scope| {
+        let _over = Raise(&stop);
         for thread in 0..2u64 {
             let (store, stop) = (&store, &stop);
             scope.spawn(move || {
@@ -41,7 +46,6 @@ fn a_copy_taken_while_threads_write_is_a_cut_and_grows_by_what_is_new() {
                 assert!(second <= first && first.unwrap_or(0) - second.unwrap_or(0) <= 5000, "{first:?} {second:?}");
             }
         }
-        stop.store(true, Relaxed);
     });
 }
 
