@@ -6,7 +6,7 @@ mod raise;
 #[path = "common/traffic.rs"]
 mod traffic;
 
-use esker::{Clock, Error, ManualClock, Options, ReadTransaction, Store, Value};
+use esker::{Clock, Cursor, Error, ManualClock, Options, ReadTransaction, Store, Value};
 use raise::Raise;
 use std::borrow::Borrow;
 use std::sync::Arc;
@@ -169,9 +169,15 @@ fn transfer<V: Number + ?Sized>(store: &Store<u64, V>, transfers: u64, random: &
 fn audit<V: Number + ?Sized>(store: &Store<u64, V>, random: &mut Random) {
     let sums = store.read_transaction(|tx| {
         let mut sum = || random.order(ACCOUNTS).into_iter().map(|account| read(tx, account).unwrap_or(0)).sum::<u64>();
-        Ok([sum(), sum()])
+        let (first, second) = (sum(), sum());
+        let mut many = 0;
+        tx.get_many(&random.order(ACCOUNTS), |_, value| many += V::number(value))?;
+        // Another key may lie beside the accounts.
+        let accounts = |key: u64, value: V::View<'_>| if key < ACCOUNTS { V::number(value) } else { 0 };
+        let scanned = tx.scan().fold(|| 0, |sum, key, value| *sum += accounts(key, value), |sum, other| *sum += other)?;
+        Ok([first, second, many, scanned])
     });
-    assert_eq!(sums.unwrap(), [ACCOUNTS * START; 2]);
+    assert_eq!(sums.unwrap(), [ACCOUNTS * START; 4]);
 }
 
 #[test]
@@ -331,4 +337,26 @@ fn a_read_transaction_answers_as_the_store_does_where_it_cannot_be() {
     assert!(matches!(failed, Err(Error::Full)));
     store.close().unwrap();
     assert!(matches!(store.begin_read(), Err(Error::Closed)));
+}
+
+#[test]
+fn scans_batches_pages_and_iterators_of_a_reader_see_its_moment() {
+    for store in both::<u64>(&Options::new()) {
+        (0..50_000).for_each(|n| store.put(&n, &n).unwrap());
+        let tx = store.begin_read().unwrap();
+        (0..50_000).for_each(|n| store.put(&(n * 2), &7).unwrap());
+        (0..50_000).step_by(3).for_each(|n| _ = store.delete(&n).unwrap());
+        let keys: Vec<u64> = (0..100_000).collect();
+        let mut seen = Vec::new();
+        tx.get_many(&keys, |key, value| seen.push((key, value))).unwrap();
+        let by_log: Vec<(u64, u64)> = tx.scan().by_log().collect().unwrap();
+        let by_index: Vec<(u64, u64)> = tx.scan().by_index().collect().unwrap();
+        let iterated: Vec<(u64, u64)> = tx.scan().iter().unwrap().map(Result::unwrap).collect();
+        let page = tx.scan().page(Cursor::START, 1 << 20).unwrap();
+        for mut found in [seen, by_log, by_index, iterated, page.pairs] {
+            found.sort();
+            assert!(found.iter().copied().eq((0..50_000).map(|n| (n, n))), "{} pairs", found.len());
+        }
+        assert_eq!(tx.scan().aggregate(esker::aggregate::Count).unwrap(), 50_000);
+    }
 }

@@ -1,6 +1,6 @@
 //! Scans: every key with a value, once, as of one moment, while writers, growth, lines and compaction go on.
 //!
-//! A scan draws a snapshot (`snapshot.rs`) and goes through it one of three ways:
+//! A scan draws a snapshot (`snapshot.rs`), or is that of a transaction that has one, and goes through it one of three ways:
 //!
 //! | way        | reads                               | costs in memory, a key          | cold                         |
 //! |------------|-------------------------------------|---------------------------------|------------------------------|
@@ -35,7 +35,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::memory::prefetch;
 use crate::record::{self, Record};
-use crate::snapshot::View;
+use crate::snapshot::{Snapshot, View};
 use crate::store::Store;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
@@ -73,6 +73,8 @@ type Progress<'a> = dyn Fn(f64) -> ControlFlow<()> + Send + Sync + 'a;
 #[must_use = "a scan does nothing until it is run"]
 pub struct Scan<'a, K: Key + ?Sized, V: Value + ?Sized> {
     store: &'a Store<K, V>,
+    /// Of a snapshot that somebody holds for as long as `'a`.
+    as_of: Option<View>,
     strategy: Option<Strategy>,
     threads: usize,
     keys: Option<Box<dyn List + 'a>>,
@@ -220,7 +222,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Way<'_, K, V> {
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// A scan through all keys with a value, as of the moment it is run.
     pub fn scan(&self) -> Scan<'_, K, V> {
-        Scan { store: self, strategy: None, threads: 1, keys: None, is_listed: None, prefix: None, filter: None, progress: None }
+        self.scan_as_of(None)
+    }
+
+    pub(crate) fn scan_as_of(&self, as_of: Option<View>) -> Scan<'_, K, V> {
+        Scan { store: self, as_of, strategy: None, threads: 1, keys: None, is_listed: None, prefix: None, filter: None, progress: None }
     }
 }
 
@@ -401,19 +407,27 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         self.gather(C::default, |all, key, value| all.extend([(K::own(key), V::own(value))]), C::extend)
     }
 
+    /// The view, and its snapshot if it was drawn for this scan.
+    fn snapshot(&self) -> Result<(View, Option<Snapshot>)> {
+        match self.as_of {
+            Some(view) => Ok((view, None)),
+            None => self.store.engine.snapshot().map(|snapshot| (snapshot.view, Some(snapshot))),
+        }
+    }
+
     /// Draws the snapshot and runs the scan over it.
     #[inline(always)]
     fn run<R>(mut self, act: impl FnOnce(&Way<'_, K, V>, Option<&Filter<'_, K, V>>) -> Result<R>) -> Result<R> {
         let plan = self.plan()?;
-        let snapshot = self.store.engine.snapshot()?;
+        let (view, _snapshot) = self.snapshot()?;
         let filter = self.filter.take();
         let listed = if plan.strategy == Strategy::ByKeys { self.take_list() } else { None };
         let total = match plan.strategy {
             Strategy::ByKeys => listed.as_ref().map_or(0, |list| list.len() as u64),
             Strategy::ByIndex => index::PARTS,
-            Strategy::ByLog => snapshot.view.cut - snapshot.view.begin,
+            Strategy::ByLog => view.cut - view.begin,
         };
-        let frame = self.frame(snapshot.view, total);
+        let frame = self.frame(view, total);
         let way = match plan.strategy {
             Strategy::ByKeys => Way::Keys(ByKeys::new(&frame, listed.as_deref())),
             Strategy::ByIndex => Way::Index(ByIndex::new(&frame)),

@@ -66,7 +66,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
 impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// About `limit` pairs from a cursor on (the pairs of one bucket, some ten, are not divided), as they are at some time
-    /// during this call. Strategy and threads mean nothing here.
+    /// during this call, or in a transaction that only reads as of its beginning. Strategy and threads mean nothing here.
     ///
     /// From the first page to the last, a key that is there all the time is returned exactly once, whatever comes, changes,
     /// goes or grows meanwhile; one that comes or goes may be returned or not.
@@ -79,7 +79,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     pub fn page(mut self, cursor: Cursor, limit: usize) -> Result<Page<K, V>> {
         let filter = self.filter.take();
         let hold = self.store.engine.hold_space()?;
-        let frame = self.frame(hold.view(), 0);
+        let view = self.as_of.unwrap_or_else(|| hold.view());
+        let frame = self.frame(view, 0);
         let (mut walker, mut rows) = (Walker::default(), Rows::default());
         let (mut pairs, mut next) = (Vec::new(), Some(cursor.0));
         while let Some(from) = next
@@ -98,8 +99,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// As [`Scan::for_each`]. An error while iterating is the last item.
     pub fn iter(mut self) -> Result<Iter<'a, K, V>> {
         let filter = self.filter.take();
-        let snapshot = self.store.engine.snapshot()?;
-        let frame = self.frame(snapshot.view, 0);
+        let (view, snapshot) = self.snapshot()?;
+        let frame = self.frame(view, 0);
         Ok(Iter {
             frame,
             filter,
@@ -137,7 +138,7 @@ pub struct Iter<'a, K: Key + ?Sized, V: Value + ?Sized> {
     pairs: VecDeque<(K::Owned, V::Owned)>,
     walker: Walker,
     rows: Rows,
-    _snapshot: Snapshot,
+    _snapshot: Option<Snapshot>,
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Iter<'_, K, V> {

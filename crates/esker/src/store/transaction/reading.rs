@@ -17,10 +17,12 @@ use super::super::{Store, chain};
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::record::Record;
+use crate::scan::{Scan, Strategy};
 use crate::snapshot::{Newest, Snapshot};
 use crate::sync::atomic::Ordering::*;
 use crate::sync::hint;
 use crate::types::{Key, Value};
+use std::borrow::Borrow;
 
 /// A transaction that only reads: the store as of the moment at which it began. It never conflicts, and keeps nobody waiting.
 ///
@@ -98,6 +100,36 @@ impl<K: Key + ?Sized, V: Value + ?Sized> ReadTransaction<'_, K, V> {
     /// As [`Store::get`].
     pub fn contains(&self, key: &K) -> Result<bool> {
         Ok(self.read_bytes(key, |_| ())?.is_some())
+    }
+
+    /// The values of `keys` as of the beginning, shown to `visit` in any order, of those that had one. List each key once.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    ///
+    /// # Cost
+    /// As that of [`Store::get_many`].
+    pub fn get_many<Q: Borrow<K> + Sync>(&self, keys: &[Q], visit: impl for<'v> FnMut(K::View<'v>, V::View<'v>)) -> Result<()> {
+        self.scan().keys(keys).by(Strategy::ByKeys).for_each(visit)
+    }
+
+    /// A scan through all keys with a value at the beginning; [`Scan::aggregate`] of it sums them up.
+    ///
+    /// # Examples
+    /// ```
+    /// use esker::{Options, Store};
+    ///
+    /// let accounts: Store<str, u64> = Options::new().memory("16MiB").in_memory()?;
+    /// accounts.put_many(&[("ada", 70), ("ben", 30)])?;
+    /// let (ada, all) = accounts.read_transaction(|tx| {
+    ///     accounts.put("ada", &1_000)?;
+    ///     Ok((tx.get("ada")?, tx.scan().fold(|| 0, |sum, _, value| *sum += value, |sum, other| *sum += other)?))
+    /// })?;
+    /// assert_eq!((ada, all), (Some(70), 100));
+    /// # Ok::<(), esker::Error>(())
+    /// ```
+    pub fn scan(&self) -> Scan<'_, K, V> {
+        self.store.scan_as_of(Some(self.snapshot.view))
     }
 
     fn read_bytes<R>(&self, key: &K, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
