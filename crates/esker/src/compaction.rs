@@ -19,7 +19,7 @@
 //! * **A reader** that was on its way to a record below `begin` finds nothing there, looks again, and finds the copy.
 //!
 //! **When**: dead bytes are counted where records are superseded or deleted. Above the space target the driver compacts, a
-//! stretch at a time; a store in memory does when its budget is nearly full, and whoever finds it full does it himself.
+//! stretch at a time; of a store in memory also when its budget is nearly full, and whoever finds it full does it himself.
 
 use crate::cache::Caching;
 use crate::device::{AlignedBuffer, SECTOR_BYTES};
@@ -39,18 +39,19 @@ use crate::traverse::{Scanned, Span, Visitor};
 use std::io::ErrorKind;
 use std::time::Duration;
 
-/// A stretch is this part of the log's memory, within bounds: long enough that its line and its two syncs are worth it.
-const STRETCH_PART: u64 = 32;
+/// A stretch is this part of the log's memory, within bounds: long enough that its line and its syncs are worth it, and that of many
+/// doubts each block that settles some is read once. A thirty-second part read most of the log for each stretch.
+const STRETCH_PART: u64 = 8;
 const STRETCH_BYTES_MIN: u64 = 1 << 20;
 const STRETCH_BYTES_MAX: u64 = 32 << 20;
 /// The part of the log's budget that doubts may take besides it.
-const DOUBT_PART: u64 = 64;
+const DOUBT_PART: u64 = 32;
 /// A log below this is left alone.
 const LOG_BYTES_MIN: u64 = 4 << 20;
 /// Blocks between two reads that are cheaper to read along than to leave out.
 const GAP_BLOCKS: u64 = 16;
 const RUN_BLOCKS: u64 = 256;
-/// Records between two looks at the memory just above the tail.
+/// Records between two looks at the room above the tail.
 const VISITS_AHEAD: u64 = 256;
 /// How long and how often a full store waits for those who hold what would make room.
 const HELD_PAUSE: Duration = Duration::from_millis(1);
@@ -170,11 +171,9 @@ impl Engine {
         let extent = self.log_extent();
         // The log may have become longer since, and more of it dead.
         let dead = self.dead_bytes().min(extent);
-        if self.is_in_memory() {
-            let budget = self.log.budget.load(Relaxed);
-            return extent > budget / 8 * 7 && dead > budget / 16;
-        }
-        extent > LOG_BYTES_MIN && extent as f64 > self.space_amplification * (extent - dead) as f64
+        let budget = self.log.budget.load(Relaxed);
+        let is_nearly_full = self.is_in_memory() && extent > budget / 8 * 7 && dead > budget / 16;
+        is_nearly_full || extent > LOG_BYTES_MIN && extent as f64 > self.space_amplification * (extent - dead) as f64
     }
 
     /// The driver's share: one stretch, if that is due.
@@ -260,6 +259,7 @@ impl Engine {
                 visited: 0,
                 moved: 0,
                 expired: 0,
+                from,
                 doubtful,
                 keys,
                 buffer,
@@ -400,6 +400,8 @@ struct Mover<'a> {
     moved: u64,
     /// Bytes of expired records dropped: nobody counted them.
     expired: u64,
+    /// Where the stretch begins.
+    from: u64,
     /// Records whose entry leads to another cold record, and their keys.
     doubtful: Vec<Doubt>,
     keys: Vec<u8>,
@@ -412,12 +414,15 @@ struct Mover<'a> {
     ended_at: Option<u64>,
 }
 
+/// Small, for there are many.
 struct Doubt {
     /// The cold record that the entry leads to.
     other: u64,
-    at: u64,
-    hash: u64,
-    key: std::ops::Range<usize>,
+    /// From the beginning of the stretch.
+    at: u32,
+    /// In `keys`.
+    key_start: u32,
+    key_bytes: u32,
 }
 
 impl Visitor for Mover<'_> {
@@ -431,8 +436,8 @@ impl Visitor for Mover<'_> {
         }
         self.visited += 1;
         if self.visited.is_multiple_of(VISITS_AHEAD) {
-            // The driver is here and not in its loop; without this those who write meanwhile pay the page faults.
-            self.engine.log.populate_ahead();
+            // The driver is here and not in its loop; without this those who write meanwhile pay for page faults and flushes.
+            self.engine.keep_room();
         }
         self.consider(scanned.at, scanned.hash, bytes, None)?;
         // Where most entries are shared nearly every record is in doubt; the doubts of a stretch may be as long as it is.
@@ -458,9 +463,10 @@ impl Mover<'_> {
                 // A cache drops what is on a device anyway.
                 Newest::Cold(_) if self.caching.is_some() => return Ok(()),
                 Newest::Cold(other) => {
-                    let from = self.keys.len();
+                    // A stretch and the keys of its doubts are far shorter than 4 GiB.
+                    let (key_start, key_bytes) = (self.keys.len() as u32, key.len() as u32);
                     self.keys.extend_from_slice(key);
-                    self.doubtful.push(Doubt { other, at, hash, key: from..self.keys.len() });
+                    self.doubtful.push(Doubt { other, at: (at - self.from) as u32, key_start, key_bytes });
                     return Ok(());
                 }
                 Newest::Nowhere if engine.index.is_settled(&seen) => return Ok(()),
@@ -472,8 +478,9 @@ impl Mover<'_> {
                 // Its bytes stay if the stretch is not given back, and no entry leads to them: a scan must ask.
                 self.mark_superseded(at);
                 // As below: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
+                let previous = record::word_at(bytes, 0) & ADDRESS_MASK;
                 let leads_nowhere =
-                    self.caching.is_some() || record::word_at(bytes, 0) & ADDRESS_MASK < engine.log.bounds.begin.load(Acquire);
+                    self.caching.is_some() || previous < engine.log.bounds.begin.load(Acquire) || self.is_settled_down_to(previous);
                 if seen.address() == at && leads_nowhere && !engine.index.remove(hash, &seen) {
                     continue;
                 }
@@ -498,6 +505,12 @@ impl Mover<'_> {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// True if whatever lives between there and where we are has a copy above, and nobody needs the rest: then a chain that leads
+    /// there leads to nothing.
+    fn is_settled_down_to(&self, at: u64) -> bool {
+        at >= self.from && self.doubtful.is_empty() && !self.engine.holds.is_any()
     }
 
     /// An expired record is a tombstone, unless a snapshot has it as a value: what is older lies lower and went before.
@@ -552,6 +565,10 @@ impl Mover<'_> {
         }
     }
 
+    fn key_of(&self, doubt: &Doubt) -> &[u8] {
+        &self.keys[doubt.key_start as usize..(doubt.key_start + doubt.key_bytes) as usize]
+    }
+
     /// Memory that doubts take.
     fn doubt_bytes(&self) -> u64 {
         (self.doubtful.len() * size_of::<Doubt>() + self.keys.len()) as u64
@@ -580,6 +597,7 @@ impl Mover<'_> {
 
     fn settle_run(&mut self, run: &[Doubt]) -> Result<()> {
         let Some(device) = &self.engine.log.device else { return Ok(()) };
+        self.engine.keep_room();
         let first = run[0].other / BLOCK_BYTES;
         let count = (run[run.len() - 1].other / BLOCK_BYTES - first + 1) as usize;
         // One for all runs: buffers of ever other sizes leave an allocator with holes that nothing fits.
@@ -594,14 +612,16 @@ impl Mover<'_> {
             }
             read => read?,
         }
-        for doubt in run {
-            // Only this block: one that was merely read along may lie in a scar.
-            let block = doubt.other / BLOCK_BYTES;
+        for doubts in run.chunk_by(|a, b| a.other / BLOCK_BYTES == b.other / BLOCK_BYTES) {
+            // Only blocks that were asked for: one that was merely read along may lie in a scar.
+            let block = doubts[0].other / BLOCK_BYTES;
             let sector = (block - first) as usize * SECTOR_BYTES;
             let payload = self.engine.log.verify_block(block, &buffer.bytes()[sector..sector + SECTOR_BYTES])?;
-            let other = &payload[(doubt.other % BLOCK_BYTES) as usize..];
-            if !is_record_of(self.engine.layout, other, &self.keys[doubt.key.clone()]) {
-                self.settle_slowly(doubt)?;
+            for doubt in doubts {
+                let other = &payload[(doubt.other % BLOCK_BYTES) as usize..];
+                if !is_record_of(self.engine.layout, other, self.key_of(doubt)) {
+                    self.settle_slowly(doubt)?;
+                }
             }
         }
         self.buffer = buffer;
@@ -610,14 +630,15 @@ impl Mover<'_> {
 
     /// Another key's record, or one that reaches into the next block: walk the chain.
     fn settle_slowly(&mut self, doubt: &Doubt) -> Result<()> {
-        let key = self.keys[doubt.key.clone()].to_vec();
+        let key = self.key_of(doubt).to_vec();
+        let (at, hash) = (self.from + u64::from(doubt.at), self.engine.hash_of(&key));
         // From where the entry leads now: a newer record may have come and gone cold since the doubt arose.
-        let Some((head, first)) = self.cold_part(doubt.hash, &key)? else { return Ok(()) };
+        let Some((head, first)) = self.cold_part(hash, &key)? else { return Ok(()) };
         let found = chain::find(self.engine, first, &key)?;
-        if found == Some(doubt.at) {
-            let bytes = chain::record_bytes(self.engine, doubt.at)?;
+        if found == Some(at) {
+            let bytes = chain::record_bytes(self.engine, at)?;
             // Should the entry have changed since, it leads to something newer: doubtful again, or dead.
-            self.consider(doubt.at, doubt.hash, &bytes, Some(head))?;
+            self.consider(at, hash, &bytes, Some(head))?;
             return self.settle();
         }
         Ok(())

@@ -310,6 +310,18 @@ impl Engine {
         self.make_room(bytes)
     }
 
+    /// What the driver does in its loop, for where it is away longer: room for those who write, backed by memory.
+    pub(crate) fn keep_room(&self) {
+        let budget = self.log.budget.load(Relaxed);
+        // Half of what is spare is used up: each step is a drain, and pages given back are an interrupt to other processors.
+        let is_due = !self.is_in_memory() && self.log_bytes() + budget / 32 > budget;
+        if is_due && let Ok(guard) = self.boundaries.try_lock() {
+            // A failure is latched; whoever writes hears of it.
+            let _ = self.shift_boundaries(&guard, 0);
+        }
+        self.log.populate_ahead();
+    }
+
     /// Freezes, writes and evicts so that the log keeps to its share with `room` bytes to spare. The driver's one step.
     fn shift_boundaries(&self, _: &MutexGuard<'_, ()>, room: u64) -> Result<()> {
         self.check_writable()?;

@@ -166,7 +166,7 @@ impl Options {
         self
     }
 
-    /// The log is compacted in the background when it is more than this many times as long as what lives in it; 2 unless
+    /// The log is compacted in the background, in memory too, when it is more than this many times as long as what lives in it; 2 unless
     /// said, at least 1.1. Less saves space and writes more.
     #[must_use]
     pub fn space_amplification(mut self, target: f64) -> Self {

@@ -591,3 +591,28 @@ fn what_crashes_left_in_the_log_is_not_seen() {
         CRASHED.lock().unwrap().push(Box::new(store));
     }
 }
+
+/// Parts by hash, as several machines would take them: each key is in one of them, the same in every store.
+#[test]
+fn ranges_of_hashes_divide_the_keys() {
+    let quarters: Vec<_> = (0..4u64).map(|part| part << 62..=(part << 62) + (u64::MAX >> 2)).collect();
+    let parts = both::<u64, u64>().map(|store| {
+        (0..200_000).for_each(|n| store.put(&n, &n).unwrap());
+        let part = |strategy, part: &std::ops::RangeInclusive<u64>| {
+            let keys: Vec<u64> = (0..100_000).collect();
+            let scan = store.scan().keys(&keys).by(strategy).hash_range(part.clone());
+            let mut found: Vec<u64> = scan.collect::<Vec<_>>().unwrap().into_iter().map(|(key, _)| key).collect();
+            found.sort();
+            found
+        };
+        let by = |strategy| quarters.iter().map(|quarter| part(strategy, quarter)).collect::<Vec<_>>();
+        let parts = by(Strategy::ByLog);
+        assert!([Strategy::ByIndex, Strategy::ByKeys].into_iter().all(|strategy| by(strategy) == parts));
+        parts
+    });
+    assert!(parts[0] == parts[1]);
+    assert!(parts[0].iter().all(|part| (24_000..26_000).contains(&part.len())));
+    let mut all = parts[0].concat();
+    all.sort();
+    assert!(all.into_iter().eq(0..100_000));
+}

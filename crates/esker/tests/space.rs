@@ -318,3 +318,22 @@ fn two_threads_that_insert_one_key_by_turns_do_not_fill_the_log() {
         other.join().unwrap().unwrap();
     });
 }
+
+/// Far below its budget, too: what was deleted is given back, of the log and of the index, without being asked for.
+#[test]
+fn a_store_in_memory_is_small_again_after_mass_deletion() {
+    let store: Store<u64, u64> = Options::new().memory("1GiB").in_memory().unwrap();
+    let keys = 1_000_000u64;
+    (0..keys).for_each(|n| store.put(&n, &n).unwrap());
+    let (before, begun) = (store.stats().memory, std::time::Instant::now());
+    (0..keys).filter(|n| n % 100 != 0).for_each(|n| assert!(store.delete(&n).unwrap()));
+    loop {
+        let now = store.stats().memory;
+        if now.log_bytes < before.log_bytes / 4 && now.index_bytes < before.index_bytes / 4 {
+            break;
+        }
+        assert!(begun.elapsed().as_secs() < 300, "{now:?} after {before:?}");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!((0..keys).all(|n| store.get(&n).unwrap() == (n % 100 == 0).then_some(n)));
+}

@@ -21,7 +21,7 @@ impl Arguments {
     pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
         let lane = words
             .next()
-            .filter(|lane| ["crash", "faults", "rot", "kill", "processes", "golden", "soak"].contains(&lane.as_str()))
+            .filter(|lane| ["crash", "faults", "rot", "kill", "processes", "coverage", "golden", "soak"].contains(&lane.as_str()))
             .ok_or("which lane?")?;
         let jobs = std::thread::available_parallelism().map_or(1, usize::from);
         let mut arguments = Arguments {

@@ -1,9 +1,11 @@
-//! The long lanes, one command each: `cargo xtask crash | faults | rot | kill | processes | soak`; and `golden`, which writes what a test keeps reading.
+//! The long lanes, one command each: `cargo xtask crash | faults | rot | kill | processes | soak`; `coverage`, which tells what tests run;
+//! and `golden`, which writes what a test keeps reading.
 //!
 //! The theory: a lane is a list of programs, each judged by itself (`esker_sim::crash`); the crew here shares them among threads, says
 //! how far it is, notices the one that hangs, and closes with one line of figures. It ends with 1 if a promise was broken.
 
 mod arguments;
+mod coverage;
 mod crew;
 mod lanes;
 mod soak;
@@ -19,6 +21,7 @@ cargo xtask kill [--kills N]                    kill -9 of the program under loa
 cargo xtask processes [--kills N]               48 processes write through a server, N of them are killed, 100 unless said
 cargo xtask golden                              writes the golden stores of this format to fixtures/
 cargo xtask soak [--minutes N]                  a store of constant size, overwritten, filled and emptied: all stays flat
+cargo xtask coverage                            the parts of the engine that its tests run, by file
     all:  --seed S  --programs P  --jobs J  --always (each operation durable)  --keep-going V (violations to show)";
 
 fn main() -> ExitCode {
@@ -38,6 +41,7 @@ fn run(arguments: &Arguments) -> ExitCode {
         "faults" => lanes::faults(arguments),
         "kill" => lanes::kill(arguments),
         "processes" => lanes::processes(arguments),
+        "coverage" => coverage::run(),
         "golden" => lanes::golden(),
         "soak" => soak::run(arguments.minutes),
         _ => lanes::rot(arguments),

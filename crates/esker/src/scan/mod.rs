@@ -46,7 +46,8 @@ use log::ByLog;
 use rows::Rows;
 use std::borrow::Borrow;
 use std::marker::PhantomData;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, RangeInclusive};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// What is done with a pair.
 trait Visit: FnMut(&[u8], &[u8]) {}
@@ -81,6 +82,7 @@ pub struct Scan<'a, K: Key + ?Sized, V: Value + ?Sized> {
     /// Tells the listed keys from all others.
     is_listed: Option<Box<KeyTest<'a, K>>>,
     prefix: Option<Vec<u8>>,
+    hashes: Option<RangeInclusive<u64>>,
     filter: Option<Box<Filter<'a, K, V>>>,
     progress: Option<Box<Progress<'a>>>,
 }
@@ -90,6 +92,7 @@ struct Frame<'a, K: Key + ?Sized, V: Value + ?Sized> {
     store: &'a Store<K, V>,
     view: View,
     prefix: Option<Vec<u8>>,
+    hashes: Option<RangeInclusive<u64>>,
     listed: Listed<'a, K>,
     control: Control<'a>,
 }
@@ -132,7 +135,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
 
     /// True unless all keys are asked for.
     fn selects(&self) -> bool {
-        self.prefix.is_some() || !matches!(self.listed, Listed::All)
+        self.prefix.is_some() || self.hashes.is_some() || !matches!(self.listed, Listed::All)
     }
 
     /// True if a key is among those asked for.
@@ -143,7 +146,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
             Listed::Of(set, keys) => set.find(self.hash(key), |at| keys.key(*at) == key).is_some(),
             Listed::If(is_listed) => is_listed(K::view(key)),
         };
-        is_listed && self.prefix.as_ref().is_none_or(|prefix| key.starts_with(prefix))
+        is_listed
+            && self.prefix.as_ref().is_none_or(|prefix| key.starts_with(prefix))
+            && self.hashes.as_ref().is_none_or(|hashes| hashes.contains(&xxh3_64(key)))
     }
 
     /// Key and value of a record's bytes.
@@ -226,7 +231,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     pub(crate) fn scan_as_of(&self, as_of: Option<View>) -> Scan<'_, K, V> {
-        Scan { store: self, as_of, strategy: None, threads: 1, keys: None, is_listed: None, prefix: None, filter: None, progress: None }
+        let (keys, is_listed, prefix, hashes, filter) = (None, None, None, None, None);
+        Scan { store: self, as_of, strategy: None, threads: 1, keys, is_listed, prefix, hashes, filter, progress: None }
     }
 }
 
@@ -251,6 +257,24 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// Only keys that begin with these bytes. Keys are in no order: what is saved is looking at the others' values.
     pub fn prefix(mut self, prefix: impl Into<Vec<u8>>) -> Self {
         self.prefix = Some(prefix.into());
+        self
+    }
+
+    /// Only keys whose hash lies in this range: the 64-bit xxh3 of the key's bytes, seed 0, the same in every store. So several workers, or
+    /// machines, each take a part. Keys are in no order of it: what is saved is looking at the others' values.
+    ///
+    /// # Examples
+    /// ```
+    /// # let visits: esker::Store<u64, u64> = esker::Options::new().memory("64MiB").in_memory()?;
+    /// # (0..1000).try_for_each(|n| visits.put(&n, &1))?;
+    /// let half = u64::MAX / 2;
+    /// let parts = [0..=half, half + 1..=u64::MAX].map(|part| visits.scan().hash_range(part).aggregate(esker::aggregate::Count));
+    /// let [first, second] = parts;
+    /// assert_eq!(first? + second?, 1000);
+    /// # Ok::<(), esker::Error>(())
+    /// ```
+    pub fn hash_range(mut self, hashes: RangeInclusive<u64>) -> Self {
+        self.hashes = Some(hashes);
         self
     }
 
@@ -449,7 +473,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
             (None, Some(keys)) => Listed::Of(set(self.store, &*keys), keys),
             (None, None) => Listed::All,
         };
-        Frame { store: self.store, view, prefix: self.prefix, listed, control }
+        Frame { store: self.store, view, prefix: self.prefix, hashes: self.hashes, listed, control }
     }
 }
 
