@@ -1,6 +1,6 @@
 //! Snapshots: a version as of the cut, while a writer goes on superseding it.
 
-use super::{Model, Shared, sound, spawn, without};
+use super::{Model, Shared, Thread, sound, spawn, without};
 use crate::engine::Engine;
 use crate::snapshot::{Newest, Snapshot};
 use crate::store::Store;
@@ -18,28 +18,37 @@ fn value_of(engine: &Engine, snapshot: &Snapshot) -> Option<u64> {
     }
 }
 
+type Both = (Shared<Store<(), u64>>, Shared<Arc<Engine>>);
+
+/// A store whose only key is zero, in a frozen record: the next count copies it.
+fn frozen_zero() -> Both {
+    let engine = Arc::new(Engine::for_model());
+    let store = Shared::new(Store::<(), u64>::for_model(engine.clone()));
+    let engine = Shared::new(engine);
+    store.put(&(), &0).expect("room");
+    engine.freeze(engine.log.end_block());
+    engine.epochs.slot().expect("few threads");
+    (store, engine)
+}
+
+/// A writer counts from one on.
+fn count_to(last: u64, (store, engine): &Both) -> Thread<()> {
+    let (store, engine) = (store.clone(), engine.clone());
+    spawn(1, move || {
+        engine.epochs.idle_slot().expect("no pin yet");
+        (1..=last).for_each(|n| store.put(&(), &n).expect("room"));
+    })
+}
+
 /// A writer counts to two, in place or by new records, while a snapshot is drawn.
 fn a_snapshot_beside_a_writer(model: Model) {
     model.check(|| {
-        let engine = Arc::new(Engine::for_model());
-        let store = Shared::new(Store::<(), u64>::for_model(engine.clone()));
-        let engine = Shared::new(engine);
-        store.put(&(), &0).expect("room");
-        // The record is frozen: the first count copies it.
-        engine.freeze(engine.log.end_block());
-        engine.epochs.slot().expect("few threads");
-        let writer = spawn(1, {
-            let (store, engine) = (store.clone(), engine.clone());
-            move || {
-                engine.epochs.idle_slot().expect("no pin yet");
-                store.put(&(), &1).expect("room");
-                store.put(&(), &2).expect("room");
-            }
-        });
+        let both = frozen_zero();
+        let (writer, engine) = (count_to(2, &both), &both.1);
         let snapshot = engine.snapshot().expect("open");
-        let first = value_of(&engine, &snapshot);
+        let first = value_of(engine, &snapshot);
         writer.join();
-        let second = value_of(&engine, &snapshot);
+        let second = value_of(engine, &snapshot);
         assert!(first.is_some() && first == second, "a snapshot does not stand still: {first:?}, then {second:?}");
         drop(snapshot);
     });
@@ -48,23 +57,12 @@ fn a_snapshot_beside_a_writer(model: Model) {
 /// A writer returns while a snapshot is drawn: the next one holds what it wrote.
 fn a_snapshot_behind_a_writer(model: Model) {
     model.check(|| {
-        let engine = Arc::new(Engine::for_model());
-        let store = Shared::new(Store::<(), u64>::for_model(engine.clone()));
-        let engine = Shared::new(engine);
-        store.put(&(), &0).expect("room");
-        engine.freeze(engine.log.end_block());
-        engine.epochs.slot().expect("few threads");
-        let writer = spawn(1, {
-            let (store, engine) = (store.clone(), engine.clone());
-            move || {
-                engine.epochs.idle_slot().expect("no pin yet");
-                store.put(&(), &1).expect("room");
-            }
-        });
+        let both = frozen_zero();
+        let (writer, engine) = (count_to(1, &both), &both.1);
         drop(engine.snapshot().expect("open"));
         writer.join();
         let snapshot = engine.snapshot().expect("open");
-        assert_eq!(value_of(&engine, &snapshot), Some(1), "what had returned is no part of a snapshot");
+        assert_eq!(value_of(engine, &snapshot), Some(1), "what had returned is no part of a snapshot");
         drop(snapshot);
     });
 }
