@@ -436,8 +436,8 @@ impl Visitor for Mover<'_> {
         }
         self.visited += 1;
         if self.visited.is_multiple_of(VISITS_AHEAD) {
-            // The driver is here and not in its loop; without this those who write meanwhile pay for page faults and flushes.
-            self.engine.keep_room();
+            // The driver is here and not in its loop; without this lines wait, and those who write pay for page faults and flushes.
+            self.engine.keep_up();
         }
         self.consider(scanned.at, scanned.hash, bytes, None)?;
         // Where most entries are shared nearly every record is in doubt; the doubts of a stretch may be as long as it is.
@@ -597,7 +597,7 @@ impl Mover<'_> {
 
     fn settle_run(&mut self, run: &[Doubt]) -> Result<()> {
         let Some(device) = &self.engine.log.device else { return Ok(()) };
-        self.engine.keep_room();
+        self.engine.keep_up();
         let first = run[0].other / BLOCK_BYTES;
         let count = (run[run.len() - 1].other / BLOCK_BYTES - first + 1) as usize;
         // One for all runs: buffers of ever other sizes leave an allocator with holes that nothing fits.

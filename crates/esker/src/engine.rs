@@ -65,10 +65,23 @@ pub(crate) struct Engine {
     pub(crate) is_always_durable: bool,
     pub(crate) in_background: bool,
     durability: Durability,
+    drawn: Mutex<Drawn>,
     budget: AtomicU64,
     /// The first failure of the device: nothing is written after it.
     latched: Mutex<Option<Error>>,
     is_latched: AtomicBool,
+}
+
+/// When a line was last drawn in the background, and a slot written for those that told of themselves.
+struct Drawn {
+    line: Instant,
+    slot: Instant,
+}
+
+impl Drawn {
+    fn now() -> Mutex<Self> {
+        Mutex::new(Self { line: Instant::now(), slot: Instant::now() })
+    }
 }
 
 /// Loads of values that were missed (`store/load.rs`).
@@ -185,6 +198,7 @@ impl Engine {
             is_always_durable: parts.durability == Durability::Always && has_device,
             in_background: parts.in_background,
             durability: parts.durability,
+            drawn: Drawn::now(),
             budget: AtomicU64::new(parts.budget),
             latched: Mutex::new(None),
             is_latched: AtomicBool::new(false),
@@ -310,8 +324,12 @@ impl Engine {
         self.make_room(bytes)
     }
 
-    /// What the driver does in its loop, for where it is away longer: room for those who write, backed by memory.
-    pub(crate) fn keep_room(&self) {
+    /// What the driver does in its loop, for where it is away longer: lines that are due; room for those who write, backed by memory.
+    /// Under no lock but compaction's.
+    pub(crate) fn keep_up(&self) {
+        if self.in_background {
+            self.draw_due_line();
+        }
         let budget = self.log.budget.load(Relaxed);
         // Half of what is spare is used up: each step is a drain, and pages given back are an interrupt to other processors.
         let is_due = !self.is_in_memory() && self.log_bytes() + budget / 32 > budget;
@@ -423,7 +441,7 @@ impl Engine {
 
     /// `take_image` takes one elsewhere: lines must not wait for it.
     fn drive(&self, take_image: impl Fn() -> bool) {
-        let (mut last_line, mut last_sample, mut last_slot) = (Instant::now(), Instant::now(), Instant::now());
+        let mut last_sample = Instant::now();
         while !self.epochs.is_closed() {
             self.share_budget();
             if !self.is_in_memory() {
@@ -431,16 +449,7 @@ impl Engine {
                 // A failure is latched; whoever writes hears of it.
                 let _ = self.shift_boundaries(&guard, 0);
             }
-            if let Durability::Every(interval) = self.durability
-                && last_line.elapsed() >= interval
-            {
-                last_line = Instant::now();
-                let _ = self.commit();
-            }
-            if last_slot.elapsed() >= SLOT_PAUSE {
-                last_slot = Instant::now();
-                self.settle_line();
-            }
+            self.draw_due_line();
             if last_sample.elapsed() >= SAMPLE_PAUSE {
                 last_sample = Instant::now();
                 self.sample_expired();
@@ -459,6 +468,23 @@ impl Engine {
             if !busy {
                 std::thread::park_timeout(DRIVER_PAUSE);
             }
+        }
+    }
+
+    /// A line, if durability asks for one by now, and a slot that speaks of those that told of themselves.
+    fn draw_due_line(&self) {
+        // Whoever is at it does it for all.
+        let Ok(mut drawn) = self.drawn.try_lock() else { return };
+        if let Durability::Every(interval) = self.durability
+            && drawn.line.elapsed() >= interval
+        {
+            drawn.line = Instant::now();
+            // A failure is latched; whoever writes hears of it.
+            let _ = self.commit();
+        }
+        if drawn.slot.elapsed() >= SLOT_PAUSE {
+            drawn.slot = Instant::now();
+            self.settle_line();
         }
     }
 
@@ -636,6 +662,7 @@ impl Engine {
             in_background: false,
             space_amplification: 2.0,
             durability: Durability::None,
+            drawn: Drawn::now(),
             budget: AtomicU64::new(1 << 20),
             latched: Mutex::new(None),
             is_latched: AtomicBool::new(false),

@@ -56,7 +56,8 @@ fn after_mass_deletion_the_index_is_small_and_holds_everything() {
     store.compact().unwrap();
     let kept = MANY.div_ceil(FEW);
     let stats = store.stats();
-    assert!(stats.index.entries >= kept && stats.index.entries < kept + kept / 50, "{} entries", stats.index.entries);
+    // Some keys may have met in one entry, and some entries lead to nothing.
+    assert!((kept - kept / 500..kept + kept / 50).contains(&stats.index.entries), "{} entries", stats.index.entries);
     assert!(buckets_walked(&store) < kept, "a walk meets {} buckets for {kept} keys", buckets_walked(&store));
     assert!(stats.memory.index_bytes < 64 * kept, "the index has {} bytes", stats.memory.index_bytes);
     let log_now = store.engine_for_test().log.budget.load(std::sync::atomic::Ordering::Relaxed);
