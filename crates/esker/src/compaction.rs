@@ -39,13 +39,12 @@ use crate::traverse::{Scanned, Span, Visitor};
 use std::io::ErrorKind;
 use std::time::Duration;
 
-/// A stretch is this part of the log's memory, within bounds: long enough that its line and its syncs are worth it, and that of many
-/// doubts each block that settles some is read once. A thirty-second part read most of the log for each stretch.
-const STRETCH_PART: u64 = 8;
+/// A stretch is this part of the log's memory, within bounds: long enough that its line and its two syncs are worth it.
+const STRETCH_PART: u64 = 32;
 const STRETCH_BYTES_MIN: u64 = 1 << 20;
 const STRETCH_BYTES_MAX: u64 = 32 << 20;
 /// The part of the log's budget that doubts may take besides it.
-const DOUBT_PART: u64 = 32;
+const DOUBT_PART: u64 = 64;
 /// A log below this is left alone.
 const LOG_BYTES_MIN: u64 = 4 << 20;
 /// Blocks between two reads that are cheaper to read along than to leave out.
