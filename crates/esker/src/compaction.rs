@@ -478,8 +478,10 @@ impl Mover<'_> {
                 self.mark_superseded(at);
                 // As below: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
                 let previous = record::word_at(bytes, 0) & ADDRESS_MASK;
-                let leads_nowhere =
-                    self.caching.is_some() || previous < engine.log.bounds.begin.load(Acquire) || self.is_settled_down_to(previous);
+                // While doubts are settled those that are left are not on the list.
+                let leads_nowhere = self.caching.is_some()
+                    || previous < engine.log.bounds.begin.load(Acquire)
+                    || known.is_none() && self.is_settled_down_to(previous);
                 if seen.address() == at && leads_nowhere && !engine.index.remove(hash, &seen) {
                     continue;
                 }

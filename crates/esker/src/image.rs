@@ -164,14 +164,14 @@ pub(crate) fn write(storage: &dyn Storage, number: u64, store_id: u64, index: &I
     Ok(())
 }
 
-/// The number of words in the image `number`, if it is whole.
-pub(crate) fn check(storage: &dyn Storage, number: u64, store_id: u64) -> Result<u64> {
+/// Refuses the image `number` unless it is whole.
+pub(crate) fn check(storage: &dyn Storage, number: u64, store_id: u64) -> Result<()> {
     let mut pieces = Pieces::open(storage, number, store_id)?;
     let mut buffer = pieces.buffer();
     while let Some(piece) = pieces.next(buffer)? {
         buffer = piece.buffer;
     }
-    pieces.words().ok_or_else(|| damaged(number))
+    pieces.words().map(drop).ok_or_else(|| damaged(number))
 }
 
 /// Fills an empty index from the image `number`; the highest address in it. The image is read once, and believed before all of it
