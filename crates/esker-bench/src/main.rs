@@ -61,7 +61,7 @@ enum Experiment {
     Commit(commit::Arguments),
     /// Pairs inserted, then fetched, by many writers, with integrity and durability or without.
     Pairs(pairs::Arguments),
-    /// Overwrites at the space target, with compaction in the background and without.
+    /// Overwrites beside compaction in the background, or reads beside sums, and without.
     Pacing(pacing::Arguments),
     /// What it costs to check each block that is read or written.
     Integrity(integrity::Arguments),

@@ -1,16 +1,22 @@
-//! What compaction costs those who write meanwhile: overwrites at the space target with compaction in the background, beside the
-//! same overwrites without it.
+//! What work beside them costs the calls of others: overwrites at the space target beside compaction, or reads beside sums over
+//! all objects; and the same calls without it.
 //!
-//! Open loop: an overwrite is due at its time whether the one before has ended or not, and what is measured goes from that time to its
-//! end. So a pause counts for every operation that it held up, not for one. The rate is the same for both, and given: at the rate of a
-//! full load nothing would say whether a queue or compaction makes a call wait. Keys are uniform and the data larger than the memory, so
-//! that nearly each overwrite leaves a dead record behind. Both stores are loaded and overwritten alike before the clock starts, until the one
-//! with compaction is at its target and compacts. Afterwards each key is read back.
+//! Open loop: a call is due at its time whether the one before has ended or not, and what is measured goes from that time to its
+//! end. So a pause counts for every call that it held up, not for one. The rate is the same for both, and given: at the rate of a
+//! full load nothing would say whether a queue or the work beside makes a call wait.
+//!
+//! * **Compaction.** Keys are uniform and the data larger than the memory, so that nearly each overwrite leaves a dead record behind.
+//!   Both stores are loaded and overwritten alike before the clock starts, until the one with compaction is at its target and compacts.
+//! * **Sums.** One thread adds up all objects, again and again; the sum must be right each time.
+//!
+//! Afterwards each key is read back.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use esker::aggregate::Sum;
 use esker::{Options, Store};
 use hdrhistogram::Histogram;
 
@@ -23,9 +29,21 @@ const SPIN: Duration = Duration::from_micros(200);
 /// How often all keys are overwritten before the clock starts, in parts of a hundred.
 const WARM_UP_PERCENT: u64 = 150;
 
+/// The work that calls are measured beside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Work {
+    /// Compaction in the background, beside overwrites
+    Compaction,
+    /// Sums over all objects, beside reads
+    Sums,
+}
+
 /// The options of `pacing`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
+    /// What goes on beside the calls
+    #[arg(long, value_enum, default_value = "compaction")]
+    beside: Work,
     /// Number of keys
     #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     keys: u64,
@@ -35,10 +53,10 @@ pub(crate) struct Arguments {
     /// Memory of the store
     #[arg(long, value_name = "BYTES", default_value = "128MiB", value_parser = size::parse)]
     memory: u64,
-    /// Overwrites per second of all threads
+    /// Calls per second of all threads
     #[arg(long, default_value_t = 100_000.0)]
     rate: f64,
-    /// Threads that overwrite; each takes a processor
+    /// Threads that call; each takes a processor
     #[arg(long, default_value_t = 1)]
     threads: usize,
     /// Bytes of log for each that lives, at which compaction begins
@@ -56,21 +74,32 @@ pub(crate) struct Arguments {
     outputs: Outputs,
 }
 
-/// Overwrites with compaction or without.
+/// Calls with the work beside them or without.
 struct Setting {
     name: &'static str,
-    target: f64,
+    has_work: bool,
     rates: Vec<f64>,
     latency: Histogram<u64>,
     /// The highest percentiles of each run.
     p99: Vec<f64>,
     given_back: u64,
     amplification: f64,
+    sums: u64,
+    sum_seconds: f64,
 }
 
 impl Setting {
-    fn new(name: &'static str, target: f64) -> Self {
-        Self { name, target, rates: Vec::new(), latency: run::histogram(), p99: Vec::new(), given_back: 0, amplification: 0.0 }
+    fn new(name: &'static str, has_work: bool) -> Self {
+        let (rates, latency, p99) = (Vec::new(), run::histogram(), Vec::new());
+        Self { name, has_work, rates, latency, p99, given_back: 0, amplification: 0.0, sums: 0, sum_seconds: 0.0 }
+    }
+
+    fn both(beside: Work) -> [Self; 2] {
+        let [without, with] = match beside {
+            Work::Compaction => ["overwrites without compaction", "overwrites with compaction"],
+            Work::Sums => ["reads without sums", "reads with sums"],
+        };
+        [Self::new(without, false), Self::new(with, true)]
     }
 }
 
@@ -79,7 +108,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.runs > 0 && arguments.threads > 0, "there must be a run and a thread");
     ensure!(arguments.rate > 0.0 && arguments.seconds > 0.0, "there must be something to do");
     let sequences = keys::sequences(Distribution::Uniform, arguments.keys, arguments.threads);
-    let mut settings = [Setting::new("without compaction", f64::INFINITY), Setting::new("with compaction", arguments.target)];
+    let mut settings = Setting::both(arguments.beside);
     let bar = progress::bar((arguments.runs * settings.len()) as u64);
     for _ in 0..arguments.runs {
         for setting in &mut settings {
@@ -91,25 +120,32 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     bar.finish_and_clear();
     let rows: Vec<Row> = settings.iter().map(|setting| row(arguments, setting)).collect();
-    print(&rows, &settings);
+    print(arguments, &rows, &settings);
     report::write_json(arguments.outputs.json.as_deref(), &rows)
 }
 
 fn measure(arguments: &Arguments, setting: &mut Setting, sequences: &[Sequence], directory: &Path) -> Result<()> {
-    let options = Options::new().memory(arguments.memory).space_amplification(setting.target);
-    let store: Store<u64, [u8]> = options.open(directory.join("store"))?;
+    let compacts = arguments.beside == Work::Compaction;
+    let target = if compacts && !setting.has_work { f64::INFINITY } else { arguments.target };
+    let store: Store<u64, [u8]> = Options::new().memory(arguments.memory).space_amplification(target).open(directory.join("store"))?;
     let value = vec![7; arguments.value_bytes as usize];
     for index in 0..arguments.keys {
         put(&store, keys::key(index), &value)?;
     }
-    let warm_up = (arguments.keys * WARM_UP_PERCENT / 100) as usize;
-    sequences[0].keys.iter().cycle().take(warm_up).try_for_each(|&key| put(&store, key, &value))?;
+    if compacts {
+        let warm_up = (arguments.keys * WARM_UP_PERCENT / 100) as usize;
+        sequences[0].keys.iter().cycle().take(warm_up).try_for_each(|&key| put(&store, key, &value))?;
+    }
     let before = store.stats().space;
+    let stop = AtomicBool::new(false);
     let begun = Instant::now();
-    let lanes: Vec<Result<Histogram<u64>>> = std::thread::scope(|scope| {
-        let lane = |sequence| overwrite(&store, arguments, sequence, begun, &value);
+    let (lanes, sums) = std::thread::scope(|scope| {
+        let lane = |sequence| call(&store, arguments, sequence, begun, &value);
+        let sums = (!compacts && setting.has_work).then(|| scope.spawn(|| add_up(&store, arguments, &stop)));
         let threads: Vec<_> = sequences.iter().map(|sequence| scope.spawn(move || lane(sequence))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("a worker does not panic")).collect()
+        let lanes: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("a worker does not panic")).collect();
+        stop.store(true, Ordering::Relaxed);
+        (lanes, sums.map_or(Ok((0, 0.0)), |thread| thread.join().expect("a worker does not panic")))
     });
     let mut latency = run::histogram();
     for lane in lanes {
@@ -122,9 +158,25 @@ fn measure(arguments: &Arguments, setting: &mut Setting, sequences: &[Sequence],
     setting.latency += &latency;
     setting.given_back += after.given_back_bytes - before.given_back_bytes;
     setting.amplification = setting.amplification.max(after.amplification);
+    let (sums, seconds) = sums?;
+    setting.sums += sums;
+    setting.sum_seconds += seconds;
     check(&store, arguments)?;
     store.close()?;
     Ok(())
+}
+
+/// Sums until it is told to stop; how many there were, and the seconds they took.
+fn add_up(store: &Store<u64, [u8]>, arguments: &Arguments, stop: &AtomicBool) -> Result<(u64, f64)> {
+    let amount = |_: u64, value: &[u8]| value.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
+    let expected: i128 = (0..arguments.keys).map(|index| i128::from(keys::key(index))).sum();
+    let (mut sums, begun) = (0, Instant::now());
+    while !stop.load(Ordering::Relaxed) {
+        let sum = store.scan().aggregate(Sum(amount))?;
+        ensure!(sum == expected, "the sum is {sum}, not {expected}");
+        sums += 1;
+    }
+    Ok((sums, begun.elapsed().as_secs_f64()))
 }
 
 /// A value tells its key.
@@ -137,14 +189,20 @@ fn put(store: &Store<u64, [u8]>, key: u64, value: &[u8]) -> Result<()> {
     Ok(store.put(&key, own)?)
 }
 
-fn overwrite(store: &Store<u64, [u8]>, arguments: &Arguments, sequence: &Sequence, begun: Instant, value: &[u8]) -> Result<Histogram<u64>> {
+fn call(store: &Store<u64, [u8]>, arguments: &Arguments, sequence: &Sequence, begun: Instant, value: &[u8]) -> Result<Histogram<u64>> {
     let mut latency = run::histogram();
     let pause = arguments.threads as f64 / arguments.rate;
     let count = (arguments.seconds / pause) as u64;
     for (number, &key) in (0..count).zip(sequence.keys.iter().cycle()) {
         let due = begun + Duration::from_secs_f64(number as f64 * pause);
         wait_until(due);
-        put(store, key, value)?;
+        match arguments.beside {
+            Work::Compaction => put(store, key, value)?,
+            Work::Sums => {
+                let is_own = store.get_with(&key, |value| value[..8] == key.to_le_bytes())?;
+                ensure!(is_own == Some(true), "a value is wrong");
+            }
+        }
         latency.saturating_record(due.elapsed().as_nanos() as u64);
     }
     Ok(latency)
@@ -189,18 +247,59 @@ fn row(arguments: &Arguments, setting: &Setting) -> Row {
     }
 }
 
-fn print(rows: &[Row], settings: &[Setting; 2]) {
-    let head = ["overwrites", "rate", "p50", "p99", "p99.9", "max", "given back", "log / live"];
+fn print(arguments: &Arguments, rows: &[Row], settings: &[Setting; 2]) {
+    let told = match arguments.beside {
+        Work::Compaction => ["given back", "log / live"],
+        Work::Sums => ["sums", "ns an object"],
+    };
+    let head = [&["calls", "rate", "p50", "p99", "p99.9", "max"][..], &told].concat();
     let body = rows.iter().zip(settings).map(|(row, setting)| {
         let latency = Latency::of(&setting.latency);
         let mut cells = vec![row.operation.clone(), report::rate(row.ops_per_second.median)];
         cells.extend([latency.p50, latency.p99, latency.p999, latency.max].map(report::nanoseconds));
-        cells.push(format!("{} MiB", setting.given_back >> 20));
-        cells.push(format!("{:.2}", setting.amplification));
+        cells.extend(match arguments.beside {
+            Work::Compaction => [format!("{} MiB", setting.given_back >> 20), format!("{:.2}", setting.amplification)],
+            Work::Sums => {
+                let pace = setting.sum_seconds * 1e9 / (setting.sums * arguments.keys) as f64;
+                [setting.sums.to_string(), report::optional((setting.sums > 0).then_some(pace))]
+            }
+        });
         cells
     });
     report::print_table(&head, &body.collect::<Vec<_>>());
     let ratios: Vec<f64> = settings[1].p99.iter().zip(&settings[0].p99).map(|(with, without)| with / without).collect();
     let Spread { median, min, max, .. } = Spread::of(&ratios);
-    println!("p99 with compaction is {median:.2} ({min:.2}-{max:.2}) times that without.");
+    println!("p99 of {} is {median:.2} ({min:.2}-{max:.2}) times that of {}.", settings[1].name, settings[0].name);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every sum and every value is right: `measure` refuses anything else.
+    #[test]
+    fn both_kinds_of_work_are_measured() {
+        for beside in [Work::Compaction, Work::Sums] {
+            let arguments = Arguments {
+                beside,
+                keys: 20_000,
+                value_bytes: 100,
+                memory: 16 << 20,
+                rate: 20_000.0,
+                threads: 2,
+                target: 2.0,
+                seconds: 0.1,
+                runs: 1,
+                place: Place::default(),
+                outputs: Outputs { json: None, svg: None },
+            };
+            let sequences = keys::sequences(Distribution::Uniform, arguments.keys, arguments.threads);
+            for mut setting in Setting::both(beside) {
+                let directory = arguments.place.temporary().unwrap();
+                measure(&arguments, &mut setting, &sequences, directory.path()).unwrap();
+                assert_eq!((setting.latency.len(), setting.p99.len()), (2_000, 1));
+                assert_eq!(setting.sums > 0, beside == Work::Sums && setting.has_work);
+            }
+        }
+    }
 }

@@ -30,17 +30,18 @@
 //! **Snapshots** are lines without the device (`snapshot.rs`), numbered alike. So the window of a line begins where the last
 //! line of any kind ended: records below that are of earlier lines or of this one, and their parity says nothing.
 //!
-//! **Group commit.** One line is drawn at a time; whoever asks meanwhile waits for the next one, and all who wait share it. Each
-//! sleeps by itself (`park`), not on a condition variable, whose sleepers would wake only to queue for its lock; at a line's end those
-//! whose line it was are woken, and of the others one, who draws the next.
+//! **Group commit.** One line is drawn at a time; whoever asks meanwhile waits for the next one, and all who wait share it. So
+//! nobody waits for more than two lines, and there are two gates (`gate.rs`), for lines of even and of odd number: at a line's end
+//! of those who wait for the next one is woken, who draws it, and then all whose line it was, together.
 
 use crate::engine::{Engine, Home, lock};
 use crate::error::{Error, Result};
+use crate::gate::Gate;
 use crate::image;
 use crate::lines::{self, LineRecord};
 use crate::log::NOWHERE;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
-use crate::sync::waiting::{self, Condvar, Mutex, Thread, thread};
+use crate::sync::waiting::{self, Condvar, Mutex};
 use crate::sync::{MutexGuard, Rule, broken};
 use std::time::Duration;
 
@@ -59,6 +60,8 @@ pub enum Durability {
 #[derive(Default)]
 pub(crate) struct Commits {
     progress: Mutex<Progress>,
+    /// Where those sleep who wait for a line of even number, and of odd.
+    gates: [Gate; 2],
     /// `Progress::ended`, for those who were woken.
     ended: AtomicU64,
     /// For the one who closes.
@@ -74,11 +77,9 @@ pub(crate) struct Commits {
     is_told: AtomicBool,
 }
 
-/// A thread that sleeps until its line was drawn, or is its own to draw. It is on the list exactly while it sleeps or has not
-/// looked yet why it was woken: so waking the first one is enough.
-struct Waiting {
-    wanted: u64,
-    thread: Thread,
+/// Of those who wait for this line.
+fn gate_of(line: u64) -> usize {
+    (line % 2) as usize
 }
 
 impl Commits {
@@ -92,7 +93,8 @@ struct Progress {
     started: u64,
     ended: u64,
     is_drawing: bool,
-    waiting: Vec<Waiting>,
+    /// At each gate, at least as many as there are.
+    sleepers: [u32; 2],
     /// The store closes: no more lines but its last one.
     is_closing: bool,
 }
@@ -122,6 +124,7 @@ impl Engine {
         drop(self.epochs.pin()?);
         let mut progress = self.commits.lock();
         let wanted = progress.started + 1;
+        let side = gate_of(wanted);
         loop {
             self.check_writable()?;
             if progress.ended >= wanted {
@@ -131,16 +134,19 @@ impl Engine {
                 return Err(Error::Closed);
             }
             if progress.is_drawing {
-                progress.waiting.push(Waiting { wanted, thread: thread::current() });
+                progress.sleepers[side] += 1;
+                let (gate, value) = (&self.commits.gates[side], self.commits.gates[side].value());
                 drop(progress);
-                thread::park();
-                // Acquire: pairs with the Release in `ended`; the line is durable.
+                gate.sleep(value);
+                // Acquire: pairs with the Release in `line_ended`; the line is durable.
                 if self.commits.ended.load(Acquire) >= wanted {
                     return Ok(());
                 }
                 progress = self.commits.lock();
-                let me = thread::current().id();
-                progress.waiting.retain(|waiting| waiting.thread.id() != me);
+                // Once its line has ended, the gate counts those of another.
+                if progress.ended < wanted {
+                    progress.sleepers[side] = progress.sleepers[side].saturating_sub(1);
+                }
                 continue;
             }
             progress.is_drawing = true;
@@ -156,19 +162,30 @@ impl Engine {
     fn line_ended(&self, result: &Result<()>) {
         let mut progress = self.commits.lock();
         progress.is_drawing = false;
+        let (own, next) = (gate_of(progress.started), gate_of(progress.started + 1));
         if result.is_ok() {
             progress.ended = progress.started;
             self.commits.ended.store(progress.ended, Release);
         }
-        let ended = progress.ended;
-        // After a failure all are told.
-        let mut woken: Vec<Waiting> = progress.waiting.extract_if(.., |waiting| waiting.wanted <= ended || result.is_err()).collect();
-        let next = progress.waiting.first().map(|waiting| waiting.thread.clone());
+        let (are_own, are_next) = (std::mem::take(&mut progress.sleepers[own]) > 0, progress.sleepers[next] > 0);
+        let is_closing = progress.is_closing;
+        if !broken(Rule::GatesChange) {
+            self.commits.gates.iter().for_each(Gate::change);
+        }
         drop(progress);
-        // First who goes on with the next line.
-        next.iter().for_each(Thread::unpark);
-        woken.drain(..).for_each(|waiting| waiting.thread.unpark());
-        self.commits.at_rest.notify_all();
+        match result {
+            // First who goes on with the next line.
+            Ok(()) if are_next => self.commits.gates[next].wake_one(),
+            Ok(()) => {}
+            // All are told.
+            Err(_) => self.commits.gates[next].wake_all(),
+        }
+        if are_own {
+            self.commits.gates[own].wake_all();
+        }
+        if is_closing {
+            self.commits.at_rest.notify_all();
+        }
     }
 
     /// A line for what compaction moved, also while the store is closing; false if it is closed.
@@ -183,11 +200,13 @@ impl Engine {
     /// Waits for a line that is being drawn, and lets nobody begin another.
     pub(crate) fn end_commits(&self) {
         let mut progress = self.commits.lock();
+        progress.is_closing = true;
         while progress.is_drawing {
             progress = self.commits.at_rest.wait(progress).unwrap_or_else(|e| e.into_inner());
         }
-        progress.is_closing = true;
-        progress.waiting.drain(..).for_each(|waiting| waiting.thread.unpark());
+        self.commits.gates.iter().for_each(Gate::change);
+        drop(progress);
+        self.commits.gates.iter().for_each(Gate::wake_all);
     }
 
     /// One line, durable. One caller at a time.

@@ -29,6 +29,7 @@ mod engine;
 mod epoch;
 mod error;
 mod expiry;
+mod gate;
 mod image;
 mod index;
 mod joining;

@@ -13,7 +13,7 @@
 use crate::engine::{Engine, lock};
 use crate::sync::atomic::set_scheduled;
 use crate::sync::{Rule, Weakness};
-use crate::{Error, MemoryStorage, Options, Store, Transaction, Value};
+use crate::{Durability, Error, MemoryStorage, Options, Store, Transaction, Value};
 use esker_sim::history::{Action, Clock, Event, Recorder, Together, add, check};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -391,11 +391,13 @@ fn explore<S: Kind>(schedules: u64) {
 
 /// Runs one program in so many orders.
 fn schedule<S: Kind>(program: Program, orders: usize) {
+    in_orders(program.seed, orders, move || execute::<S>(&program));
+}
+
+fn in_orders(seed: u64, orders: usize, run: impl Fn() + Send + Sync + 'static) {
     let mut config = Config::new();
     config.stack_size = 1 << 19;
     config.max_steps = shuttle::MaxSteps::FailAfter(2_000_000);
-    let seed = program.seed;
-    let run = move || execute::<S>(&program);
     // Few preemptions at chosen places find one kind of bug, many anywhere another.
     if seed.is_multiple_of(2) {
         Runner::new(PctScheduler::new_from_seed(seed, 3, orders), config).run(run);
@@ -445,6 +447,7 @@ fn twins_are_found() {
     let threads = vec![of_one(&[Deed::Get, Deed::Get]), of_one(&[Deed::Put(21), Deed::Put(22)])];
     let program = Program { seed: 1, before: of_one(&[Deed::Put(23)]), threads, chores: Vec::new() };
     assert!(finds(Rule::VersionStandsStill, || schedule::<Store<u64, [u8]>>(program, 20_000)), "torn values were not found");
+    assert!(finds(Rule::GatesChange, || in_orders(0, 20_000, write_durably_together)), "sleep without end was not found");
     let program = written_while_a_line_is_drawn();
     assert!(finds(Rule::LinesLeaveRecords, || schedule::<Store<u64, u64>>(program, 20_000)), "a loss was not found");
 }
@@ -458,6 +461,31 @@ fn written_while_a_line_is_drawn() -> Program {
 #[test]
 fn what_was_written_while_a_line_was_drawn_is_in_the_next() {
     schedule::<Store<u64, u64>>(written_while_a_line_is_drawn(), 2_000);
+}
+
+/// Three threads, each of whose puts waits for a line: all return, whoever draws, and nothing they wrote is lost. Who slept for
+/// good would be found as a deadlock.
+fn write_durably_together() {
+    set_scheduled(false);
+    let storage = Arc::new(MemoryStorage::default());
+    let store: Store<u64, u64> = options().durability(Durability::Always).open_in(storage.clone()).expect("opens");
+    set_scheduled(true);
+    let write = |key: u64| {
+        let store = store.clone();
+        shuttle::thread::spawn(move || (1..3).for_each(|number| store.put(&key, &number).expect("durable")))
+    };
+    let threads: Vec<_> = (0..3).map(write).collect();
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    set_scheduled(false);
+    let crashed = Store::<u64, u64>::open(Arc::new(storage.copy()));
+    assert!((0..3).all(|key| crashed.get(&key).expect("reads") == Some(2)), "a durable put was lost");
+    crashed.close();
+    store.close();
+}
+
+#[test]
+fn everybody_who_waits_for_a_line_is_woken() {
+    (0..2).for_each(|seed| in_orders(seed, schedules() as usize / 2, write_durably_together));
 }
 
 /// A walk through memory asked for `head` once for itself and again for each record: when `head` passed a record in between, the

@@ -28,15 +28,9 @@ pub(crate) use {
 /// Waiting that no loom model reaches.
 pub(crate) mod waiting {
     #[cfg(shuttle)]
-    pub(crate) use shuttle::{
-        sync::{Condvar, Mutex, MutexGuard},
-        thread::{self, Thread},
-    };
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
     #[cfg(not(shuttle))]
-    pub(crate) use std::{
-        sync::{Condvar, Mutex, MutexGuard},
-        thread::{self, Thread},
-    };
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 }
 
 #[cfg(loom)]
@@ -142,6 +136,8 @@ pub(crate) enum Rule {
     LinesWaitForTransactions,
     /// A line serves once more only if it left no records below its cut to the next one.
     LinesLeaveRecords,
+    /// At a line's end its gates change: who is about to sleep there does not.
+    GatesChange,
 }
 
 /// True in the twin that breaks this rule.
