@@ -7,7 +7,8 @@
 //!
 //! * **Compaction.** Keys are uniform and the data larger than the memory, so that nearly each overwrite leaves a dead record behind.
 //!   Both stores are loaded and overwritten alike before the clock starts, until the one with compaction is at its target and compacts.
-//! * **Sums.** One thread adds up all objects, again and again; the sum must be right each time.
+//! * **Sums.** One thread adds up all objects, again and again; the sum must be right each time. In the setting without, a thread
+//!   computes something else as busily: that two threads want the processors of the machine is no matter of the store.
 //!
 //! Afterwards each key is read back.
 
@@ -97,7 +98,7 @@ impl Setting {
     fn both(beside: Work) -> [Self; 2] {
         let [without, with] = match beside {
             Work::Compaction => ["overwrites without compaction", "overwrites with compaction"],
-            Work::Sums => ["reads without sums", "reads with sums"],
+            Work::Sums => ["reads beside a busy loop", "reads beside sums"],
         };
         [Self::new(without, false), Self::new(with, true)]
     }
@@ -140,8 +141,11 @@ fn measure(arguments: &Arguments, setting: &mut Setting, sequences: &[Sequence],
     let stop = AtomicBool::new(false);
     let begun = Instant::now();
     let (lanes, sums) = std::thread::scope(|scope| {
-        let lane = |sequence| call(&store, arguments, sequence, begun, &value);
-        let sums = (!compacts && setting.has_work).then(|| scope.spawn(|| add_up(&store, arguments, &stop)));
+        let (store, stop, has_work) = (&store, &stop, setting.has_work);
+        let value = &value;
+        let lane = |sequence| call(store, arguments, sequence, begun, value);
+        let work = move || if has_work { add_up(store, arguments, stop) } else { Ok(be_busy(stop)) };
+        let sums = (!compacts).then(|| scope.spawn(work));
         let threads: Vec<_> = sequences.iter().map(|sequence| scope.spawn(move || lane(sequence))).collect();
         let lanes: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("a worker does not panic")).collect();
         stop.store(true, Ordering::Relaxed);
@@ -164,6 +168,15 @@ fn measure(arguments: &Arguments, setting: &mut Setting, sequences: &[Sequence],
     check(&store, arguments)?;
     store.close()?;
     Ok(())
+}
+
+/// Computes, without the store, until it is told to stop.
+fn be_busy(stop: &AtomicBool) -> (u64, f64) {
+    let mut number = 1u64;
+    while !stop.load(Ordering::Relaxed) {
+        number = std::hint::black_box(keys::key(number));
+    }
+    (0, 0.0)
 }
 
 /// Sums until it is told to stop; how many there were, and the seconds they took.
