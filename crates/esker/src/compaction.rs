@@ -18,8 +18,8 @@
 //!   lives, begins none at all while anybody holds.
 //! * **A reader** that was on its way to a record below `begin` finds nothing there, looks again, and finds the copy.
 //!
-//! **When**: dead bytes are counted where records are superseded or deleted. Above the space target the driver compacts, a
-//! stretch at a time; of a store in memory also when its budget is nearly full, and whoever finds it full does it himself.
+//! **When**: dead bytes are counted where records are superseded or deleted. Above the space target, and by half a file on a device,
+//! the driver compacts, a stretch at a time; of a store in memory also when its budget is nearly full, and whoever finds it full does it himself.
 
 use crate::cache::Caching;
 use crate::device::{AlignedBuffer, SECTOR_BYTES};
@@ -45,6 +45,8 @@ const STRETCH_BYTES_MIN: u64 = 1 << 20;
 const STRETCH_BYTES_MAX: u64 = 32 << 20;
 /// The part of the log's budget that doubts may take besides it.
 const DOUBT_PART: u64 = 64;
+/// A log is left alone for so much longer than the target, at most: what is given back within a file saves nothing yet.
+const SLACK_BYTES_MAX: u64 = 32 << 20;
 /// A log below this is left alone.
 const LOG_BYTES_MIN: u64 = 4 << 20;
 /// Blocks between two reads that are cheaper to read along than to leave out.
@@ -55,6 +57,11 @@ const VISITS_AHEAD: u64 = 256;
 /// How long and how often a full store waits for those who hold what would make room.
 const HELD_PAUSE: Duration = Duration::from_millis(1);
 const HELD_PAUSES: u32 = 16;
+
+/// How far a log in files of this length may go beyond its target before it is compacted.
+pub(crate) fn slack(segment_bytes: u64) -> u64 {
+    (segment_bytes / 2).min(SLACK_BYTES_MAX)
+}
 
 #[derive(Default)]
 pub(crate) struct Compaction {
@@ -172,7 +179,8 @@ impl Engine {
         let dead = self.dead_bytes().min(extent);
         let budget = self.log.budget.load(Relaxed);
         let is_nearly_full = self.is_in_memory() && extent > budget / 8 * 7 && dead > budget / 16;
-        is_nearly_full || extent > LOG_BYTES_MIN && extent as f64 > self.space_amplification * (extent - dead) as f64
+        let allowed = self.space_amplification * (extent - dead) as f64 + self.space_slack as f64;
+        is_nearly_full || extent > LOG_BYTES_MIN && extent as f64 > allowed
     }
 
     /// The driver's share: one stretch, if that is due.

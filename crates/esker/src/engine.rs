@@ -5,7 +5,7 @@
 
 use crate::cache::{Cache, Caching};
 use crate::commit::{Commits, Durability};
-use crate::compaction::Compaction;
+use crate::compaction::{self, Compaction};
 use crate::device::{Device, Storage};
 use crate::epoch::{Counter, Epochs, Pin};
 use crate::error::{Error, Result};
@@ -59,8 +59,9 @@ pub(crate) struct Engine {
     pub(crate) caching: Option<Caching>,
     pub(crate) loads: Loads,
     pub(crate) holds: Holds,
-    /// The driver compacts when the log is this many times as long as what lives in it.
+    /// The driver compacts when the log is this many times as long as what lives in it, and so many bytes longer.
     pub(crate) space_amplification: f64,
+    pub(crate) space_slack: u64,
     pub(crate) boundaries: Mutex<()>,
     pub(crate) is_always_durable: bool,
     pub(crate) in_background: bool,
@@ -175,6 +176,7 @@ impl Engine {
         let identity = known.map_or_else(Identity::random, Ok)?;
         let huge = parts.budget >= HUGE_PAGE_BUDGET_BYTES;
         let (has_home, has_device) = (parts.home.is_some(), parts.device.is_some());
+        let space_slack = parts.home.as_ref().map_or(0, |home| compaction::slack(home.manifest.state.segment_bytes));
         let engine = Self {
             epochs: Epochs::new(),
             index: Index::new()?,
@@ -194,6 +196,7 @@ impl Engine {
             loads: Loads::default(),
             holds: Holds::default(),
             space_amplification: parts.space_amplification,
+            space_slack,
             boundaries: Mutex::new(()),
             is_always_durable: parts.durability == Durability::Always && has_device,
             in_background: parts.in_background,
@@ -661,6 +664,7 @@ impl Engine {
             is_always_durable: false,
             in_background: false,
             space_amplification: 2.0,
+            space_slack: 0,
             durability: Durability::None,
             drawn: Drawn::now(),
             budget: AtomicU64::new(1 << 20),

@@ -167,7 +167,8 @@ impl Options {
     }
 
     /// The log is compacted in the background, in memory too, when it is more than this many times as long as what lives in it; 2 unless
-    /// said, at least 1.1. Less saves space and writes more.
+    /// said, at least 1.1. Less saves space and writes more. On a device it may be longer by half of one of its files, 32 MiB at most: a
+    /// file is given back whole.
     #[must_use]
     pub fn space_amplification(mut self, target: f64) -> Self {
         self.space_amplification = target.max(1.1);

@@ -26,7 +26,7 @@ pub(super) enum State {
     Fresh,
     /// Half of the objects were superseded once.
     HalfDead,
-    /// Once held many more, which were deleted.
+    /// Once held many more, which were deleted; compacted since.
     Emptied,
     /// On the device, with memory for half of it.
     HalfCold,
@@ -169,6 +169,8 @@ impl Setting {
                 for index in self.keys..held {
                     filled.store.delete(&keys::key(index))?;
                 }
+                // The background does as much in time: the index is small again, too.
+                filled.store.compact()?;
             }
             State::HalfDead => {
                 // A scan's line freezes what is there: each put after it supersedes a record instead of changing it in place.
