@@ -31,8 +31,8 @@
 //! line of any kind ended: records below that are of earlier lines or of this one, and their parity says nothing.
 //!
 //! **Group commit.** One line is drawn at a time; whoever asks meanwhile waits for the next one, and all who wait share it. So
-//! nobody waits for more than two lines, and there are two gates (`gate.rs`), for lines of even and of odd number: at a line's end
-//! of those who wait for the next one is woken, who draws it, and then all whose line it was, together.
+//! nobody waits for more than two lines, and there are two gates (`gate.rs`), for lines of even and of odd number: at a line's end one
+//! of those who wait for the next is woken, who draws it, and then all whose line it was, together.
 
 use crate::engine::{Engine, Home, lock};
 use crate::error::{Error, Result};

@@ -12,7 +12,7 @@
 //! object to object in transactions, which no scan may see half of: so the sum stays, although every scan meets another store.
 //!
 //! *Selectivity* is the part of the objects that is asked for: client and keys have a list of them, index and log ask each key
-//! whether it is one; `auto` is given both, and `best` says how much longer it took than the best of the three. Times are per
+//! whether it is one; `auto` is given both, or neither for all of them, and `best` says how much longer it took than the best of the three. Times are per
 //! object asked for, snapshot included; `busy` is processor time, of all threads, which others on the machine disturb less.
 //! `document` is what was published for as many objects; two threads are told in multiples of one.
 //! `log` and `device` are the bytes of log that were read a second, and those of plain sequential reads of the same device;
@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     /// Numbers of objects
     #[arg(long, value_delimiter = ',', default_value = "10000,100000,1000000,10000000")]
     keys: Vec<u64>,
-    /// Bytes of a value, of which the first eight are the integer
+    /// Bytes of a value, of which the first eight are the integer; or four, which are
     #[arg(long, value_delimiter = ',', default_value = "8")]
     value_bytes: Vec<usize>,
     /// What became of the store before
@@ -123,7 +123,10 @@ struct Row {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.runs > 0 && arguments.threads.iter().all(|threads| *threads > 0), "there must be a run and a thread");
     ensure!(arguments.selectivity.iter().all(|part| *part > 0.0 && *part <= 1.0), "a selectivity is above 0 and at most 1");
-    ensure!(arguments.value_bytes.iter().all(|bytes| *bytes >= 8), "a value has room for an integer");
+    ensure!(arguments.value_bytes.iter().all(|bytes| *bytes == 4 || *bytes >= 8), "a value has room for an integer");
+    let fits = |keys: &u64| arguments.emptied_from.max(*keys) < u64::from(u32::MAX);
+    ensure!(!arguments.value_bytes.contains(&4) || arguments.keys.iter().all(fits), "four bytes hold the number of an object");
+    ensure!(!arguments.value_bytes.contains(&4) || arguments.peers.is_empty(), "peers hold values of eight bytes and more");
     let settings = settings(arguments);
     let bar = progress::bar(settings.len() as u64);
     let mut rows = Vec::new();
@@ -133,6 +136,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             Some(why) => bar.suspend(|| {
                 eprintln!("left out: {} objects of {} bytes, {}: {why}", setting.keys, setting.value_bytes, setting.state.name())
             }),
+            None if setting.value_bytes == 4 => measure::<u32>(arguments, setting, &mut rows)?,
             None if setting.value_bytes == 8 => measure::<u64>(arguments, setting, &mut rows)?,
             None => measure::<[u8]>(arguments, setting, &mut rows)?,
         }
@@ -248,6 +252,7 @@ impl<V: Amount + ?Sized> Question<'_, V> {
         match strategy {
             Some(Strategy::ByKeys) => scan.by(Strategy::ByKeys).keys(self.listed),
             Some(strategy) => scan.by(strategy),
+            None if self.selectivity >= 1.0 => scan,
             None => scan.keys_where(self.listed, |key| is_asked(key, self.selectivity)),
         }
     }
@@ -408,7 +413,7 @@ mod tests {
     fn sums_agree_in_every_state() {
         let arguments = Arguments {
             keys: vec![20_000],
-            value_bytes: vec![8, 100],
+            value_bytes: vec![4, 8, 100],
             states: vec![State::Fresh, State::HalfDead, State::Emptied, State::HalfCold, State::Writer],
             selectivity: vec![1.0, 0.1],
             threads: vec![1, 2],
@@ -423,12 +428,13 @@ mod tests {
         let mut rows = Vec::new();
         for setting in settings(&arguments) {
             match setting.value_bytes {
+                4 => measure::<u32>(&arguments, &setting, &mut rows).unwrap(),
                 8 => measure::<u64>(&arguments, &setting, &mut rows).unwrap(),
                 _ => measure::<[u8]>(&arguments, &setting, &mut rows).unwrap(),
             }
         }
         // Eight ways each, and the client but beside the writer.
-        assert_eq!(rows.len(), 10 * 2 * 8 + 8 * 2);
+        assert_eq!(rows.len(), 15 * 2 * 8 + 12 * 2);
         compare(&mut rows);
         assert!(drawing::draw(&rows).ends_with("</svg>\n"));
     }

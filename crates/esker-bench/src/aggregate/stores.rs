@@ -76,6 +76,17 @@ impl Amount for u64 {
     }
 }
 
+impl Amount for u32 {
+    #[inline(always)]
+    fn amount(view: u32) -> u64 {
+        u64::from(view)
+    }
+
+    fn pack(amount: u64, _: usize) -> u32 {
+        u32::try_from(amount).expect("at most as many objects")
+    }
+}
+
 impl Amount for [u8] {
     #[inline(always)]
     fn amount(view: &[u8]) -> u64 {
