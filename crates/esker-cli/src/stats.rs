@@ -83,7 +83,9 @@ fn space(space: &SpaceStats) -> String {
     let mut text = String::new();
     let bar = shares(&[(space.live_bytes, '█'), (space.dead_bytes, '·')], NARROW);
     row(&mut text, "space", &format!("[{bar}] {} live at most, {} dead", size(space.live_bytes), size(space.dead_bytes)));
-    row(&mut text, "", &format!("amplification {:.2}, target {:.2}", space.amplification, space.amplification_target));
+    // The count of what is dead is an estimate, and may be all there is.
+    let amplification = if space.live_bytes > 0 { format!("{:.2}", space.amplification) } else { "unknown".to_owned() };
+    row(&mut text, "", &format!("amplification {amplification}, target {:.2}", space.amplification_target));
     row(&mut text, "", &format!("files {}", size(space.file_bytes)));
     let SpaceStats { stretches, given_back_bytes, moved_bytes, .. } = *space;
     row(&mut text, "", &format!("given back {} in {stretches} stretches, moved {}", size(given_back_bytes), size(moved_bytes)));

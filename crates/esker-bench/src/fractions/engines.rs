@@ -14,7 +14,7 @@
 use anyhow::Result;
 use esker::{Options, Store};
 
-use super::{INDEX_BYTES, RECORD_BYTES, Setting, Value};
+use super::{Cold, INDEX_BYTES, RECORD_BYTES, Setting, Value};
 use crate::memory;
 
 /// The stores, maps and caches.
@@ -107,8 +107,9 @@ pub(super) trait Cache: Sync {
 }
 
 fn open_esker(setting: &Setting, adds: u64) -> Result<Box<dyn Cache>> {
-    let options = Options::new().promotion(setting.promotes);
+    let options = Options::new().promotion(setting.cold == Cold::Promoted);
     Ok(match setting.percent {
+        _ if setting.cold == Cold::Cached => Box::new(ReadCached::open(options, setting.budget(adds))?),
         0 => Box::new(options.memory(memory::physical_bytes() / 2).in_memory::<u64, Value>()?),
         _ => Box::new(options.memory(setting.budget(adds)).open_temporary::<u64, Value>()?),
     })
@@ -122,6 +123,45 @@ impl Setting {
 
     fn share(&self, bytes: u64) -> u64 {
         (bytes * self.percent / 100).max(super::MEMORY_MIN)
+    }
+}
+
+/// A store that leaves what is cold on the device, behind a cache of half its memory that takes whatever it does not have.
+struct ReadCached {
+    store: Store<u64, Value>,
+    cache: Store<u64, Value>,
+}
+
+impl ReadCached {
+    fn open(options: Options, budget: u64) -> Result<Self> {
+        let part = (budget / 2).max(super::MEMORY_MIN);
+        let cache = Options::new().memory(part).cache(esker::Cache::new()).in_memory()?;
+        Ok(Self { store: options.memory(part).open_temporary()?, cache })
+    }
+}
+
+impl Cache for ReadCached {
+    fn add(&self, key: u64, value: Value) {
+        // Were keys added twice, the cache would have to forget them.
+        self.store.add(key, value);
+    }
+
+    fn find(&self, key: u64) -> Option<Value> {
+        let cached = self.cache.find(key);
+        if cached.is_some() {
+            return cached;
+        }
+        let found = self.store.find(key);
+        if let Some(value) = found {
+            self.cache.add(key, value);
+        }
+        found
+    }
+
+    fn counts(&self) -> Option<[u64; 3]> {
+        let held = |counts: [u64; 3]| counts[2];
+        let cached = self.cache.counts().map_or(0, held);
+        self.store.counts().map(|[reads, promotions, records]| [reads, promotions, records + cached])
     }
 }
 

@@ -53,6 +53,9 @@ pub(crate) struct Arguments {
     /// Esker once more, leaving what is cold on the device
     #[arg(long)]
     without_promotion: bool,
+    /// Esker once more, with half of the memory for a cache of what was read instead
+    #[arg(long)]
+    with_read_cache: bool,
     /// Number of runs
     #[arg(long, default_value_t = 1)]
     runs: usize,
@@ -121,13 +124,26 @@ struct Setting {
     engine: Name,
     percent: u64,
     threads: usize,
-    promotes: bool,
+    cold: Cold,
+}
+
+/// What becomes of cold records of Esker's that are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cold {
+    Promoted,
+    Left,
+    /// A second store, in memory, has the values that were read lately.
+    Cached,
 }
 
 impl Setting {
     fn name(&self) -> String {
-        let without = if self.promotes { "" } else { " without promotion" };
-        format!("{}{without}", self.engine.text())
+        let how = match self.cold {
+            Cold::Promoted => "",
+            Cold::Left => " without promotion",
+            Cold::Cached => " with a read cache",
+        };
+        format!("{}{how}", self.engine.text())
     }
 }
 
@@ -229,10 +245,10 @@ fn settings(arguments: &Arguments) -> Vec<Setting> {
             percents => percents,
         };
         for (percent, threads) in percents.iter().flat_map(|&percent| arguments.threads.iter().map(move |&threads| (percent, threads))) {
-            settings.push(Setting { engine, percent, threads, promotes: true });
-            if engine == Name::Esker && arguments.without_promotion && percent > 0 {
-                settings.push(Setting { engine, percent, threads, promotes: false });
-            }
+            let others = [(arguments.without_promotion, Cold::Left), (arguments.with_read_cache, Cold::Cached)];
+            let others = others.into_iter().filter(|(is_asked, _)| *is_asked && engine == Name::Esker && percent > 0);
+            let colds = [Cold::Promoted].into_iter().chain(others.map(|(_, cold)| cold));
+            settings.extend(colds.map(|cold| Setting { engine, percent, threads, cold }));
         }
     }
     settings
