@@ -35,13 +35,18 @@ pub struct Plan {
 }
 
 /// Nanoseconds.
-const BYTE_OF_LOG: f64 = 0.12;
-const RECORD_OF_LOG: f64 = 1.0;
+const BYTE_OF_LOG: f64 = 0.09;
+const RECORD_OF_LOG: f64 = 2.0;
 const RECORD_ASKED: f64 = 20.0;
 const BYTE_OF_DEVICE: f64 = 0.8;
 const RECORD_OF_DEVICE: f64 = 15.0;
 const BUCKET: f64 = 10.0;
 const KEY: f64 = 28.0;
+/// Of a record that a key leads to, beyond the shortest.
+const BYTE_OF_RECORD: f64 = 0.17;
+const RECORD_BYTES_MIN: f64 = 24.0;
+/// A record in bytes layout that the index leads to, by one that a listed key does.
+const BYTES_WALKED: f64 = 2.5;
 const DEVICE_READ: f64 = 8_000.0;
 /// Of a set of listed keys: to put one in, and to ask for one.
 const SET_KEY: f64 = 25.0;
@@ -57,6 +62,8 @@ struct Facts {
     /// The part of memory where something was superseded.
     superseded: f64,
     record_bytes: f64,
+    /// An entry's record in a walk of the index, to a listed key's.
+    walked: f64,
     entries: u64,
     buckets: u64,
     /// Listed keys that another way would put in a set.
@@ -76,7 +83,7 @@ impl Facts {
     }
 
     fn by_index(&self) -> f64 {
-        self.buckets as f64 * BUCKET + self.by_keys(self.entries) + self.selecting(self.entries as f64)
+        self.buckets as f64 * BUCKET + self.lookups(self.entries, self.walked) + self.selecting(self.entries as f64)
     }
 
     /// To tell the listed keys from so many.
@@ -85,7 +92,13 @@ impl Facts {
     }
 
     fn by_keys(&self, keys: u64) -> f64 {
-        keys as f64 * (KEY + self.cold_part() * DEVICE_READ)
+        self.lookups(keys, 1.0)
+    }
+
+    /// Of so many keys, whose records in memory take so many times as long as those of listed keys.
+    fn lookups(&self, keys: u64, times: f64) -> f64 {
+        let in_memory = KEY + (self.record_bytes - RECORD_BYTES_MIN).max(0.0) * BYTE_OF_RECORD;
+        keys as f64 * (times * in_memory + self.cold_part() * DEVICE_READ)
     }
 }
 
@@ -131,15 +144,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Scan<'_, K, V> {
         let head = bounds.head.load(Relaxed).clamp(begin, tail);
         let waiting: u64 = engine.epochs.slots().map(|slot| slot.entries.load(Relaxed)).sum();
         let entries = engine.index.entries_with(waiting);
-        let record_bytes = match layout::<K, V>() {
-            Layout::Word { key_bytes, .. } => record::word_record_bytes(key_bytes) as f64,
-            Layout::Bytes => ((tail - begin) as f64 / entries.max(1) as f64).max(32.0),
+        let (record_bytes, walked) = match layout::<K, V>() {
+            Layout::Word { key_bytes, .. } => (record::word_record_bytes(key_bytes) as f64, 1.0),
+            Layout::Bytes => (((tail - begin) as f64 / entries.max(1) as f64).max(32.0), BYTES_WALKED),
         };
         Facts {
             cold_bytes: head - begin,
             memory_bytes: tail - head,
             superseded: self.superseded_part(head, tail),
             record_bytes,
+            walked,
             entries,
             buckets: engine.index.buckets() + engine.index.overflow_buckets(),
             set: self.keys.as_ref().filter(|_| self.is_listed.is_none()).map_or(0, |keys| keys.len() as u64),
