@@ -147,13 +147,14 @@ fn measure(arguments: &Arguments, setting: &mut Setting, sequences: &[Sequence],
         let work = move || if has_work { add_up(store, arguments, stop) } else { Ok(be_busy(stop)) };
         let sums = (!compacts).then(|| scope.spawn(work));
         let threads: Vec<_> = sequences.iter().map(|sequence| scope.spawn(move || lane(sequence))).collect();
-        let lanes: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("a worker does not panic")).collect();
+        let lanes: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        // Whatever became of them: else the scope would wait for ever.
         stop.store(true, Ordering::Relaxed);
         (lanes, sums.map_or(Ok((0, 0.0)), |thread| thread.join().expect("a worker does not panic")))
     });
     let mut latency = run::histogram();
     for lane in lanes {
-        latency += &lane?;
+        latency += &lane.expect("a worker does not panic")?;
     }
     let took = begun.elapsed().as_secs_f64();
     let after = store.stats().space;
@@ -247,6 +248,7 @@ fn row(arguments: &Arguments, setting: &Setting) -> Row {
         experiment: "pacing",
         engine: "esker".to_owned(),
         operation: setting.name.to_owned(),
+        reads_percent: if arguments.beside == Work::Sums { 100 } else { 0 },
         distribution: Distribution::Uniform.name(),
         threads: arguments.threads,
         keys: arguments.keys,

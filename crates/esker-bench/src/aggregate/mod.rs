@@ -136,9 +136,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             Some(why) => bar.suspend(|| {
                 eprintln!("left out: {} objects of {} bytes, {}: {why}", setting.keys, setting.value_bytes, setting.state.name())
             }),
-            None if setting.value_bytes == 4 => measure::<u32>(arguments, setting, &mut rows)?,
-            None if setting.value_bytes == 8 => measure::<u64>(arguments, setting, &mut rows)?,
-            None => measure::<[u8]>(arguments, setting, &mut rows)?,
+            None => measure_any(arguments, setting, &mut rows)?,
         }
         bar.inc(1);
     }
@@ -169,6 +167,15 @@ fn settings(arguments: &Arguments) -> Vec<Setting> {
 /// True for the objects asked for: a part of all, by the scattered key itself.
 fn is_asked(key: u64, selectivity: f64) -> bool {
     selectivity >= 1.0 || (key as f64) < selectivity * u64::MAX as f64
+}
+
+/// With values of the type that has so many bytes.
+fn measure_any(arguments: &Arguments, setting: &Setting, rows: &mut Vec<Row>) -> Result<()> {
+    match setting.value_bytes {
+        4 => measure::<u32>(arguments, setting, rows),
+        8 => measure::<u64>(arguments, setting, rows),
+        _ => measure::<[u8]>(arguments, setting, rows),
+    }
 }
 
 fn measure<V: Amount + ?Sized>(arguments: &Arguments, setting: &Setting, rows: &mut Vec<Row>) -> Result<()> {
@@ -427,11 +434,7 @@ mod tests {
         };
         let mut rows = Vec::new();
         for setting in settings(&arguments) {
-            match setting.value_bytes {
-                4 => measure::<u32>(&arguments, &setting, &mut rows).unwrap(),
-                8 => measure::<u64>(&arguments, &setting, &mut rows).unwrap(),
-                _ => measure::<[u8]>(&arguments, &setting, &mut rows).unwrap(),
-            }
+            measure_any(&arguments, &setting, &mut rows).unwrap();
         }
         // Eight ways each, and the client but beside the writer.
         assert_eq!(rows.len(), 15 * 2 * 8 + 12 * 2);

@@ -159,8 +159,7 @@ impl Cache for ReadCached {
     }
 
     fn counts(&self) -> Option<[u64; 3]> {
-        let held = |counts: [u64; 3]| counts[2];
-        let cached = self.cache.counts().map_or(0, held);
+        let cached = self.cache.counts().map_or(0, |[.., records]| records);
         self.store.counts().map(|[reads, promotions, records]| [reads, promotions, records + cached])
     }
 }
