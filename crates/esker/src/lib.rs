@@ -19,6 +19,7 @@
 //! `engine` (boundaries, close) with `commit`, `recovery`, `compaction` - `store` (one operation on one key, and batches). `ARCHITECTURE.md` has the picture.
 
 pub mod aggregate;
+mod ahead;
 mod backup;
 mod cache;
 mod commit;

@@ -1,31 +1,23 @@
 //! Reading the log from end to end: what recovery, compaction and verification have in common.
 //!
 //! ```text
-//! device -> [several reads under way] -> verified, in order -> records that count -> visitor
+//! device -> pieces, read ahead (`ahead.rs`) -> records that count -> visitor
 //! ```
-//! A thread of its own keeps reads under way and verifies what they bring; the visitor's thread walks from record to record.
 //! A piece is walked through where it was read: only a record that reaches into the next piece is put together elsewhere.
-//! Less than a piece is read at once, without a thread.
 
-use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
+use crate::ahead::read_ahead;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::log::{BLOCK_BYTES, Log, line_flag};
+use crate::log::{BLOCK_BYTES, line_flag};
 use crate::manifest::{LOG, State};
 use crate::record::{self, ABANDONED, ODD_LINE, VALID};
 use crate::recovery::Progress;
 use crate::scars::Scar;
 use std::cell::Cell;
-use std::collections::VecDeque;
-use std::io;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 /// Blocks read together: a mebibyte.
 const PIECE_BLOCKS: u64 = 256;
-/// Reads under way, and pieces that wait for the visitor.
-const READS_AHEAD: usize = 4;
-const PIECES_AHEAD: usize = 3;
 /// Records that are announced before the first of them is visited.
 const GROUP: usize = 64;
 
@@ -123,13 +115,7 @@ impl Engine {
         for part in span.parts() {
             let mut scan = Scan::new(self, span, &part);
             let blocks = part.start / BLOCK_BYTES..part.end / BLOCK_BYTES;
-            if blocks.end - blocks.start <= PIECE_BLOCKS {
-                let piece = read_piece(&self.log, &blocks)?;
-                scan.take_piece(&piece, visitor)?;
-                piece.ended?;
-            } else {
-                scan.run(blocks, visitor)?;
-            }
+            read_ahead(&self.log, blocks, PIECE_BLOCKS, |base, piece| scan.take(base, piece, visitor))?;
             scan.end()?;
         }
         Ok(())
@@ -145,97 +131,6 @@ impl Engine {
             at += bytes;
         }
         Ok(())
-    }
-}
-
-// ---- reading ahead -------------------------------------------------------------------------------------------------
-
-/// What a read brought: so many bytes of log, verified, and why there are not more.
-struct Piece {
-    read: DeviceRead,
-    first: u64,
-    bytes: usize,
-    ended: Result<()>,
-}
-
-impl Piece {
-    /// What a block's payload holds is moved together, in place.
-    fn open(log: &Log, mut read: DeviceRead, result: io::Result<()>) -> Self {
-        let first = read.offset() / SECTOR_BYTES as u64;
-        let mut bytes = 0;
-        let mut ended = result.map_err(|error| of_reading(error, first));
-        let sectors = read.bytes_mut();
-        for at in 0..if ended.is_ok() { sectors.len() / SECTOR_BYTES } else { 0 } {
-            let from = at * SECTOR_BYTES;
-            if let Err(error) = log.verify_block(first + at as u64, &sectors[from..from + SECTOR_BYTES]) {
-                ended = Err(error);
-                break;
-            }
-            sectors.copy_within(from..from + BLOCK_BYTES as usize, bytes);
-            bytes += BLOCK_BYTES as usize;
-        }
-        Self { read, first, bytes, ended }
-    }
-}
-
-/// A file that ends too early is damage like any other.
-fn of_reading(error: io::Error, block: u64) -> Error {
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof => Error::corruption(format!("the log ends too early file={LOG} address={}", block * BLOCK_BYTES)),
-        _ => error.into(),
-    }
-}
-
-fn new_read(blocks: &Range<u64>, token: u64) -> DeviceRead {
-    DeviceRead::new(blocks.start * SECTOR_BYTES as u64, (blocks.end - blocks.start) as usize, token)
-}
-
-fn read_piece(log: &Log, blocks: &Range<u64>) -> Result<Piece> {
-    let mut read = new_read(blocks, 0);
-    let result = log.cold_device()?.read(read.offset(), read.bytes_mut());
-    Ok(Piece::open(log, read, result))
-}
-
-/// The reads of a part, handed on in order, however they end.
-struct ReadAhead<'a> {
-    log: &'a Log,
-    /// What is still to be read.
-    blocks: Range<u64>,
-    /// Reads not handed on yet, from token `first` on; `None` while they are under way.
-    pieces: VecDeque<Option<Piece>>,
-    first: u64,
-    send: SyncSender<Piece>,
-    /// Buffers that come back.
-    spare: Receiver<DeviceRead>,
-    is_stopped: bool,
-}
-
-impl ReadSource for ReadAhead<'_> {
-    fn next(&mut self) -> Option<DeviceRead> {
-        if self.is_stopped || self.blocks.is_empty() || self.pieces.len() == READS_AHEAD {
-            return None;
-        }
-        let blocks = self.blocks.start..self.blocks.end.min(self.blocks.start + PIECE_BLOCKS);
-        self.blocks.start = blocks.end;
-        let token = self.first + self.pieces.len() as u64;
-        self.pieces.push_back(None);
-        let spare = self.spare.try_recv().ok().filter(|_| blocks.end - blocks.start == PIECE_BLOCKS);
-        Some(spare.map_or_else(|| new_read(&blocks, token), |read| read.again(blocks.start * SECTOR_BYTES as u64, token)))
-    }
-
-    fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
-        let place = (read.token() - self.first) as usize;
-        self.pieces[place] = Some(Piece::open(self.log, read, result));
-        while let Some(Some(_)) = self.pieces.front()
-            && let Some(Some(piece)) = self.pieces.pop_front()
-        {
-            self.first += 1;
-            // Behind a failure, or when nobody listens any more, there is nothing to read.
-            let is_last = piece.ended.is_err();
-            if !self.is_stopped {
-                self.is_stopped = self.send.send(piece).is_err() || is_last;
-            }
-        }
     }
 }
 
@@ -268,33 +163,12 @@ impl<'a> Scan<'a> {
         Self { engine, span, until: part.end, at: part.start, begun: Vec::new(), group: Vec::with_capacity(GROUP) }
     }
 
-    fn run(&mut self, blocks: Range<u64>, visitor: &mut impl Visitor) -> Result<()> {
-        let log = &self.engine.log;
-        let device = log.cold_device()?;
-        let (send, pieces) = sync_channel(PIECES_AHEAD);
-        let (give_back, spare): (Sender<DeviceRead>, _) = channel();
-        std::thread::scope(|scope| {
-            let mut ahead = ReadAhead { log, blocks, pieces: VecDeque::new(), first: 0, send, spare, is_stopped: false };
-            scope.spawn(move || device.read_stream(&mut ahead));
-            for piece in pieces {
-                self.take_piece(&piece, visitor)?;
-                piece.ended?;
-                let _ = give_back.send(piece.read);
-            }
-            Ok(())
-        })
-    }
-
     fn end(&self) -> Result<()> {
         // A scar may begin in the middle of a record that was given up; the last line may not.
         if self.at < self.until && self.until == self.span.until && !self.span.is_open_ended {
             return Err(Error::corruption(format!("a record reaches beyond its line file={LOG} address={}", self.at)));
         }
         Ok(())
-    }
-
-    fn take_piece(&mut self, piece: &Piece, visitor: &mut impl Visitor) -> Result<()> {
-        self.take(piece.first * BLOCK_BYTES, &piece.read.bytes()[..piece.bytes], visitor)
     }
 
     /// Visits what is whole with these further bytes, which begin at `base`.

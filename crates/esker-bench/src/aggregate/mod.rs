@@ -15,8 +15,8 @@
 //! whether it is one; `auto` is given both, or neither for all of them, and `best` says how much longer it took than the best of the three. Times are per
 //! object asked for, snapshot included; `busy` is processor time, of all threads, which others on the machine disturb less.
 //! `document` is what was published for as many objects; two threads are told in multiples of one.
-//! `log` and `device` are the bytes of log that were read a second, and those of plain sequential reads of the same device;
-//! `evicted` is how far the scan drove what was in memory out of it.
+//! `log` and `device` are the bytes of log that were read a second, and those of plain sequential reads of the same device, in
+//! turns with them; `evicted` is how far the scan drove what was in memory out of it.
 
 mod client;
 mod drawing;
@@ -216,7 +216,14 @@ fn measure<V: Amount + ?Sized>(arguments: &Arguments, setting: &Setting, rows: &
                 for (name, strategy) in STRATEGIES {
                     memory::reset_peak();
                     let before = store.stats().log;
-                    let answer = Answer::median(arguments.runs, || question.sum(strategy, threads))?;
+                    let (mut answers, mut device) = (Vec::new(), Vec::new());
+                    for _ in 0..arguments.runs {
+                        if let Some(probe) = filled.probe.as_ref().filter(|_| strategy == Some(Strategy::ByLog)) {
+                            device.push(probe.measure_sequential()?);
+                        }
+                        answers.push(Answer::time(|| question.sum(strategy, threads))?);
+                    }
+                    let answer = Answer::middle(&answers)?;
                     let after = store.stats().log;
                     let mut row = row(name, threads, answer);
                     row.choice = strategy.is_none().then(|| question.choice());
@@ -224,7 +231,7 @@ fn measure<V: Amount + ?Sized>(arguments: &Arguments, setting: &Setting, rows: &
                     row.peak_bytes = filled.memory.map(|_| memory::peak_bytes().saturating_sub(filled.base));
                     if strategy == Some(Strategy::ByLog) {
                         row.bytes_per_second = Some((before.tail - before.begin) as f64 / answer.seconds);
-                        row.device_bytes_per_second = filled.device;
+                        row.device_bytes_per_second = (!device.is_empty()).then(|| report::Spread::of(&device).median);
                     }
                     rows.push(row);
                 }
@@ -294,9 +301,13 @@ impl Answer {
         Ok(Self { seconds: start.elapsed().as_secs_f64(), busy: processor::seconds() - busy, sum })
     }
 
-    /// The median of some runs, whose sums must be equal, by each kind of time.
+    /// The median of some runs.
     fn median(runs: usize, mut ask: impl FnMut() -> Result<i128>) -> Result<Self> {
-        let answers = (0..runs).map(|_| Self::time(&mut ask)).collect::<Result<Vec<_>>>()?;
+        Self::middle(&(0..runs).map(|_| Self::time(&mut ask)).collect::<Result<Vec<_>>>()?)
+    }
+
+    /// The median of some answers, whose sums must be equal, by each kind of time.
+    fn middle(answers: &[Self]) -> Result<Self> {
         let sum = answers[0].sum;
         ensure!(answers.iter().all(|answer| answer.sum == sum), "sums of the same objects differ: {answers:?}");
         let middle = |time: fn(&Self) -> f64| report::Spread::of(&answers.iter().map(time).collect::<Vec<_>>()).median;

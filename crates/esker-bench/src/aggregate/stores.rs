@@ -113,9 +113,9 @@ pub(super) struct Setting {
 /// A store that is filled.
 pub(super) struct Filled<V: Value + ?Sized> {
     pub(super) store: Store<u64, V>,
-    /// The budget of a store on a device, and the device's sequential rate.
+    /// The budget of a store on a device, and what that device gives without a store.
     pub(super) memory: Option<u64>,
-    pub(super) device: Option<f64>,
+    pub(super) probe: Option<Probe>,
     /// Resident bytes before there was a store.
     pub(super) base: u64,
     value_bytes: usize,
@@ -165,7 +165,7 @@ impl Setting {
                 Filled {
                     store: options.in_memory()?,
                     memory: None,
-                    device: None,
+                    probe: None,
                     base,
                     value_bytes: self.value_bytes,
                     has_writer: self.state == State::Writer,
@@ -195,8 +195,7 @@ impl Setting {
             State::Fresh | State::Writer => {}
         }
         if let Some(directory) = &filled._directory {
-            let probe = Probe::create(directory.path(), self.data_bytes().clamp(MEMORY_MIN, 2 << 30))?;
-            filled.device = Some(probe.measure_sequential()?.max(probe.measure_sequential()?));
+            filled.probe = Some(Probe::create(directory.path(), self.data_bytes().clamp(MEMORY_MIN, 2 << 30))?);
         }
         Ok(filled)
     }
@@ -207,7 +206,7 @@ impl Setting {
         Ok(Filled {
             store: Options::new().memory(memory).open(directory.path().join("store"))?,
             memory: Some(memory),
-            device: None,
+            probe: None,
             base,
             value_bytes: self.value_bytes,
             has_writer: false,

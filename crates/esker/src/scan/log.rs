@@ -14,6 +14,7 @@
 //! question stays open ([`Doubt`]); those are gathered, and their chains read from the device together.
 
 use super::{Frame, Visit, chains};
+use crate::ahead::read_ahead;
 use crate::device::{AlignedBuffer, SECTOR_BYTES};
 use crate::engine::{Engine, Layout};
 use crate::error::{Error, Result};
@@ -30,13 +31,11 @@ use crate::sync::hint;
 use crate::types::{Key, Value};
 use crate::windows::WINDOW_BYTES;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// Records whose cache misses overlap.
 const GROUP: usize = 64;
-/// Blocks read together, and reads ahead: two mebibytes in all.
-const READ_BLOCKS: u64 = 128;
-const READS_AHEAD: usize = 4;
+/// Blocks read together: half a mebibyte, four with all that are read ahead.
+const PIECE_BLOCKS: u64 = 128;
 /// Bytes of doubtful records that are kept before their chains are read.
 const DOUBT_BYTES: usize = 4 << 20;
 
@@ -132,8 +131,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
             };
             // The first record may begin within its block.
             let mut skip = part.start % BLOCK_BYTES;
-            read_ahead(engine, part.start / BLOCK_BYTES..head / BLOCK_BYTES, |first, buffer, count| {
-                engine.log.append_payloads(first, buffer, count, &mut bytes)?;
+            read_ahead(&engine.log, part.start / BLOCK_BYTES..head / BLOCK_BYTES, PIECE_BLOCKS, |_, piece| {
+                bytes.extend_from_slice(piece);
                 bytes.drain(..std::mem::take(&mut skip) as usize);
                 take(&mut bytes, &mut at, work)
             })?;
@@ -324,43 +323,6 @@ fn fetch(engine: &Engine, stretch: Range<u64>, bytes: &mut Vec<u8>) -> Result<bo
     let from = (stretch.start - first * BLOCK_BYTES) as usize;
     bytes.extend_from_slice(&payload[from..from + (stretch.end - stretch.start) as usize]);
     Ok(true)
-}
-
-/// Reads blocks in order, in large reads, one thread ahead of `take(first block, buffer, how many)`.
-fn read_ahead(engine: &Engine, blocks: Range<u64>, mut take: impl FnMut(u64, &AlignedBuffer, usize) -> Result<()>) -> Result<()> {
-    if blocks.is_empty() {
-        return Ok(());
-    }
-    let device = engine.log.cold_device()?;
-    let (full, pieces) = channel();
-    let (free, buffers) = channel();
-    for _ in 0..READS_AHEAD {
-        let _ = free.send(AlignedBuffer::new(READ_BLOCKS as usize));
-    }
-    let read = move |full: Sender<_>, buffers: Receiver<AlignedBuffer>| {
-        let mut first = blocks.start;
-        // Either side ends when the other does.
-        while first < blocks.end
-            && let Ok(mut buffer) = buffers.recv()
-        {
-            let count = READ_BLOCKS.min(blocks.end - first) as usize;
-            let result = device.read(first * SECTOR_BYTES as u64, &mut buffer.bytes_mut()[..count * SECTOR_BYTES]);
-            let failed = result.is_err();
-            if full.send(result.map(|()| (first, buffer, count))).is_err() || failed {
-                return;
-            }
-            first += count as u64;
-        }
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(move || read(full, buffers));
-        for piece in pieces {
-            let (first, buffer, count) = piece?;
-            take(first, &buffer, count)?;
-            let _ = free.send(buffer);
-        }
-        Ok(())
-    })
 }
 
 /// Shows the whole records in these bytes, which begin at `base` with one; returns how many bytes they take, with what is left

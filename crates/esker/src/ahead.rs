@@ -1,0 +1,134 @@
+//! Blocks of the log, read ahead of their use.
+//!
+//! ```text
+//! device -> [4 reads under way] -> verified, put in order -> [3 pieces wait] -> `take`
+//! ```
+//! A thread of its own keeps reads under way and verifies what they bring, so the device never waits for `take`, which gets
+//! the pieces in the order of the log. Eight pieces of memory at most. Less than a piece is read at once, without a thread.
+
+use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
+use crate::error::{Error, Result};
+use crate::log::{BLOCK_BYTES, Log};
+use crate::manifest::LOG;
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+
+/// Reads under way, and pieces that wait for whoever takes them.
+const READS: usize = 4;
+const PIECES_WAITING: usize = 3;
+
+/// Hands what these blocks hold to `take(address, bytes)`, in order, `piece_blocks` blocks at once.
+///
+/// # Errors
+/// Those of `take`, which end it; `Io` and `Corruption` of the blocks, when all before them was taken.
+pub(crate) fn read_ahead(log: &Log, blocks: Range<u64>, piece_blocks: u64, mut take: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+    if blocks.is_empty() {
+        return Ok(());
+    }
+    let device = log.cold_device()?;
+    let mut take = |piece: Piece| {
+        take(piece.first * BLOCK_BYTES, &piece.read.bytes()[..piece.bytes])?;
+        piece.ended.map(|()| piece.read)
+    };
+    if blocks.end - blocks.start <= piece_blocks {
+        let mut read = new_read(&blocks, 0);
+        let result = device.read(read.offset(), read.bytes_mut());
+        return take(Piece::open(log, read, result)).map(drop);
+    }
+    let (send, pieces) = sync_channel(PIECES_WAITING);
+    let (give_back, spare): (Sender<DeviceRead>, _) = channel();
+    std::thread::scope(|scope| {
+        let mut ahead = Ahead { log, blocks, piece_blocks, pieces: VecDeque::new(), first: 0, send, spare, is_stopped: false };
+        scope.spawn(move || device.read_stream(&mut ahead));
+        for piece in pieces {
+            let _ = give_back.send(take(piece)?);
+        }
+        Ok(())
+    })
+}
+
+/// What a read brought: so many bytes of log, verified, and why there are not more.
+struct Piece {
+    read: DeviceRead,
+    first: u64,
+    bytes: usize,
+    ended: Result<()>,
+}
+
+impl Piece {
+    /// What a block's payload holds is moved together, in place.
+    fn open(log: &Log, mut read: DeviceRead, result: io::Result<()>) -> Self {
+        let first = read.offset() / SECTOR_BYTES as u64;
+        let mut bytes = 0;
+        let mut ended = result.map_err(|error| of_reading(error, first));
+        let sectors = read.bytes_mut();
+        for at in 0..if ended.is_ok() { sectors.len() / SECTOR_BYTES } else { 0 } {
+            let from = at * SECTOR_BYTES;
+            if let Err(error) = log.verify_block(first + at as u64, &sectors[from..from + SECTOR_BYTES]) {
+                ended = Err(error);
+                break;
+            }
+            sectors.copy_within(from..from + BLOCK_BYTES as usize, bytes);
+            bytes += BLOCK_BYTES as usize;
+        }
+        Self { read, first, bytes, ended }
+    }
+}
+
+/// A file that ends too early is damage like any other.
+fn of_reading(error: io::Error, block: u64) -> Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => Error::corruption(format!("the log ends too early file={LOG} address={}", block * BLOCK_BYTES)),
+        _ => error.into(),
+    }
+}
+
+fn new_read(blocks: &Range<u64>, token: u64) -> DeviceRead {
+    DeviceRead::new(blocks.start * SECTOR_BYTES as u64, (blocks.end - blocks.start) as usize, token)
+}
+
+/// The reads, handed on in order, however they end.
+struct Ahead<'a> {
+    log: &'a Log,
+    /// What is still to be read.
+    blocks: Range<u64>,
+    piece_blocks: u64,
+    /// Reads not handed on yet, from token `first` on; `None` while they are under way.
+    pieces: VecDeque<Option<Piece>>,
+    first: u64,
+    send: SyncSender<Piece>,
+    /// Buffers that come back.
+    spare: Receiver<DeviceRead>,
+    is_stopped: bool,
+}
+
+impl ReadSource for Ahead<'_> {
+    fn next(&mut self) -> Option<DeviceRead> {
+        if self.is_stopped || self.blocks.is_empty() || self.pieces.len() == READS {
+            return None;
+        }
+        let blocks = self.blocks.start..self.blocks.end.min(self.blocks.start + self.piece_blocks);
+        self.blocks.start = blocks.end;
+        let token = self.first + self.pieces.len() as u64;
+        self.pieces.push_back(None);
+        let spare = self.spare.try_recv().ok().filter(|_| blocks.end - blocks.start == self.piece_blocks);
+        Some(spare.map_or_else(|| new_read(&blocks, token), |read| read.again(blocks.start * SECTOR_BYTES as u64, token)))
+    }
+
+    fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
+        let place = (read.token() - self.first) as usize;
+        self.pieces[place] = Some(Piece::open(self.log, read, result));
+        while let Some(Some(_)) = self.pieces.front()
+            && let Some(Some(piece)) = self.pieces.pop_front()
+        {
+            self.first += 1;
+            // Behind a failure, or when nobody listens any more, there is nothing to read.
+            let is_last = piece.ended.is_err();
+            if !self.is_stopped {
+                self.is_stopped = self.send.send(piece).is_err() || is_last;
+            }
+        }
+    }
+}
