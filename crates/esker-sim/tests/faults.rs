@@ -6,7 +6,7 @@
 //! on, what is in memory can still be read. A flipped bit is found by whoever reads it. Each run has a
 //! watchdog, for a store that waits for ever is as wrong as one that lies.
 
-use esker::{Error, Result};
+use esker::{Error, Options, Result, Store};
 use esker_sim::disk::{Call, Failure, Fault, SECTOR, SimDisk};
 use esker_sim::model::{Generator, Layout, Operation, Outcome, Shape, Uncertain};
 use esker_sim::subject::{self, Place, Subject};
@@ -164,6 +164,32 @@ fn a_failed_write_latches_the_store() {
             }
         });
     }
+}
+
+/// One read of a batch fails: the keys before the one that needed it are done all the same, and none is done twice.
+#[test]
+fn a_batch_is_done_up_to_the_key_that_failed() {
+    watched("a batch of changes".to_owned(), |name| {
+        let disk = Arc::new(SimDisk::with_delay(seed(), 20));
+        let store: Store<u64, [u8]> = Options::new().memory(BUDGET).open_on(disk.clone()).unwrap();
+        for key in 0..60_000u64 {
+            store.put(&key, &[0; 500]).unwrap();
+        }
+        for (from, nth) in [(0u64, 1), (2_000, 700), (4_000, 1_999)] {
+            // Equal keys: the second of each pair is put off, and must not be done if the first was not.
+            let keys: Vec<u64> = (from..from + 2_000).flat_map(|key| [key, key]).collect();
+            disk.fail(Fault { call: Call::Read, nth: disk.calls().reads + nth, lasting: false, failure: Failure::Io });
+            let failed = store.rmw_many(&keys, |_, old| vec![old.map_or(0, |old| old[0] + 1); 500]);
+            assert!(matches!(failed, Err(Error::Io(_))), "{name}: {failed:?}, though a read failed");
+            disk.heal();
+            let times: Vec<u8> = (from..from + 2_000).map(|key| store.get(&key).unwrap().unwrap()[0]).collect();
+            let undone = times.iter().position(|times| *times < 2).unwrap();
+            assert_eq!(times[undone], 0, "{name}: key {undone} was done once and not twice");
+            assert!(times[undone..].iter().all(|times| *times <= 1), "{name}: what was put off behind a failure is not done");
+            // The last are read first.
+            assert!(undone + nth as usize + 200 > 2_000, "{name}: only {undone} keys before the failure are done");
+        }
+    });
 }
 
 /// Fills a store past its budget, flips bits, reads everything; gives how many reads found corruption.

@@ -82,3 +82,58 @@ fn a_visitor_may_read_a_batch_of_its_own() {
         assert_eq!(visits, 1_000);
     }
 }
+
+/// Cold keys, some of them twice in a row, again much later, or not there at all.
+fn scattered() -> Vec<u64> {
+    let once = (0..(KEYS + 200) / 3).map(|third| third * 3);
+    once.clone().flat_map(|key| std::iter::repeat_n(key, 1 + (key % 7 == 0) as usize)).chain(once.rev().step_by(2)).collect()
+}
+
+#[test]
+fn changes_of_equal_keys_come_in_order() {
+    for io_uring in [true, false] {
+        let store = spilled(io_uring);
+        let keys = scattered();
+        let before = store.stats().operations.device_reads;
+        store.rmw_many(&keys, |i, old| [old.unwrap_or(b"new"), &(i as u32).to_le_bytes()].concat()).unwrap();
+        assert!(store.stats().operations.device_reads > before + KEYS / 6, "most keys must have been cold");
+        for &key in &keys {
+            let first = if key < KEYS { value(key) } else { b"new".to_vec() };
+            let places = keys.iter().enumerate().filter(|(_, other)| **other == key).flat_map(|(i, _)| (i as u32).to_le_bytes());
+            let want: Vec<u8> = first.into_iter().chain(places).collect();
+            assert!(store.get(&key).unwrap().as_deref() == Some(&*want), "key {key}");
+        }
+        check(&store, &(1..KEYS).step_by(3).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn changes_of_words_come_in_order() {
+    const WORDS: u64 = 2_000_000;
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open_temporary().unwrap();
+    for key in 0..WORDS {
+        store.put(&key, &key).unwrap();
+    }
+    let keys: Vec<u64> = (0..10_000).chain((0..10_000).rev()).collect();
+    let before = store.stats().operations.device_reads;
+    // Twice by the first number and then the second: the order shows.
+    store.rmw_many(&keys, |i, old| old.unwrap_or(0) * 3 + u64::from(i >= 10_000)).unwrap();
+    assert!(store.stats().operations.device_reads > before + 5_000, "most keys must have been cold");
+    for key in 0..10_000 {
+        assert_eq!(store.get(&key).unwrap(), Some(key * 9 + 1));
+    }
+}
+
+#[test]
+fn a_cold_key_is_deleted_once() {
+    for io_uring in [true, false] {
+        let store = spilled(io_uring);
+        let keys = scattered();
+        let before = store.stats().operations.device_reads;
+        assert_eq!(store.delete_many(&keys).unwrap() as u64, KEYS.div_ceil(3));
+        assert!(store.stats().operations.device_reads > before + KEYS / 6, "most keys must have been cold");
+        assert!(keys.iter().all(|key| !store.contains(key).unwrap()));
+        assert_eq!(store.delete_many(&keys).unwrap(), 0);
+        check(&store, &(1..KEYS).step_by(3).collect::<Vec<_>>());
+    }
+}

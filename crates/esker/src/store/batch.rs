@@ -3,9 +3,10 @@
 
 use super::Store;
 use super::chain::{Places, Walk, Walked};
+use super::cold::Cold;
 use super::find::Found;
 use super::read::with_scratch;
-use super::step::pause;
+use super::step::{Known, Step, pause};
 use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
@@ -18,6 +19,8 @@ use std::io;
 
 /// Keys whose misses overlap.
 const GROUP: usize = 64;
+/// Keys that are looked up before what they lack is read: many times the device's depth.
+const PART: usize = 64 * GROUP;
 
 /// A group's hashes, and the first record of each key's entry (below the log where there is none).
 struct Group {
@@ -115,53 +118,126 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.written(())
     }
 
-    /// Many read-modify-writes; their cache misses overlap. `update(i, old)` may run again, as in [`Store::rmw`].
+    /// Many read-modify-writes; their cache misses and device reads overlap. In order for equal keys. `update(i, old)` may run
+    /// again, as in [`Store::rmw`].
     ///
     /// # Errors
-    /// As [`Store::rmw`], the first one met; the keys before it are done.
+    /// As [`Store::rmw`], that of the first key that failed; the keys before it are done, and some behind it may be.
     pub fn rmw_many<Q: Borrow<K>>(&self, keys: &[Q], mut update: impl FnMut(usize, Option<V::View<'_>>) -> V::Owned) -> Result<()> {
-        for (number, part) in keys.chunks(GROUP).enumerate() {
-            let group = self.fetch_group(part.iter().map(Borrow::borrow))?;
-            self.engine.check_writable()?;
-            let mut pin = if Self::WORD { Some(self.engine.epochs.pin()?) } else { None };
-            for (i, key) in part.iter().enumerate() {
-                let (key, hash) = (key.borrow().bytes(), group.hashes[i]);
-                let mut update = |old: Option<V::View<'_>>| update(number * GROUP + i, old);
-                let Some(held) = &pin else {
-                    self.rmw_bytes_hashed(key, hash, update)?;
-                    continue;
-                };
-                let mut update = |old| Self::updated_word(old, &mut update);
-                held.slot.count(Counter::Rmw, 1);
-                let is_plain = !self.engine.epochs.is_latching();
-                if !is_plain || self.rmw_word_at(held, group.firsts[i], key, &mut update).is_none() {
-                    drop(pin.take());
-                    self.rmw_word_slowly(key, hash, &mut update)?;
-                    pin = Some(self.engine.epochs.pin()?);
-                }
-            }
-        }
+        self.change_many(
+            keys,
+            &mut update,
+            |first, part, update, cold| self.rmw_group(first, part, update, cold).map(|()| 0),
+            |number, hash, known, update| {
+                let key = keys[number].borrow().bytes();
+                self.rmw_step(key, hash, known, |old| update(number, old))
+            },
+        )?;
         self.written(())
     }
 
-    /// Many deletes; their cache misses overlap. Returns how many keys had a value.
+    fn rmw_group<Q: Borrow<K>>(
+        &self,
+        first: usize,
+        keys: &[Q],
+        update: &mut impl FnMut(usize, Option<V::View<'_>>) -> V::Owned,
+        cold: &mut Cold,
+    ) -> Result<()> {
+        let group = self.fetch_group(keys.iter().map(Borrow::borrow))?;
+        self.engine.check_writable()?;
+        self.engine.epochs.count(Counter::Rmw, keys.len() as u64)?;
+        let mut pin = if Self::WORD { Some(self.engine.epochs.pin()?) } else { None };
+        for (i, key) in keys.iter().enumerate() {
+            let (key, hash) = (key.borrow().bytes(), group.hashes[i]);
+            if cold.puts_off(first + i, hash) {
+                continue;
+            }
+            let mut update = |old: Option<V::View<'_>>| update(first + i, old);
+            if let Some(held) = &pin {
+                let is_plain = !self.engine.epochs.is_latching();
+                let mut update = |old| Self::updated_word(old, &mut update);
+                if is_plain && self.rmw_word_at(held, group.firsts[i], key, &mut update).is_some() {
+                    continue;
+                }
+            }
+            drop(pin.take());
+            cold.attempt(self, first + i, hash, |known| self.rmw_step(key, hash, known, &mut update))?;
+            pin = if Self::WORD { Some(self.engine.epochs.pin()?) } else { None };
+        }
+        Ok(())
+    }
+
+    /// One attempt at a read-modify-write, in either layout.
+    fn rmw_step(
+        &self,
+        key: &[u8],
+        hash: u64,
+        known: &Known,
+        mut update: impl FnMut(Option<V::View<'_>>) -> V::Owned,
+    ) -> Result<Step<bool>> {
+        if Self::WORD {
+            let step = self.rmw_word_step(key, hash, known, &mut |old| Self::updated_word(old, &mut update))?;
+            return Ok(step.then(|| true));
+        }
+        self.rmw_bytes_step(key, hash, known, &mut None, &mut update)
+    }
+
+    /// Many deletes; their cache misses and device reads overlap. Returns how many keys had a value.
     ///
     /// # Errors
-    /// As [`Store::delete`], the first one met; the keys before it are gone.
+    /// As [`Store::delete`], that of the first key that failed; the keys before it are gone, and some behind it may be.
     pub fn delete_many<Q: Borrow<K>>(&self, keys: &[Q]) -> Result<usize> {
+        let count = self.change_many(
+            keys,
+            &mut (),
+            |first, part, (), cold| self.delete_group(first, part, cold),
+            |number, hash, known, ()| self.delete_step(keys[number].borrow().bytes(), hash, known),
+        )?;
+        self.written(count)
+    }
+
+    fn delete_group<Q: Borrow<K>>(&self, first: usize, keys: &[Q], cold: &mut Cold) -> Result<usize> {
+        let group = self.fetch_group(keys.iter().map(Borrow::borrow))?;
+        self.engine.epochs.count(Counter::Delete, keys.len() as u64)?;
         let mut count = 0;
-        for part in keys.chunks(GROUP) {
-            let group = self.fetch_group(part.iter().map(Borrow::borrow))?;
-            for (key, hash) in part.iter().zip(group.hashes) {
+        for (i, (key, hash)) in keys.iter().zip(group.hashes).enumerate() {
+            if !cold.puts_off(first + i, hash) {
                 let key = key.borrow().bytes();
-                let was_there = if Self::WORD { self.delete_word_hashed(key, hash) } else { self.delete_bytes_hashed(key, hash) }?;
-                count += usize::from(was_there);
-            }
-            if Self::WORD {
-                self.engine.epochs.count(Counter::Delete, part.len() as u64)?;
+                let was_there = cold.attempt(self, first + i, hash, |known| self.delete_step(key, hash, known))?;
+                count += usize::from(was_there == Some(true));
             }
         }
-        self.written(count)
+        Ok(count)
+    }
+
+    /// One attempt at a delete, in either layout. Done: whether a value was there.
+    #[inline(always)]
+    fn delete_step(&self, key: &[u8], hash: u64, known: &Known) -> Result<Step<bool>> {
+        if Self::WORD { self.delete_word_step(key, hash, known) } else { self.delete_bytes_step(key, hash, known) }
+    }
+
+    /// Changes keys group by group (`group(number of the first, keys, with, those that wait)`), and those that wait for the device
+    /// by `attempt(number, hash, known, with)`. Returns how many said yes.
+    fn change_many<Q: Borrow<K>, W>(
+        &self,
+        keys: &[Q],
+        with: &mut W,
+        mut group: impl FnMut(usize, &[Q], &mut W, &mut Cold) -> Result<usize>,
+        mut attempt: impl FnMut(usize, u64, &Known, &mut W) -> Result<Step<bool>>,
+    ) -> Result<usize> {
+        let mut count = 0;
+        for (part, from) in keys.chunks(PART).zip((0..).step_by(PART)) {
+            let mut cold = Cold::default();
+            let mut groups = part.chunks(GROUP).zip((from..).step_by(GROUP));
+            let ended: Result<()> = groups.try_for_each(|(keys, first)| {
+                count += group(first, keys, with, &mut cold)?;
+                Ok(())
+            });
+            // Whatever waits comes before the key that failed.
+            count += cold.finish(self, keys, |number, hash, known| attempt(number, hash, known, with))?;
+            ended?;
+        }
+        Ok(count)
     }
 
     /// Hashes up to [`GROUP`] keys and brings their buckets, then their first records.

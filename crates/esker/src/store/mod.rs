@@ -20,6 +20,7 @@
 mod batch;
 mod bytes;
 pub(crate) mod chain;
+mod cold;
 mod conditional;
 mod expire;
 mod find;

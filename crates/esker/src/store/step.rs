@@ -93,12 +93,27 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// The same with something known already.
     pub(super) fn run_from<T>(&self, mut known: Known, key: &[u8], mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
+        loop {
+            match self.run_in_memory(&mut known, &mut attempt)? {
+                Ok(result) => return Ok(result),
+                Err(at) => known.set(at, chain::read(&self.engine, at, key, known.get())?),
+            }
+        }
+    }
+
+    /// Attempts until done, or until the chain at an address must be read from the device first.
+    #[inline(always)]
+    pub(super) fn run_in_memory<T>(
+        &self,
+        known: &mut Known,
+        mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>,
+    ) -> Result<std::result::Result<T, u64>> {
         let mut again = 0u32;
         loop {
-            match attempt(&mut known)? {
-                Step::Done(result) => return Ok(result),
+            match attempt(known)? {
+                Step::Done(result) => return Ok(Ok(result)),
                 Step::Again => pause(&mut again),
-                Step::Read(at) => known.set(at, chain::read(&self.engine, at, key, known.get())?),
+                Step::Read(at) => return Ok(Err(at)),
                 Step::Room(bytes) => self.engine.make_room(bytes)?,
                 Step::Drain => self.engine.epochs.drain(),
             }

@@ -1,0 +1,176 @@
+//! Changes of many keys, where the device is asked for what several of them lack at once.
+//!
+//! ```text
+//! attempt --> done
+//!   | Read        ^
+//!   v             |
+//! waits --> read, with others --> attempt again
+//! ```
+//! **Equal keys stay in order.** A key that comes while its hash waits is put off, and so is whatever follows of that hash; they
+//! have their turn, one by one, when all that waits is done. **After an error** no more is read together: what waits and comes
+//! before the key that failed has its turn then.
+
+use super::Store;
+use super::chain::{Places, Walk, Walked};
+use super::step::{Held, Known, Step};
+use crate::device::{DeviceRead, ReadSource};
+use crate::epoch::Counter;
+use crate::error::{Error, Result};
+use crate::types::{Key, Value};
+use std::borrow::Borrow;
+use std::collections::HashSet;
+use std::io;
+
+/// The keys of a batch that are not done yet.
+#[derive(Default)]
+pub(super) struct Cold {
+    /// Those whose chains are to be read; the last one first.
+    waiting: Vec<Waiting>,
+    /// The hashes of all that waited, or were put off.
+    hashes: HashSet<u64>,
+    /// Numbers and hashes.
+    put_off: Vec<(usize, u64)>,
+}
+
+struct Waiting {
+    number: usize,
+    hash: u64,
+    /// Where its chain begins on the device, and how far that was read.
+    from: u64,
+    walk: Walk,
+}
+
+impl Cold {
+    /// True if the key must have its turn later, which is noted.
+    #[inline(always)]
+    pub(super) fn puts_off(&mut self, number: usize, hash: u64) -> bool {
+        let is_late = !self.hashes.is_empty() && self.hashes.contains(&hash);
+        if is_late {
+            self.put_off.push((number, hash));
+        }
+        is_late
+    }
+
+    /// Attempts the change of a key; should it lack what is on the device, it waits. The change's result if it is done.
+    #[inline(always)]
+    pub(super) fn attempt<K: Key + ?Sized, V: Value + ?Sized, T>(
+        &mut self,
+        store: &Store<K, V>,
+        number: usize,
+        hash: u64,
+        attempt: impl FnMut(&mut Known) -> Result<Step<T>>,
+    ) -> Result<Option<T>> {
+        let from = match store.run_in_memory(&mut Known::default(), attempt)? {
+            Ok(result) => return Ok(Some(result)),
+            Err(from) => from,
+        };
+        self.hashes.insert(hash);
+        self.waiting.push(Waiting { number, hash, from, walk: Walk::new(&store.engine, from) });
+        Ok(None)
+    }
+
+    /// Goes on with all that wait until they are done. `attempt(number, hash, known)`; the number of those that said yes.
+    ///
+    /// # Errors
+    /// That of the first key, by number, that failed: all before it are done.
+    pub(super) fn finish<K, V, Q, A>(self, store: &Store<K, V>, keys: &[Q], attempt: A) -> Result<usize>
+    where
+        K: Key + ?Sized,
+        V: Value + ?Sized,
+        Q: Borrow<K>,
+        A: FnMut(usize, u64, &Known) -> Result<Step<bool>>,
+    {
+        if self.waiting.is_empty() {
+            return Ok(0);
+        }
+        let mut together = Together { store, keys, attempt, cold: self, reading: Places::default(), reads: 0, failed: None, count: 0 };
+        store.engine.log.cold_device()?.read_stream(&mut together);
+        store.engine.epochs.count(Counter::DeviceRead, together.reads)?;
+        let Together { cold, mut attempt, failed, mut count, .. } = together;
+        let rest = cold.waiting.iter().map(|waiting| (waiting.number, waiting.hash)).chain(cold.put_off);
+        let mut rest: Vec<_> = rest.filter(|(number, _)| failed.as_ref().is_none_or(|(failed, _)| number < failed)).collect();
+        rest.sort_unstable();
+        for (number, hash) in rest {
+            count += usize::from(store.run(keys[number].borrow().bytes(), |known| attempt(number, hash, known))?);
+        }
+        failed.map_or(Ok(count), |(_, error)| Err(error))
+    }
+}
+
+/// A source of device reads.
+struct Together<'a, K: Key + ?Sized, V: Value + ?Sized, Q, A> {
+    store: &'a Store<K, V>,
+    keys: &'a [Q],
+    attempt: A,
+    cold: Cold,
+    reading: Places<Waiting>,
+    reads: u64,
+    /// The first key that failed.
+    failed: Option<(usize, Error)>,
+    count: usize,
+}
+
+impl<K, V, Q, A> Together<'_, K, V, Q, A>
+where
+    K: Key + ?Sized,
+    V: Value + ?Sized,
+    Q: Borrow<K>,
+    A: FnMut(usize, u64, &Known) -> Result<Step<bool>>,
+{
+    /// The key's chain was read to its end.
+    fn attempt_again(&mut self, mut waiting: Waiting, held: Option<Held>) {
+        let mut known = Known::default();
+        known.set(waiting.from, held);
+        match self.store.run_in_memory(&mut known, |known| (self.attempt)(waiting.number, waiting.hash, known)) {
+            Ok(Ok(said)) => self.count += usize::from(said),
+            Ok(Err(from)) => {
+                (waiting.from, waiting.walk) = (from, Walk::new(&self.store.engine, from));
+                self.cold.waiting.push(waiting);
+            }
+            Err(error) => self.fail(waiting.number, error),
+        }
+    }
+
+    fn fail(&mut self, number: usize, error: Error) {
+        if self.failed.as_ref().is_none_or(|(first, _)| number < *first) {
+            self.failed = Some((number, error));
+        }
+    }
+}
+
+impl<K, V, Q, A> ReadSource for Together<'_, K, V, Q, A>
+where
+    K: Key + ?Sized,
+    V: Value + ?Sized,
+    Q: Borrow<K>,
+    A: FnMut(usize, u64, &Known) -> Result<Step<bool>>,
+{
+    fn next(&mut self) -> Option<DeviceRead> {
+        while self.failed.is_none() {
+            let waiting = self.cold.waiting.pop()?;
+            if waiting.walk.is_over() {
+                self.attempt_again(waiting, None);
+                continue;
+            }
+            self.reads += 1;
+            let walk = waiting.walk;
+            return Some(walk.read(self.reading.put(waiting)));
+        }
+        None
+    }
+
+    fn done(&mut self, mut read: DeviceRead, result: io::Result<()>) {
+        let mut waiting = self.reading.take(read.token());
+        let key = self.keys[waiting.number].borrow().bytes();
+        let walked = result.map_err(Error::from).and_then(|()| waiting.walk.advance(&self.store.engine, &mut read, key));
+        match walked {
+            Ok(Walked::On) => self.cold.waiting.push(waiting),
+            Ok(Walked::Absent) => self.attempt_again(waiting, None),
+            Ok(Walked::Value(value, expires)) => {
+                let held = Held { value: value.to_vec(), expires };
+                self.attempt_again(waiting, Some(held));
+            }
+            Err(error) => self.fail(waiting.number, error),
+        }
+    }
+}
