@@ -27,6 +27,7 @@ mod report;
 mod run;
 mod size;
 mod transactions;
+mod turnover;
 mod ycsb;
 
 use std::path::PathBuf;
@@ -69,6 +70,8 @@ enum Experiment {
     Recovery(recovery::Arguments),
     /// Transactions of several keys by many threads.
     Transactions(transactions::Arguments),
+    /// Records that come and go at a constant number, in stores more or less full.
+    Turnover(turnover::Arguments),
 }
 
 /// Where results go besides the standard output.
@@ -125,5 +128,6 @@ fn main() -> anyhow::Result<()> {
         Experiment::Integrity(arguments) => integrity::run(&arguments),
         Experiment::Recovery(arguments) => recovery::run(&arguments),
         Experiment::Transactions(arguments) => transactions::run(&arguments),
+        Experiment::Turnover(arguments) => turnover::run(&arguments),
     }
 }

@@ -1,0 +1,333 @@
+//! Records that come and go at a constant number: what it costs to win back the room, the fuller the store is.
+//!
+//! A step puts new records, 64 in a call, and deletes as many, the oldest or any; as many as there are records are a *turnover*. The
+//! room is the memory budget of a store in memory, and on a device what the space target allows: so the `live` part of it holds
+//! records, in memory with their index, and the rest is what was deleted and not won back yet. A store in memory that has no room
+//! left says so: its row tells after how many turnovers.
+//!
+//! The rate of the last turnover against the first says whether anything piles up; the rate against the row with the smallest live part,
+//! what a full store costs. Afterwards each record is read back, and as many that were deleted are asked for in vain.
+
+use std::ops::Range;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use esker::{Error, Options, Store};
+use hdrhistogram::Histogram;
+use indicatif::ProgressBar;
+use serde::Serialize;
+
+use crate::report::{self, Latency};
+use crate::{Outputs, Place, chart, keys, progress, run, size};
+
+/// Live data on a device, in memories.
+const MEMORIES: f64 = 4.0;
+/// A bucket of the index.
+const BUCKET_BYTES: u64 = 64;
+/// Records in a call.
+const BATCH: usize = 64;
+
+/// Where the records are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Home {
+    /// In memory, which is the room
+    Memory,
+    /// On a device, of which memory holds a quarter
+    Device,
+}
+
+/// Which record is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Order {
+    /// The one that was put first
+    Oldest,
+    /// Any
+    Random,
+}
+
+/// The options of `turnover`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Where the records are
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "memory")]
+    homes: Vec<Home>,
+    /// Which record goes
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "oldest,random")]
+    orders: Vec<Order>,
+    /// Parts of the room that live, in hundredths
+    #[arg(long, value_delimiter = ',', default_value = "50,80,85,90", value_parser = clap::value_parser!(u64).range(1..=99))]
+    live: Vec<u64>,
+    /// How often all records are replaced
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..))]
+    turnovers: u64,
+    /// The size of a value
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(8..=4096))]
+    value_bytes: u64,
+    /// Memory of the store
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = size::parse)]
+    memory: u64,
+    #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
+    outputs: Outputs,
+}
+
+/// What a setting did.
+#[derive(Debug, Serialize)]
+struct Row {
+    experiment: &'static str,
+    home: &'static str,
+    order: &'static str,
+    live_percent: u64,
+    records: u64,
+    value_bytes: u64,
+    memory_bytes: u64,
+    /// Records replaced a second, turnover by turnover.
+    turnover_per_second: Vec<f64>,
+    /// Of a batch that is replaced.
+    latency_ns: Latency,
+    /// The rate of the last turnover against that of the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_to_first: Option<f64>,
+    /// The rate of all against that at the smallest live part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio_to_emptiest: Option<f64>,
+    /// There was no room left, though not before so many turnovers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    full_after: Option<f64>,
+}
+
+impl Home {
+    fn name(self) -> &'static str {
+        ["memory", "device"][self as usize]
+    }
+}
+
+impl Order {
+    fn name(self) -> &'static str {
+        ["oldest", "random"][self as usize]
+    }
+}
+
+impl Row {
+    /// All records replaced a second, of whole turnovers.
+    fn rate(&self) -> f64 {
+        let seconds: f64 = self.turnover_per_second.iter().map(|rate| 1.0 / rate).sum();
+        self.turnover_per_second.len() as f64 / seconds
+    }
+}
+
+/// Runs the experiment.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    ensure!(arguments.live.is_sorted(), "the live parts must ascend");
+    let settings = arguments.homes.len() * arguments.orders.len() * arguments.live.len();
+    let bar = progress::bar(settings as u64 * arguments.turnovers);
+    let mut rows: Vec<Row> = Vec::new();
+    for &home in &arguments.homes {
+        for &order in &arguments.orders {
+            let first = rows.len();
+            for &live in &arguments.live {
+                bar.set_message(format!("{}, {} goes, {live} % live", home.name(), order.name()));
+                let mut row = measure(arguments, home, order, live, &bar)?;
+                let emptiest = rows.get(first).unwrap_or(&row).rate();
+                row.ratio_to_emptiest = Some(row.rate() / emptiest).filter(|ratio| ratio.is_finite());
+                rows.push(row);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    print(&rows);
+    report::write_json(arguments.outputs.json.as_deref(), &rows)?;
+    report::write_svg(arguments.outputs.svg.as_deref(), || draw(&rows))
+}
+
+fn measure(arguments: &Arguments, home: Home, order: Order, live: u64, bar: &ProgressBar) -> Result<Row> {
+    let directory = arguments.place.temporary()?;
+    let room = match home {
+        Home::Memory => arguments.memory as f64 * live as f64 / 100.0,
+        Home::Device => arguments.memory as f64 * MEMORIES,
+    };
+    let mut records = Records::new(open(arguments, home, live, directory.path())?, arguments.value_bytes);
+    let (mut rates, mut latency) = (Vec::new(), run::histogram());
+    let mut done = 0;
+    let mut turn = || -> Result<(), Error> {
+        records.fill(home, room)?;
+        for _ in 0..arguments.turnovers {
+            let begun = Instant::now();
+            for _ in 0..records.live.len() / BATCH {
+                records.replace(order, &mut latency)?;
+                done += BATCH;
+            }
+            rates.push((records.live.len() / BATCH * BATCH) as f64 / begun.elapsed().as_secs_f64());
+            bar.inc(1);
+        }
+        Ok(())
+    };
+    let full_after = match turn() {
+        Ok(()) => None,
+        Err(Error::Full) => Some(done as f64 / records.live.len().max(1) as f64),
+        Err(error) => return Err(error.into()),
+    };
+    records.check()?;
+    bar.inc(arguments.turnovers - rates.len() as u64);
+    let row = Row {
+        experiment: "turnover",
+        home: home.name(),
+        order: order.name(),
+        live_percent: live,
+        records: records.live.len() as u64,
+        value_bytes: arguments.value_bytes,
+        memory_bytes: arguments.memory,
+        last_to_first: rates.first().zip(rates.last()).map(|(first, last)| last / first),
+        turnover_per_second: rates,
+        latency_ns: Latency::of(&latency),
+        ratio_to_emptiest: None,
+        full_after,
+    };
+    records.store.close()?;
+    Ok(row)
+}
+
+fn open(arguments: &Arguments, home: Home, live: u64, directory: &Path) -> Result<Store<u64, [u8]>> {
+    let options = Options::new().memory(arguments.memory);
+    Ok(match home {
+        Home::Memory => options.in_memory()?,
+        Home::Device => options.space_amplification(100.0 / live as f64).open(directory.join("store"))?,
+    })
+}
+
+/// The records of a store.
+struct Records {
+    store: Store<u64, [u8]>,
+    /// What is put together.
+    batch: Vec<(u64, Vec<u8>)>,
+    /// The numbers of those that live, and of the next one.
+    live: Vec<u64>,
+    next: u64,
+}
+
+impl Records {
+    fn new(store: Store<u64, [u8]>, value_bytes: u64) -> Self {
+        let batch = vec![(0, vec![7; value_bytes as usize]); BATCH];
+        Self { store, batch, live: Vec::new(), next: 0 }
+    }
+
+    /// Puts records until they, and in memory their index, take so many bytes.
+    fn fill(&mut self, home: Home, bytes: f64) -> Result<(), Error> {
+        let taken = |store: &Store<u64, [u8]>| {
+            let stats = store.stats();
+            let index = (stats.index.buckets + stats.index.overflow_buckets) * BUCKET_BYTES;
+            (stats.space.live_bytes + if home == Home::Memory { index } else { 0 }) as f64
+        };
+        // In steps of a hundredth, for to ask costs some time.
+        let step = (bytes / 100.0 / self.batch[0].1.len() as f64) as u64 / BATCH as u64 + 1;
+        while taken(&self.store) < bytes {
+            for _ in 0..step {
+                let batch = self.next..self.next + BATCH as u64;
+                self.put(batch.clone())?;
+                self.live.extend(batch);
+            }
+        }
+        Ok(())
+    }
+
+    /// A value tells its record.
+    fn put(&mut self, numbers: Range<u64>) -> Result<(), Error> {
+        for (number, (key, value)) in numbers.clone().zip(&mut self.batch) {
+            *key = keys::key(number);
+            value[..8].copy_from_slice(&number.to_le_bytes());
+        }
+        self.store.put_many::<u64, Vec<u8>>(&self.batch[..(numbers.end - numbers.start) as usize])?;
+        self.next = numbers.end;
+        Ok(())
+    }
+
+    fn replace(&mut self, order: Order, latency: &mut Histogram<u64>) -> Result<(), Error> {
+        let (new, records) = (self.next..self.next + BATCH as u64, self.live.len() as u64);
+        let begun = Instant::now();
+        self.put(new.clone())?;
+        // The places are taken in turns, so the next ones have the oldest.
+        let gone = new.map(|number| {
+            let place = if order == Order::Oldest { number } else { keys::key(!number) } % records;
+            keys::key(std::mem::replace(&mut self.live[place as usize], number))
+        });
+        let gone: Vec<u64> = gone.collect();
+        self.store.delete_many(&gone)?;
+        latency.saturating_record(begun.elapsed().as_nanos() as u64);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        let is_own = |number: &u64| -> Result<bool> {
+            let told = |value: &[u8]| value.len() == self.batch[0].1.len() && value[..8] == number.to_le_bytes();
+            Ok(self.store.get_with(&keys::key(*number), told)? == Some(true))
+        };
+        for number in &self.live {
+            ensure!(is_own(number)?, "record {number} is not what was put");
+        }
+        let mut living = self.live.clone();
+        living.sort_unstable();
+        let gone = (0..self.next).rev().filter(|number| living.binary_search(number).is_err());
+        for number in gone.take(self.live.len()) {
+            ensure!(!self.store.contains(&keys::key(number))?, "record {number} was deleted and is there");
+        }
+        Ok(())
+    }
+}
+
+fn print(rows: &[Row]) {
+    let head = ["home", "goes", "live", "records", "replaced", "last/first", "to emptiest", "p50", "p99", "p99.9", "max", "full after"];
+    let body = rows.iter().map(|row| {
+        let mut cells = vec![row.home.to_owned(), row.order.to_owned(), format!("{} %", row.live_percent), row.records.to_string()];
+        cells.push(report::rate(Some(row.rate()).filter(|rate| rate.is_finite()).unwrap_or(0.0)));
+        cells.extend([row.last_to_first, row.ratio_to_emptiest].map(report::optional));
+        let Latency { p50, p99, p999, max } = row.latency_ns;
+        cells.extend([p50, p99, p999, max].map(report::nanoseconds));
+        cells.push(row.full_after.map_or("-".to_owned(), |turnovers| format!("{turnovers:.1}")));
+        cells
+    });
+    report::print_table(&head, &body.collect::<Vec<_>>());
+}
+
+fn draw(rows: &[Row]) -> String {
+    let name = |row: &Row| format!("{}, {}, {} %", row.home, row.order, row.live_percent);
+    let lines: Vec<_> = rows.iter().map(|row| (name(row), row.turnover_per_second.clone())).collect();
+    chart::lines("Records replaced a second", "turnovers", &lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(live: Vec<u64>) -> Arguments {
+        Arguments {
+            homes: vec![Home::Memory, Home::Device],
+            orders: vec![Order::Oldest, Order::Random],
+            live,
+            turnovers: 3,
+            value_bytes: 2000,
+            memory: 16 << 20,
+            place: Place::default(),
+            outputs: Outputs { json: None, svg: None },
+        }
+    }
+
+    /// Every record is right, and what is gone is gone: `measure` refuses anything else.
+    #[test]
+    fn all_turnovers_are_made_where_there_is_room() {
+        let arguments = arguments(vec![50]);
+        for home in [Home::Memory, Home::Device] {
+            for order in [Order::Oldest, Order::Random] {
+                let row = measure(&arguments, home, order, 50, &ProgressBar::hidden()).unwrap();
+                assert_eq!((row.turnover_per_second.len(), row.full_after), (3, None), "{row:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_store_is_told_and_lost_nothing() {
+        let row = measure(&arguments(vec![99]), Home::Memory, Order::Random, 99, &ProgressBar::hidden()).unwrap();
+        assert!(row.full_after.is_some(), "{row:?}");
+    }
+}
