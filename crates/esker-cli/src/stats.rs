@@ -84,7 +84,7 @@ fn space(space: &SpaceStats) -> String {
     let bar = shares(&[(space.live_bytes, '█'), (space.dead_bytes, '·')], NARROW);
     row(&mut text, "space", &format!("[{bar}] {} live at most, {} dead", size(space.live_bytes), size(space.dead_bytes)));
     // The count of what is dead is an estimate, and may be all there is.
-    let amplification = if space.live_bytes > 0 { format!("{:.2}", space.amplification) } else { "unknown".to_owned() };
+    let amplification = if space.amplification.is_finite() { format!("{:.2}", space.amplification) } else { "unknown".to_owned() };
     row(&mut text, "", &format!("amplification {amplification}, target {:.2}", space.amplification_target));
     row(&mut text, "", &format!("files {}", size(space.file_bytes)));
     let SpaceStats { stretches, given_back_bytes, moved_bytes, .. } = *space;

@@ -164,7 +164,7 @@ impl Engine {
             log_bytes,
             dead_bytes,
             live_bytes,
-            amplification: log_bytes as f64 / live_bytes.max(1) as f64,
+            amplification: if log_bytes == 0 { 1.0 } else { log_bytes as f64 / live_bytes as f64 },
             amplification_target: self.space_amplification,
             stretches,
             given_back_bytes,

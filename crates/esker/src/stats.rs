@@ -149,7 +149,7 @@ pub struct SpaceStats {
     pub dead_bytes: u64,
     /// The rest: what lives, at most.
     pub live_bytes: u64,
-    /// The log's length in multiples of what lives.
+    /// The log's length in multiples of what lives: infinite if nothing is known to live (in JSON `null`), 1 if there is nothing at all.
     pub amplification: f64,
     /// Above this amplification the store compacts by itself.
     pub amplification_target: f64,

@@ -337,3 +337,13 @@ fn a_store_in_memory_is_small_again_after_mass_deletion() {
     }
     assert!((0..keys).all(|n| store.get(&n).unwrap() == (n % 100 == 0).then_some(n)));
 }
+
+#[test]
+fn amplification_has_a_meaning_where_nothing_lives() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
+    assert_eq!(store.stats().space.amplification, 1.0);
+    store.put(&1, &1).unwrap();
+    assert_eq!(store.stats().space.amplification, 1.0);
+    store.delete(&1).unwrap();
+    assert_eq!(store.stats().space.amplification, f64::INFINITY);
+}

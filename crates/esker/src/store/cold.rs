@@ -17,8 +17,8 @@ use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::types::{Key, Value};
+use hashbrown::HashTable;
 use std::borrow::Borrow;
-use std::collections::HashSet;
 use std::io;
 
 /// The keys of a batch that are not done yet.
@@ -27,7 +27,7 @@ pub(super) struct Cold {
     /// Those whose chains are to be read; the last one first.
     waiting: Vec<Waiting>,
     /// The hashes of all that waited, or were put off.
-    hashes: HashSet<u64>,
+    hashes: HashTable<u64>,
     /// Numbers and hashes.
     put_off: Vec<(usize, u64)>,
 }
@@ -44,7 +44,7 @@ impl Cold {
     /// True if the key must have its turn later, which is noted.
     #[inline(always)]
     pub(super) fn puts_off(&mut self, number: usize, hash: u64) -> bool {
-        let is_late = !self.hashes.is_empty() && self.hashes.contains(&hash);
+        let is_late = !self.hashes.is_empty() && self.hashes.find(hash, |waits| *waits == hash).is_some();
         if is_late {
             self.put_off.push((number, hash));
         }
@@ -64,7 +64,8 @@ impl Cold {
             Ok(result) => return Ok(Some(result)),
             Err(from) => from,
         };
-        self.hashes.insert(hash);
+        // It was not there, or the key had been put off.
+        self.hashes.insert_unique(hash, hash, |waits| *waits);
         self.waiting.push(Waiting { number, hash, from, walk: Walk::new(&store.engine, from) });
         Ok(None)
     }
