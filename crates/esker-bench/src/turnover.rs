@@ -5,8 +5,9 @@
 //! records, in memory with their index, and the rest is what was deleted and not won back yet. A store in memory that has no room
 //! left says so: its row tells after how many turnovers.
 //!
-//! The rate of the last turnover against the first says whether anything piles up; the rate against the row with the smallest live part,
-//! what a full store costs. Afterwards each record is read back, and as many that were deleted are asked for in vain.
+//! The rate of the last turnover against the second says whether anything piles up (the first also fills what was free); the rate
+//! against the row with the smallest live part, what a full store costs. Afterwards each record is read back, and as many that were
+//! deleted are asked for in vain.
 
 use std::ops::Range;
 use std::path::Path;
@@ -59,7 +60,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "50,80,85,90", value_parser = clap::value_parser!(u64).range(1..=99))]
     live: Vec<u64>,
     /// How often all records are replaced
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..))]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     turnovers: u64,
     /// The size of a value
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(8..=4096))]
@@ -87,9 +88,9 @@ struct Row {
     turnover_per_second: Vec<f64>,
     /// Of a batch that is replaced.
     latency_ns: Latency,
-    /// The rate of the last turnover against that of the first.
+    /// The rate of the last turnover against that of the second.
     #[serde(skip_serializing_if = "Option::is_none")]
-    last_to_first: Option<f64>,
+    last_to_second: Option<f64>,
     /// The rate of all against that at the smallest live part.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_emptiest: Option<f64>,
@@ -179,7 +180,7 @@ fn measure(arguments: &Arguments, home: Home, order: Order, live: u64, bar: &Pro
         records: records.live.len() as u64,
         value_bytes: arguments.value_bytes,
         memory_bytes: arguments.memory,
-        last_to_first: rates.first().zip(rates.last()).map(|(first, last)| last / first),
+        last_to_second: rates.get(1).zip(rates.last()).map(|(second, last)| last / second),
         turnover_per_second: rates,
         latency_ns: Latency::of(&latency),
         ratio_to_emptiest: None,
@@ -277,11 +278,11 @@ impl Records {
 }
 
 fn print(rows: &[Row]) {
-    let head = ["home", "goes", "live", "records", "replaced", "last/first", "to emptiest", "p50", "p99", "p99.9", "max", "full after"];
+    let head = ["home", "goes", "live", "records", "replaced", "last/second", "to emptiest", "p50", "p99", "p99.9", "max", "full after"];
     let body = rows.iter().map(|row| {
         let mut cells = vec![row.home.to_owned(), row.order.to_owned(), format!("{} %", row.live_percent), row.records.to_string()];
         cells.push(report::rate(Some(row.rate()).filter(|rate| rate.is_finite()).unwrap_or(0.0)));
-        cells.extend([row.last_to_first, row.ratio_to_emptiest].map(report::optional));
+        cells.extend([row.last_to_second, row.ratio_to_emptiest].map(report::optional));
         let Latency { p50, p99, p999, max } = row.latency_ns;
         cells.extend([p50, p99, p999, max].map(report::nanoseconds));
         cells.push(row.full_after.map_or("-".to_owned(), |turnovers| format!("{turnovers:.1}")));
