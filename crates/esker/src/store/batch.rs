@@ -210,12 +210,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(count)
     }
 
-    /// One attempt at a delete, in either layout. Done: whether a value was there.
-    #[inline(always)]
-    fn delete_step(&self, key: &[u8], hash: u64, known: &Known) -> Result<Step<bool>> {
-        if Self::WORD { self.delete_word_step(key, hash, known) } else { self.delete_bytes_step(key, hash, known) }
-    }
-
     /// Changes keys group by group (`group(number of the first, keys, with, those that wait)`), and those that wait for the device
     /// by `attempt(number, hash, known, with)`. Returns how many said yes.
     fn change_many<Q: Borrow<K>, W>(

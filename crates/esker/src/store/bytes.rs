@@ -76,17 +76,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(if let Step::Done(was_there) = step { Step::Done(was_there && changes) } else { step })
     }
 
-    pub(super) fn rmw_bytes(&self, key: &[u8], update: impl FnMut(Option<V::View<'_>>) -> V::Owned) -> Result<V::Owned> {
+    pub(super) fn rmw_bytes(&self, key: &[u8], mut update: impl FnMut(Option<V::View<'_>>) -> V::Owned) -> Result<V::Owned> {
         Self::check_key(key)?;
-        self.rmw_bytes_hashed(key, self.hash(key), update)
-    }
-
-    pub(super) fn rmw_bytes_hashed(
-        &self,
-        key: &[u8],
-        hash: u64,
-        mut update: impl FnMut(Option<V::View<'_>>) -> V::Owned,
-    ) -> Result<V::Owned> {
+        let hash = self.hash(key);
         self.count(Counter::Rmw)?;
         let mut last = None;
         self.run(key, |known| self.rmw_bytes_step(key, hash, known, &mut last, &mut update))?;
@@ -108,16 +100,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Change::Set(Cow::Owned(bytes.to_vec()), bytes.len(), kept_end(old))
         };
         self.change(key, hash, known, false, &mut decide)
-    }
-
-    pub(super) fn delete_bytes(&self, key: &[u8]) -> Result<bool> {
-        Self::check_key(key)?;
-        self.delete_bytes_hashed(key, self.hash(key))
-    }
-
-    pub(super) fn delete_bytes_hashed(&self, key: &[u8], hash: u64) -> Result<bool> {
-        self.count(Counter::Delete)?;
-        self.run(key, |known| self.delete_bytes_step(key, hash, known))
     }
 
     /// One attempt at a delete. Done: whether a value was there.

@@ -34,6 +34,17 @@ pub(super) enum Walked<'r> {
     On,
 }
 
+impl Walked<'_> {
+    /// What the key holds on the device, once that is known.
+    pub(super) fn held(self) -> Option<Option<Held>> {
+        match self {
+            Self::Value(value, expires) => Some(Some(Held { value: value.to_vec(), expires })),
+            Self::Absent => Some(None),
+            Self::On => None,
+        }
+    }
+}
+
 impl Walk {
     /// Down the chain that begins at `at`, not under a pin.
     pub(super) fn new(engine: &Engine, at: u64) -> Self {
@@ -137,10 +148,8 @@ pub(super) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Re
         engine.epochs.slot()?.count(Counter::DeviceRead, 1);
         let mut read = walk.read(0);
         device.read(read.offset(), read.bytes_mut())?;
-        match walk.advance(engine, &mut read, key)? {
-            Walked::Value(value, expires) => return Ok(Some(Held { value: value.to_vec(), expires })),
-            Walked::Absent => return Ok(None),
-            Walked::On => {}
+        if let Some(held) = walk.advance(engine, &mut read, key)?.held() {
+            return Ok(held);
         }
     }
 }

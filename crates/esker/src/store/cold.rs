@@ -164,13 +164,9 @@ where
         let mut waiting = self.reading.take(read.token());
         let key = self.keys[waiting.number].borrow().bytes();
         let walked = result.map_err(Error::from).and_then(|()| waiting.walk.advance(&self.store.engine, &mut read, key));
-        match walked {
-            Ok(Walked::On) => self.cold.waiting.push(waiting),
-            Ok(Walked::Absent) => self.attempt_again(waiting, None),
-            Ok(Walked::Value(value, expires)) => {
-                let held = Held { value: value.to_vec(), expires };
-                self.attempt_again(waiting, Some(held));
-            }
+        match walked.map(Walked::held) {
+            Ok(Some(held)) => self.attempt_again(waiting, held),
+            Ok(None) => self.cold.waiting.push(waiting),
             Err(error) => self.fail(waiting.number, error),
         }
     }

@@ -301,11 +301,9 @@ impl Reads<'_> {
 
     fn advance(&mut self, mut job: ReadJob, mut read: DeviceRead, result: io::Result<()>) {
         let walked = result.map_err(Error::from).and_then(|()| job.walk.advance(self.engine, &mut read, &job.key));
-        match walked {
-            Ok(Walked::Value(value, expires)) => job.answer.send(Ok(Some(Held { value: value.to_vec(), expires }))),
-            Ok(Walked::Absent) => job.answer.send(Ok(None)),
-            Ok(Walked::On) => self.waiting.push(job),
-            Err(error) => job.answer.send(Err(error)),
+        match walked.map(Walked::held).transpose() {
+            Some(held) => job.answer.send(held),
+            None => self.waiting.push(job),
         }
     }
 }

@@ -53,6 +53,7 @@ use std::thread::JoinHandle;
 pub use conditional::Version;
 pub use expire::Ttl;
 use helpers::Helpers;
+use step::{Known, Step};
 pub use transaction::{ReadTransaction, Transaction};
 
 /// A key-value store. Cloning it is cheap and gives the same store; it closes with its last clone.
@@ -282,8 +283,20 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// As [`Store::rmw`].
     pub fn delete(&self, key: &K) -> Result<bool> {
-        let was_there = if Self::WORD { self.delete_word(key.bytes()) } else { self.delete_bytes(key.bytes()) }?;
+        let key = key.bytes();
+        if !Self::WORD {
+            Self::check_key(key)?;
+        }
+        let hash = self.hash(key);
+        self.count(Counter::Delete)?;
+        let was_there = self.run(key, |known| self.delete_step(key, hash, known))?;
         self.written(was_there)
+    }
+
+    /// One attempt at a delete, in either layout. Done: whether a value was there.
+    #[inline(always)]
+    fn delete_step(&self, key: &[u8], hash: u64, known: &Known) -> Result<Step<bool>> {
+        if Self::WORD { self.delete_word_step(key, hash, known) } else { self.delete_bytes_step(key, hash, known) }
     }
 
     // ---- the store itself ----------------------------------------------------------------------------------------

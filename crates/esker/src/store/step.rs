@@ -1,8 +1,8 @@
 //! Steps: an operation as attempts under a pin, with the waiting in between.
 //!
 //! An attempt never waits. It completes, or says what it is missing; whoever runs it waits for that without a pin and
-//! attempts again. So the same attempt serves blocking calls ([`Store::run`]), asynchronous ones (`waiting.rs`) and batches, which wait for
-//! the device together (`cold.rs`).
+//! attempts again. So the same attempt serves blocking calls ([`Store::run`]), asynchronous ones (`waiting.rs`) and batches, which
+//! wait for the device together (`cold.rs`).
 
 use super::{Store, chain};
 use crate::error::Result;

@@ -209,10 +209,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let hash = self.hash(key);
         self.count(Counter::Delete)?;
-        let attempt = |known: &mut Known| {
-            if Self::WORD { self.delete_word_step(key, hash, known) } else { self.delete_bytes_step(key, hash, known) }
-        };
-        let was_there = self.run_async(key, attempt).await?;
+        let was_there = self.run_async(key, |known| self.delete_step(key, hash, known)).await?;
         self.written_async(was_there).await
     }
 }

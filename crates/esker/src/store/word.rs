@@ -278,16 +278,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    pub(super) fn delete_word(&self, key: &[u8]) -> Result<bool> {
-        let hash = self.hash(key);
-        self.count(Counter::Delete)?;
-        self.delete_word_hashed(key, hash)
-    }
-
-    pub(super) fn delete_word_hashed(&self, key: &[u8], hash: u64) -> Result<bool> {
-        self.run(key, |known| self.delete_word_step(key, hash, known))
-    }
-
     /// One attempt at a delete. Done: whether a value was there.
     pub(super) fn delete_word_step(&self, key: &[u8], hash: u64, known: &Known) -> Result<Step<bool>> {
         self.engine.check_writable()?;
