@@ -62,6 +62,7 @@ mod types;
 mod verify;
 mod watch;
 mod windows;
+mod words;
 
 /// Checksums hide what they guard from a fuzzer: built for one, the engine takes them as right, and a store's identity is fixed.
 const FUZZED: bool = cfg!(fuzzing);

@@ -30,6 +30,7 @@ use crate::record::ODD_LINE;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Rule, broken};
 use crate::windows::Windows;
+use crate::words;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -186,7 +187,7 @@ impl Log {
                 let held = &mut block[(from - start) as usize..];
                 // SAFETY: at or above `evicted`: in memory. A block and its records begin at multiples of 8.
                 let words = unsafe { std::slice::from_raw_parts(self.pointer(from).cast::<AtomicU64>(), held.len() / 8) };
-                held.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.load(Relaxed).to_ne_bytes()));
+                words::read(words, held);
             }
         }
         copy
@@ -201,7 +202,7 @@ impl Log {
             let count = (stretch.end - from).min(self.mask + 1 - (from & self.mask));
             // SAFETY: as the caller says in memory. Records begin and end at multiples of 8.
             let words = unsafe { std::slice::from_raw_parts(self.pointer(from).cast::<AtomicU64>(), count as usize / 8) };
-            append_words(words, bytes);
+            words::append(words, bytes);
             from += count;
         }
     }
@@ -455,17 +456,6 @@ impl Log {
         }
         ColdBytes { start: first * BLOCK_BYTES, bytes: &sectors[..count * BLOCK_BYTES as usize] }
     }
-}
-
-/// Appends words that may change meanwhile, each as it is at some moment.
-fn append_words(words: &[AtomicU64], bytes: &mut Vec<u8>) {
-    bytes.reserve(words.len() * 8);
-    for (to, word) in bytes.spare_capacity_mut().chunks_exact_mut(8).zip(words) {
-        // SAFETY: eight bytes of room, of no alignment.
-        unsafe { to.as_mut_ptr().cast::<[u8; 8]>().write(word.load(Relaxed).to_ne_bytes()) };
-    }
-    // SAFETY: there was room for all of them, and all were written.
-    unsafe { bytes.set_len(bytes.len() + words.len() * 8) };
 }
 
 /// What a block of this store holds, and [`LINE_END`] or 0, if its trailer says so.

@@ -14,6 +14,7 @@
 use crate::sync::atomic::{AtomicU64, Ordering::*, fence};
 use crate::sync::{Rule, broken, hint, thread};
 use crate::types::Layout;
+use crate::words;
 use std::ops::Range;
 
 /// The previous record's address in a header.
@@ -115,6 +116,11 @@ impl Record {
     fn word(&self, offset: u64) -> &AtomicU64 {
         // SAFETY: `offset` is a multiple of 8 inside the record (callers derive it from the record's own lengths).
         unsafe { &*self.at.add(offset as usize).cast::<AtomicU64>() }
+    }
+
+    fn words(&self, offset: u64, count: usize) -> &[AtomicU64] {
+        // SAFETY: as `word`, for all of them.
+        unsafe { std::slice::from_raw_parts(self.at.add(offset as usize).cast::<AtomicU64>(), count) }
     }
 
     #[inline(always)]
@@ -289,10 +295,7 @@ impl Record {
         let len = (self.word(16).load(Relaxed) as u32) as usize;
         let from = self.value_offset();
         into.clear();
-        into.reserve(len.next_multiple_of(8));
-        for i in 0..len.div_ceil(8) {
-            into.extend_from_slice(&self.word(from + 8 * i as u64).load(Relaxed).to_ne_bytes());
-        }
+        words::append(self.words(from, len.div_ceil(8)), into);
         into.truncate(len);
     }
 
@@ -337,15 +340,24 @@ impl Latched {
     pub(crate) fn set_value(&self, from: usize, bytes: &[u8]) {
         debug_assert!(from + bytes.len() <= self.0.capacity());
         let base = self.0.value_offset();
-        let mut done = 0;
-        while done < bytes.len() {
-            let at = from + done;
+        let mix = |at: usize, bytes: &[u8]| {
             let (word, skip) = (self.0.word(base + (at & !7) as u64), at % 8);
-            let count = (8 - skip).min(bytes.len() - done);
             let mut mixed = word.load(Relaxed).to_ne_bytes();
-            mixed[skip..skip + count].copy_from_slice(&bytes[done..done + count]);
+            mixed[skip..skip + bytes.len()].copy_from_slice(bytes);
             word.store(u64::from_ne_bytes(mixed), Relaxed);
-            done += count;
+        };
+        // Up to a word's beginning, whole words, what is left.
+        let (first, rest) = bytes.split_at((from.wrapping_neg() % 8).min(bytes.len()));
+        let (whole, last) = rest.split_at(rest.len() / 8 * 8);
+        let at = from + first.len();
+        if !first.is_empty() {
+            mix(from, first);
+        }
+        if !whole.is_empty() {
+            words::write(whole, self.0.words(base + at as u64, whole.len() / 8));
+        }
+        if !last.is_empty() {
+            mix(at + whole.len(), last);
         }
         let lengths = self.0.word(16);
         lengths.store((lengths.load(Relaxed) >> 32 << 32) | (from + bytes.len()) as u64, Relaxed);

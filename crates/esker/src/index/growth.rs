@@ -6,13 +6,15 @@
 //! same rate all the time, and none waits for more than [`SPLITS_PER_TURN`] splits. Buckets split in the order of their numbers: the memory is read and written in
 //! sequence, and each turn starts fetching what the turns after it will need.
 //!
-//! One thread splits at a time (`growing`); a thread that finds another at it goes on with its own work.
+//! One thread splits at a time (`growing`); a thread that finds another at it goes on with its own work. But where threads are many more than
+//! processors, whoever splits is often asleep, for as long as all others take their turns, and they would fill buckets that nobody splits: so who
+//! finds more than a turn's splits left undone lets others run first.
 
 use super::bucket::{Bucket, ENTRIES, address_of, entry_word, tag_of};
 use super::{BUCKET_BITS, DOUBLING, FULL, Index, Shape, TURNING, base, full_tag, valid_bits};
 use crate::memory::prefetch_to_write;
 use crate::sync::atomic::{Ordering::*, fence};
-use crate::sync::{MutexGuard, Rule, TryLockError, broken};
+use crate::sync::{MutexGuard, Rule, TryLockError, broken, thread};
 use std::ops::RangeInclusive;
 
 /// Splits done at once, at most: some microseconds.
@@ -115,7 +117,12 @@ impl Index {
         let mut workspace = match self.growing.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(guard)) => guard.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
+            Err(TryLockError::WouldBlock) => {
+                if due == SPLITS_PER_TURN {
+                    thread::yield_now();
+                }
+                return false;
+            }
         };
         // Another thread may have done it just now.
         let due = self.splits_due();

@@ -12,13 +12,19 @@ use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::Seen;
 use crate::memory::prefetch;
+use crate::record::Record;
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::io;
 
 /// Keys whose misses overlap.
-const GROUP: usize = 64;
+pub(super) const GROUP: usize = 64;
+/// So many keys before its turn a key's value is fetched,
+const AHEAD: usize = 2;
+/// but not more of it than this: the rest comes by itself when its beginning is read in order.
+const VALUE_AHEAD_MAX: usize = 2 << 10;
+const CACHE_LINE: usize = 64;
 /// Keys that are looked up before what they lack is read: many times the device's depth.
 const PART: usize = 64 * GROUP;
 
@@ -240,9 +246,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     where
         K: 'k,
     {
-        let mut group = Group { hashes: [0; GROUP], firsts: [0; GROUP] };
+        let mut hashes = [0; GROUP];
         let mut count = 0;
-        for (hash, key) in group.hashes.iter_mut().zip(keys) {
+        for (hash, key) in hashes.iter_mut().zip(keys) {
             if !Self::WORD {
                 Self::check_key(key.bytes())?;
             }
@@ -250,9 +256,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             self.engine.index.prefetch(*hash);
             count += 1;
         }
+        Ok(Group { firsts: self.fetch_firsts(&hashes[..count]), hashes })
+    }
+
+    /// Brings the first records of up to [`GROUP`] keys, whose buckets should be here by now.
+    #[inline(always)]
+    pub(super) fn fetch_firsts(&self, hashes: &[u64]) -> [u64; GROUP] {
         let index = &self.engine.index;
+        let mut firsts = [0; GROUP];
         let mut further = 0u64;
-        for (i, (first, hash)) in group.firsts.iter_mut().zip(&group.hashes[..count]).enumerate() {
+        for (i, (first, hash)) in firsts.iter_mut().zip(hashes).enumerate() {
             let (at, is_further) = index.first_match_in_front(*hash);
             *first = at;
             self.prefetch_record(at);
@@ -261,11 +274,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         // Entries in overflow buckets: those were fetched meanwhile.
         while further != 0 {
             let i = further.trailing_zeros() as usize;
-            group.firsts[i] = index.lookup(group.hashes[i]).address();
-            self.prefetch_record(group.firsts[i]);
+            firsts[i] = index.lookup(hashes[i]).address();
+            self.prefetch_record(firsts[i]);
             further &= further - 1;
         }
-        Ok(group)
+        firsts
     }
 
     #[inline(always)]
@@ -274,6 +287,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         prefetch(at);
         // A record of three words may lie across two lines.
         prefetch(at.wrapping_add(23));
+    }
+
+    /// Under a pin; the record's first lines should be here by now.
+    #[inline(always)]
+    fn prefetch_value(&self, at: u64) {
+        let log = &self.engine.log;
+        if at < log.bounds.near.load(Acquire) {
+            return;
+        }
+        let at = log.pointer(at);
+        // SAFETY: at or above `near` under the caller's pin: a record in memory.
+        let bytes = unsafe { Record::new(at) }.bytes(self.engine.layout) as usize;
+        (0..bytes.min(VALUE_AHEAD_MAX)).step_by(CACHE_LINE).skip(1).for_each(|line| prefetch(at.wrapping_add(line)));
     }
 
     #[inline(always)]
@@ -343,6 +369,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let bytes = key.borrow().bytes();
             let pin = self.pin_when_free(group.hashes[i])?;
             pin.slot.count(Counter::Get, 1);
+            if let Some(at) = group.firsts[..keys.len()].get(i + AHEAD) {
+                self.prefetch_value(*at);
+            }
             let (seen, found) = self.locate(bytes, group.hashes[i]);
             match found {
                 Found::Memory { record, .. } => {

@@ -1,11 +1,13 @@
 //! The commit: many keys change at one moment, on one side of a line.
 //!
 //! All of it under one pin, in this order:
+//! 0. **Make ahead** the records of values that most likely need one: to copy a value to fresh memory takes longer than all the rest,
+//!    and no other transaction has to wait for it. A step for time only: what turns out not to be needed is abandoned.
 //! 1. **Latch** the keys to be written, in the order of their latches; and those read whose version has moved.
 //! 2. **Validate**: of what was read, latched keys by their witness, the others by their version; and that none of it has ended by
 //!    now, by one look at the clock.
-//! 3. **Plan**: a value that fits its mutable record will change in place; for any other a record is made at the log's tail.
-//!    Up to here everything can be given up: what was made is abandoned, the versions stay what they were.
+//! 3. **Plan**: a value that fits its mutable record will change in place; for any other a record is made at the log's tail,
+//!    if it is not made yet. Up to here everything can be given up: what was made is abandoned, the versions stay what they were.
 //! 4. **Publish** the records, then **change in place**. Nothing fails any more: who finds the one or the other finds the key
 //!    latched, and waits.
 //! 5. **Let go**: the versions move on.
@@ -25,6 +27,7 @@
 //! **Publishing cannot fail**, but it may have to be done again when compaction, or a key that shares the entry, was quicker.
 //! Then a new place is needed, in the middle of it: it is taken even if the budget is spent (`Log::allocate_anyway`).
 
+use super::super::batch::GROUP;
 use super::super::find::{Found, Region};
 use super::super::step::Step;
 use super::super::{Store, to_word};
@@ -37,7 +40,7 @@ use crate::log::{Log, PIECE_BYTES};
 use crate::record::{self, NEVER, Record, SEALED, TOMBSTONE};
 use crate::sync::atomic::Ordering::*;
 use crate::sync::{Rule, broken};
-use crate::types::{Key, Value};
+use crate::types::{Key, Layout, Value};
 
 /// The latches of a commit, in order.
 struct Latches<'a> {
@@ -86,6 +89,27 @@ struct Made {
     found: Found,
     /// The mutable record that it takes the place of.
     replaced: Option<Record>,
+}
+
+/// Records that were made before the latches were taken, in the order of what they are for. Those that nobody takes are abandoned.
+struct Ahead<'p> {
+    pin: &'p Pin<'p>,
+    made: Vec<Option<(u64, Record)>>,
+}
+
+impl Ahead<'_> {
+    fn take(&mut self, number: usize) -> Option<(u64, Record)> {
+        self.made.get_mut(number)?.take()
+    }
+}
+
+impl Drop for Ahead<'_> {
+    fn drop(&mut self) {
+        for (_, record) in self.made.drain(..).flatten() {
+            record.abandon();
+            self.pin.slot.count(Counter::DeadByte, record.bytes(Layout::Bytes));
+        }
+    }
 }
 
 /// How a place in the log is taken.
@@ -142,15 +166,56 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.engine.is_cutting() {
             return Ok(Step::Again);
         }
+        let Step::Done(mut ahead) = self.make_ahead(&pin, touched) else { return Ok(Step::Room(room)) };
         let mut latches = self.latch(touched)?;
         self.validate(touched, &latches)?;
-        match self.plan_all(&pin, touched, &latches) {
+        match self.plan_all(&pin, touched, &latches, &mut ahead) {
             Step::Done(changes) => self.carry_out(&pin, &changes),
             Step::Room(_) => return Ok(Step::Room(room)),
             missing => return Ok(missing.then(|| ())),
         }
         latches.changed = true;
         Ok(Step::Done(()))
+    }
+
+    // ---- make ahead ----------------------------------------------------------------------------------------------
+
+    /// Makes records for values of the bytes layout that cannot change in place as
+    /// far as a glance tells.
+    fn make_ahead<'p>(&self, pin: &'p Pin<'p>, touched: &[Touched<K, V>]) -> Step<Ahead<'p>> {
+        let mut ahead = Ahead { pin, made: Vec::new() };
+        if Self::WORD {
+            return Step::Done(ahead);
+        }
+        ahead.made.reserve(touched.len());
+        for group in touched.chunks(GROUP) {
+            let firsts = self.bring(group);
+            for (touched, first) in group.iter().zip(firsts) {
+                let made = match &touched.write {
+                    Some(write @ Write::Put(put))
+                        if !self.mutable_record_of(first, touched.key()).is_some_and(|old| self.fits(old, put)) =>
+                    {
+                        match self.make_at_tail(pin, touched, write, Log::allocate) {
+                            Some(made) => Some(made),
+                            None => return Step::Room(0),
+                        }
+                    }
+                    _ => None,
+                };
+                ahead.made.push(made);
+            }
+        }
+        Step::Done(ahead)
+    }
+
+    /// Brings the buckets and first records of up to [`GROUP`] keys into the processor's caches.
+    fn bring(&self, group: &[Touched<K, V>]) -> [u64; GROUP] {
+        let mut hashes = [0; GROUP];
+        for (hash, touched) in hashes.iter_mut().zip(group) {
+            *hash = touched.hash;
+            self.engine.index.prefetch(*hash);
+        }
+        self.fetch_firsts(&hashes[..group.len()])
     }
 
     // ---- latch and validate --------------------------------------------------------------------------------------
@@ -192,11 +257,20 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     // ---- plan ----------------------------------------------------------------------------------------------------
 
-    fn plan_all<'a>(&self, pin: &Pin<'_>, touched: &'a [Touched<K, V>], latches: &'a Latches<'a>) -> Step<Vec<Change<'a, K, V>>> {
-        let mut changes: Vec<Change<'a, K, V>> = Vec::with_capacity(touched.len());
-        for touched in touched {
+    fn plan_all<'a>(
+        &self,
+        pin: &Pin<'_>,
+        all: &'a [Touched<K, V>],
+        latches: &'a Latches<'a>,
+        ahead: &mut Ahead<'_>,
+    ) -> Step<Vec<Change<'a, K, V>>> {
+        let mut changes: Vec<Change<'a, K, V>> = Vec::with_capacity(all.len());
+        for (number, touched) in all.iter().enumerate() {
+            if number % GROUP == 0 {
+                self.bring(&all[number..(number + GROUP).min(all.len())]);
+            }
             let (Some(write), Some(held)) = (&touched.write, latches.get(touched.hash)) else { continue };
-            match self.plan(pin, touched, write) {
+            match self.plan(pin, touched, write, || ahead.take(number)) {
                 Step::Done(plan) => changes.push(Change { touched, write, held, plan }),
                 missing => {
                     let made = changes.iter().filter_map(|change| if let Plan::Append(made) = &change.plan { Some(made) } else { None });
@@ -208,14 +282,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Step::Done(changes)
     }
 
-    fn plan(&self, pin: &Pin<'_>, touched: &Touched<K, V>, write: &Write<V>) -> Step<Plan> {
+    fn plan(&self, pin: &Pin<'_>, touched: &Touched<K, V>, write: &Write<V>, ahead: impl FnOnce() -> Option<(u64, Record)>) -> Step<Plan> {
         let (seen, found) = self.locate(touched.key(), touched.hash);
         let mutable = match found {
             Found::Memory { at, record } if matches!(self.region(at), Region::Mutable) => Some(record),
             _ => None,
         };
         let append = || {
-            let made = self.make(pin, touched, write, Log::allocate);
+            let made = match ahead() {
+                Some((at, record)) => self.lead(pin, touched, at, record).or_else(|| self.make(pin, touched, write, Log::allocate)),
+                None => self.make(pin, touched, write, Log::allocate),
+            };
             made.map_or(Step::Room(0), |made| Step::Done(Plan::Append(Made { replaced: mutable, ..made })))
         };
         match (write, mutable) {
@@ -244,23 +321,40 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// A record of what is to be written, above the key's entry.
     fn make(&self, pin: &Pin<'_>, touched: &Touched<K, V>, write: &Write<V>, allocate: Allocate) -> Option<Made> {
-        let log = &self.engine.log;
-        let bytes = Self::record_bytes_of(touched, write);
         loop {
-            let (seen, found) = self.locate(touched.key(), touched.hash);
-            let at = allocate(log, pin.slot, bytes)?;
-            // SAFETY: just allocated under the pin: ours alone, in memory.
-            let record = unsafe { Record::new(log.pointer(at)) };
-            self.fill(record, touched.key(), write, self.previous_for(touched.key(), &seen, &found), log.line_flag());
-            if at > seen.address() {
-                return Some(Made { at, record, seen, found, replaced: None });
+            let (at, record) = self.make_at_tail(pin, touched, write, allocate)?;
+            if let Some(made) = self.lead(pin, touched, at, record) {
+                return Some(made);
             }
-            // Our piece lies below another thread's newer record.
-            self.give_up(pin, record);
         }
     }
 
-    fn fill(&self, record: Record, key: &[u8], write: &Write<V>, previous: u64, line_flag: u64) {
+    /// A record of what is to be written, which leads nowhere yet.
+    fn make_at_tail(&self, pin: &Pin<'_>, touched: &Touched<K, V>, write: &Write<V>, allocate: Allocate) -> Option<(u64, Record)> {
+        let log = &self.engine.log;
+        let at = allocate(log, pin.slot, Self::record_bytes_of(touched, write))?;
+        // SAFETY: just allocated under the pin: ours alone, in memory.
+        let record = unsafe { Record::new(log.pointer(at)) };
+        self.fill(record, touched.key(), write, log.line_flag());
+        Some((at, record))
+    }
+
+    /// Lets a record lead to where the key's chain goes on, unless it lies below another thread's newer record: then it is given up.
+    fn lead(&self, pin: &Pin<'_>, touched: &Touched<K, V>, at: u64, record: Record) -> Option<Made> {
+        let (seen, found) = self.locate(touched.key(), touched.hash);
+        if at <= seen.address() {
+            self.give_up(pin, record);
+            return None;
+        }
+        let previous = self.previous_for(touched.key(), &seen, &found);
+        // It leads nowhere as it was made, long ago perhaps: most need not be touched again.
+        if previous != 0 {
+            record.set_previous(previous);
+        }
+        Some(Made { at, record, seen, found, replaced: None })
+    }
+
+    fn fill(&self, record: Record, key: &[u8], write: &Write<V>, line_flag: u64) {
         let (value, room, expires, flags) = match write {
             Write::Put(put) => (put.bytes(), put.room, put.expires, line_flag | record::expiry_flags(put.expires)),
             Write::Delete => (&[][..], 0, NEVER, line_flag | TOMBSTONE),
@@ -272,9 +366,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             if expires != NEVER {
                 record.word_expiry(Self::KEY_WIDTH).store(expires, Relaxed);
             }
-            record.write_word(&key[..Self::KEY_WIDTH], to_word(value), previous, flags);
+            record.write_word(&key[..Self::KEY_WIDTH], to_word(value), 0, flags);
         } else {
-            record.write_bytes(key, value, room, expires, previous, flags);
+            record.write_bytes(key, value, room, expires, 0, flags);
         }
     }
 
