@@ -1,6 +1,7 @@
 //! Records that come and go at a constant number: what it costs to win back the room, the fuller the store is.
 //!
-//! A step puts new records, 64 in a call, and deletes as many, the oldest or any; as many as there are records are a *turnover*. The
+//! A step puts new records, 64 in a call, and deletes as many, the oldest or any; or it gives records that stay another value as long as the
+//! old one, which takes no room where it may change in place. As many as there are records are a *turnover*. The
 //! room is the memory budget of a store in memory, and on a device what the space target allows: so the `live` part of it holds
 //! records, in memory with their index, and the rest is what was deleted and not won back yet. A store in memory that has no room
 //! left says so: its row tells after how many turnovers.
@@ -19,6 +20,7 @@ use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
+use crate::keys::{Distribution, Sequence};
 use crate::report::{self, Latency};
 use crate::{Outputs, Place, chart, keys, progress, run, size};
 
@@ -38,13 +40,17 @@ pub(crate) enum Home {
     Device,
 }
 
-/// Which record is deleted.
+/// Which record is deleted, or gets another value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Order {
     /// The one that was put first
     Oldest,
     /// Any
     Random,
+    /// None: any gets another value
+    Uniform,
+    /// None: some get another value far more often than others (exponent 0.99)
+    Zipf,
 }
 
 /// The options of `turnover`.
@@ -53,7 +59,7 @@ pub(crate) struct Arguments {
     /// Where the records are
     #[arg(long, value_enum, value_delimiter = ',', default_value = "memory")]
     homes: Vec<Home>,
-    /// Which record goes
+    /// Which record goes, or gets another value
     #[arg(long, value_enum, value_delimiter = ',', default_value = "oldest,random")]
     orders: Vec<Order>,
     /// Parts of the room that live, in hundredths
@@ -106,8 +112,17 @@ impl Home {
 }
 
 impl Order {
+    /// How those are chosen that stay.
+    fn distribution(self) -> Option<Distribution> {
+        match self {
+            Self::Oldest | Self::Random => None,
+            Self::Uniform => Some(Distribution::Uniform),
+            Self::Zipf => Some(Distribution::Zipf),
+        }
+    }
+
     fn name(self) -> &'static str {
-        ["oldest", "random"][self as usize]
+        ["oldest", "random", "none, uniform", "none, zipf"][self as usize]
     }
 }
 
@@ -154,10 +169,16 @@ fn measure(arguments: &Arguments, home: Home, order: Order, live: u64, bar: &Pro
     let mut done = 0;
     let mut turn = || -> Result<(), Error> {
         records.fill(home, room)?;
+        let chosen = order.distribution().map(|how| Sequence::draw(how, records.live.len() as u64, 0).keys);
+        let mut chosen = chosen.iter().flatten().copied().cycle();
         for _ in 0..arguments.turnovers {
             let begun = Instant::now();
             for _ in 0..records.live.len() / BATCH {
-                records.replace(order, &mut latency)?;
+                if order.distribution().is_some() {
+                    records.overwrite(chosen.by_ref().take(BATCH), &mut latency)?;
+                } else {
+                    records.replace(order, &mut latency)?;
+                }
                 done += BATCH;
             }
             rates.push((records.live.len() / BATCH * BATCH) as f64 / begun.elapsed().as_secs_f64());
@@ -225,29 +246,40 @@ impl Records {
         let step = (bytes / 100.0 / self.batch[0].1.len() as f64) as u64 / BATCH as u64 + 1;
         while taken(&self.store) < bytes {
             for _ in 0..step {
-                let batch = self.next..self.next + BATCH as u64;
-                self.put(batch.clone())?;
+                let batch = self.put_new()?;
                 self.live.extend(batch);
             }
         }
         Ok(())
     }
 
-    /// A value tells its record.
-    fn put(&mut self, numbers: Range<u64>) -> Result<(), Error> {
-        for (number, (key, value)) in numbers.clone().zip(&mut self.batch) {
-            *key = keys::key(number);
-            value[..8].copy_from_slice(&number.to_le_bytes());
+    /// A value tells its key.
+    fn put(&mut self, keys: impl Iterator<Item = u64>) -> Result<(), Error> {
+        for ((key, value), new) in self.batch.iter_mut().zip(keys) {
+            *key = new;
+            value[..8].copy_from_slice(&new.to_le_bytes());
         }
-        self.store.put_many::<u64, Vec<u8>>(&self.batch[..(numbers.end - numbers.start) as usize])?;
-        self.next = numbers.end;
+        self.store.put_many::<u64, Vec<u8>>(&self.batch)
+    }
+
+    fn put_new(&mut self) -> Result<Range<u64>, Error> {
+        let new = self.next..self.next + BATCH as u64;
+        self.put(new.clone().map(keys::key))?;
+        self.next = new.end;
+        Ok(new)
+    }
+
+    fn overwrite(&mut self, keys: impl Iterator<Item = u64>, latency: &mut Histogram<u64>) -> Result<(), Error> {
+        let begun = Instant::now();
+        self.put(keys)?;
+        latency.saturating_record(begun.elapsed().as_nanos() as u64);
         Ok(())
     }
 
     fn replace(&mut self, order: Order, latency: &mut Histogram<u64>) -> Result<(), Error> {
-        let (new, records) = (self.next..self.next + BATCH as u64, self.live.len() as u64);
+        let records = self.live.len() as u64;
         let begun = Instant::now();
-        self.put(new.clone())?;
+        let new = self.put_new()?;
         // The places are taken in turns, so the next ones have the oldest.
         let gone = new.map(|number| {
             let place = if order == Order::Oldest { number } else { keys::key(!number) } % records;
@@ -261,8 +293,9 @@ impl Records {
 
     fn check(&self) -> Result<()> {
         let is_own = |number: &u64| -> Result<bool> {
-            let told = |value: &[u8]| value.len() == self.batch[0].1.len() && value[..8] == number.to_le_bytes();
-            Ok(self.store.get_with(&keys::key(*number), told)? == Some(true))
+            let key = keys::key(*number);
+            let told = |value: &[u8]| value.len() == self.batch[0].1.len() && value[..8] == key.to_le_bytes();
+            Ok(self.store.get_with(&key, told)? == Some(true))
         };
         for number in &self.live {
             ensure!(is_own(number)?, "record {number} is not what was put");
@@ -319,10 +352,18 @@ mod tests {
     fn all_turnovers_are_made_where_there_is_room() {
         let arguments = arguments(vec![50]);
         for home in [Home::Memory, Home::Device] {
-            for order in [Order::Oldest, Order::Random] {
+            for order in [Order::Oldest, Order::Random, Order::Uniform, Order::Zipf] {
                 let row = measure(&arguments, home, order, 50, &ProgressBar::hidden()).unwrap();
                 assert_eq!((row.turnover_per_second.len(), row.full_after), (3, None), "{row:?}");
             }
+        }
+    }
+
+    #[test]
+    fn what_changes_in_place_needs_no_room() {
+        for order in [Order::Uniform, Order::Zipf] {
+            let row = measure(&arguments(vec![70]), Home::Memory, order, 70, &ProgressBar::hidden()).unwrap();
+            assert_eq!((row.turnover_per_second.len(), row.full_after), (3, None), "{row:?}");
         }
     }
 

@@ -43,6 +43,8 @@ use std::time::Duration;
 const STRETCH_PART: u64 = 32;
 const STRETCH_BYTES_MIN: u64 = 1 << 20;
 const STRETCH_BYTES_MAX: u64 = 32 << 20;
+/// In memory those who find the store full wait for a stretch: a millisecond or two.
+const STRETCH_IN_MEMORY_MAX: u64 = 512 << 10;
 /// The part of the log's budget that doubts may take besides it.
 const DOUBT_PART: u64 = 64;
 /// A log is left alone for so much longer than the target, at most: what is given back within a file saves nothing yet.
@@ -253,7 +255,7 @@ impl Engine {
                 part.clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX)
             }
             // In memory what lives in a stretch must fit the reserve.
-            reserve => reserve / 2,
+            reserve => (reserve / 2).min(STRETCH_IN_MEMORY_MAX),
         };
         loop {
             let to = self.stretch_end(from + stretch)?;
