@@ -180,8 +180,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     // ---- make ahead ----------------------------------------------------------------------------------------------
 
-    /// Makes records for values of the bytes layout that cannot change in place as
-    /// far as a glance tells.
+    /// Makes records for values of the bytes layout that cannot change in place, as far as a glance tells.
     fn make_ahead<'p>(&self, pin: &'p Pin<'p>, touched: &[Touched<K, V>]) -> Step<Ahead<'p>> {
         let mut ahead = Ahead { pin, made: Vec::new() };
         if Self::WORD {
