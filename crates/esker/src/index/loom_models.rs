@@ -30,9 +30,9 @@ const fn address_for(bits: u64) -> u64 {
 fn insert(index: &Index, bits: u64) -> bool {
     let probe = index.probe(hash(bits));
     let claim = match probe.search() {
-        Looked::Entry(at) if at == address_for(bits) => return false,
+        Looked::Entry(_, at) if at == address_for(bits) => return false,
         // Another record's address: its key says that the entry is not this hash's.
-        Looked::Entry(_) | Looked::Unclear => None,
+        Looked::Entry(..) | Looked::Unclear => None,
         Looked::Free(entry) => probe.claim(entry),
     };
     match claim {

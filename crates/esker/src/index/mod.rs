@@ -131,8 +131,7 @@ impl Probe<'_> {
     pub(crate) fn search(&self) -> Looked<'_> {
         let (equal, empty) = (self.tags.equal(self.bits), self.tags.empty());
         if equal != 0 {
-            // Acquire: as in [`Index::first_match`].
-            return Looked::Entry(address_of(self.bucket.entry_of(equal).load(Acquire)));
+            return Looked::entry(self.bucket.entry_of(equal));
         }
         if !self.tags.has_none_short(empty) {
             return Looked::Unclear;
@@ -145,15 +144,15 @@ impl Probe<'_> {
         free.map_or(Looked::Unclear, Looked::Free)
     }
 
-    /// The free entry that [`Probe::search`] found, for a hash that had none. The bucket stays latched until the claim is
-    /// dropped. `None` if something changed since.
+    /// The hash's entry that [`Probe::search`] found, or the free one for a hash that had none. The bucket stays latched until the claim
+    /// is dropped. `None` if something changed since.
     #[inline(always)]
-    pub(crate) fn claim<'a>(&'a self, free: &'a AtomicU64) -> Option<Claim<'a>> {
+    pub(crate) fn claim<'a>(&'a self, entry: &'a AtomicU64) -> Option<Claim<'a>> {
         // The shape stood still until the link was read, so no split of this bucket had ended by then; one that ends later
         // changes the version. If the latch is ours, this is still the hash's place.
         let latched =
             bucket::is_quiet(self.link) && (broken(Rule::ClaimAsksShape) || self.index.stands(self.shape)) && self.latch_unchanged();
-        latched.then(|| Claim { bucket: self.bucket, link: self.link, free, bits: self.bits })
+        latched.then(|| Claim { bucket: self.bucket, link: self.link, entry, bits: self.bits })
     }
 
     #[inline(always)]
@@ -168,28 +167,36 @@ impl Probe<'_> {
 
 /// What a [`Probe`] found for its hash.
 pub(crate) enum Looked<'a> {
-    /// An entry with the full tag leads to this address (which may be 0 when the entry is being removed).
-    Entry(u64),
+    /// This entry has the full tag and leads to this address (which may be 0 when the entry is being removed).
+    Entry(&'a AtomicU64, u64),
     /// No entry stands for the hash, and this one is free.
     Free(&'a AtomicU64),
     /// There are short tags, or there is no free entry.
     Unclear,
 }
 
-/// A free entry in a latched bucket, or in one behind it.
+impl<'a> Looked<'a> {
+    #[inline(always)]
+    fn entry(entry: &'a AtomicU64) -> Self {
+        // Acquire: as in [`Index::first_match`].
+        Self::Entry(entry, address_of(entry.load(Acquire)))
+    }
+}
+
+/// An entry of the hash's own, or a free one, in a latched bucket or in one behind it.
 pub(crate) struct Claim<'a> {
     bucket: &'a Bucket,
     link: u64,
-    free: &'a AtomicU64,
+    entry: &'a AtomicU64,
     bits: u64,
 }
 
 impl Claim<'_> {
-    /// Makes it the entry of the record `at`, alone in its chain.
+    /// Makes it the entry of the record `at`: alone in its chain, or leading to what the entry led to.
     #[inline(always)]
     pub(crate) fn fill(self, at: u64) {
         // Release: the record's bytes are visible to whoever finds the address.
-        self.free.store(entry_word(full_tag(self.bits), at), Release);
+        self.entry.store(entry_word(full_tag(self.bits), at), Release);
     }
 }
 
@@ -425,7 +432,7 @@ impl Index {
             let tags = part.tags();
             let (equal, empty) = (tags.equal(bits), tags.empty());
             if equal != 0 {
-                return Looked::Entry(address_of(part.entry_of(equal).load(Acquire)));
+                return Looked::entry(part.entry_of(equal));
             }
             if !tags.has_none_short(empty) {
                 return Looked::Unclear;

@@ -111,7 +111,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 let done = !self.engine.epochs.is_latching()
                     && match first {
                         0 => self.insert_word(&pin, key, hash, value),
-                        at => self.put_word_at(at, key, value),
+                        at => self.put_word_at(at, key, value) || self.insert_word(&pin, key, hash, value),
                     };
                 if done {
                     continue;
@@ -162,7 +162,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             if let Some(held) = &pin {
                 let is_plain = !self.engine.epochs.is_latching();
                 let mut update = |old| Self::updated_word(old, &mut update);
-                if is_plain && self.rmw_word_at(held, group.firsts[i], key, &mut update).is_some() {
+                let at_once = |update: &mut _| {
+                    self.rmw_word_at(held, group.firsts[i], key, update).or_else(|| self.rmw_word_over(held, key, hash, update))
+                };
+                if is_plain && at_once(&mut update).is_some() {
                     continue;
                 }
             }

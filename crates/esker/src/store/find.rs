@@ -48,6 +48,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         (at >= self.engine.log.bounds.read_only.load(Acquire)).then_some(record)
     }
 
+    /// The same, if it is the whole truth about the key and nobody writes it any more: a newer record has to take its place.
+    #[inline(always)]
+    pub(super) fn frozen_record_of(&self, at: u64, key: &[u8]) -> Option<Record> {
+        let record = self.record_of(at, key).filter(Record::is_plain)?;
+        // Acquire: pairs with the Release of `freeze`. Whoever could write it in place has gone.
+        (at < self.engine.log.bounds.safe_read_only.load(Acquire)).then_some(record)
+    }
+
     #[inline(always)]
     pub(super) fn is_of(&self, record: Record, key: &[u8]) -> bool {
         match Self::WORD {
@@ -141,14 +149,23 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// else at the head.
     #[inline(always)]
     pub(super) fn previous_for(&self, key: &[u8], seen: &Seen, found: &Found) -> u64 {
+        match found {
+            Found::Memory { at, record } if *at == seen.address() => self.previous_over(key, *at, *record),
+            _ => seen.address(),
+        }
+    }
+
+    /// The same for what supersedes the key's record at the chain's head.
+    #[inline(always)]
+    pub(super) fn previous_over(&self, key: &[u8], at: u64, record: Record) -> u64 {
         // Acquire: pairs with `Holds`. A snapshot that begins later waits for our pin, and then does not need what we pass by.
         let held = if broken(Rule::SnapshotHoldsLinks) { 0 } else { self.engine.log.bounds.held.load(Acquire) };
-        match found {
-            Found::Memory { at, record } if *at == seen.address() && *at >= held => match record.previous() {
-                0 => 0,
-                previous => self.past_own(key, previous, held),
-            },
-            _ => seen.address(),
+        if at < held {
+            return at;
+        }
+        match record.previous() {
+            0 => 0,
+            previous => self.past_own(key, previous, held),
         }
     }
 

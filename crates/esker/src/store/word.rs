@@ -5,7 +5,7 @@ use super::find::{Found, Region};
 use super::step::{Known, Step};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
-use crate::index::{Looked, Published, Seen};
+use crate::index::{Looked, Probe, Published, Seen};
 use crate::latches::Hold;
 use crate::record::{self, ABSENT, NEVER, Record, TOMBSTONE};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -25,14 +25,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             if self.put_word_at(at, key, value) {
                 return Ok(());
             }
-            if at == 0 && Self::with_copy(key, |key| self.put_word_elsewhere(pin, key, hash, value)) {
+            if Self::with_copy(key, |key| self.put_word_elsewhere(pin, key, hash, value)) {
                 return Ok(());
             }
         }
         Self::with_copy(key, |key| self.put_word_surely(key, value))
     }
 
-    /// Where the key's first bucket does not lead to a record of it.
+    /// Where the key's first bucket does not lead to a record of it that may change in place.
     #[inline(never)]
     fn put_word_elsewhere(&self, pin: Pin<'_>, key: &[u8], hash: u64, value: u64) -> bool {
         self.insert_word(&pin, Self::of_known_length(key), hash, value)
@@ -49,12 +49,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         record.map(|record| record.word_value(Self::KEY_WIDTH).store(value, Release)).is_some()
     }
 
-    /// A record for a key whose hash no entry has; in place if one has. False if nothing was done.
+    /// A record for a key whose hash no entry has; in place or over a frozen record if one has. False if nothing was done.
     #[inline(always)]
     pub(super) fn insert_word(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: u64) -> bool {
         let probe = self.engine.index.probe(hash);
         let claim = match probe.search() {
-            Looked::Entry(at) => return self.put_word_at(at, key, value),
+            Looked::Entry(entry, at) => {
+                let replace =
+                    || self.frozen_record_of(at, key).is_some_and(|old| self.replace_word(pin, &probe, (entry, at, old), key, value));
+                return self.put_word_at(at, key, value) || replace();
+            }
             Looked::Free(entry) => probe.claim(entry),
             Looked::Unclear => None,
         };
@@ -62,6 +66,28 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let Some(at) = self.make_word(pin, key, value) else { return false };
         claim.fill(at);
         self.count_entry(pin);
+        true
+    }
+
+    /// Makes a record that takes the place of a frozen one: the copy that each update is after a line was drawn, so as few instructions as
+    /// can be, for as many calls as fit a processor's window have their misses at the same time. `over`: the entry, and what it led to when the
+    /// probe was made. False if somebody was quicker or there is no room: then nothing was done.
+    #[inline(always)]
+    fn replace_word(&self, pin: &Pin<'_>, probe: &Probe<'_>, over: (&AtomicU64, u64, Record), key: &[u8], value: u64) -> bool {
+        let (log, (entry, at, old)) = (&self.engine.log, over);
+        let Some(to) = log.allocate(pin.slot, Self::RECORD_BYTES) else { return false };
+        debug_assert!(to > at, "what is mutable lies above what is frozen");
+        // SAFETY: just allocated under the pin: ours alone, in memory.
+        let record = unsafe { Record::new(log.pointer(to)) };
+        record.write_word(&key[..Self::KEY_WIDTH], value, self.previous_over(key, at, old), log.line_flag());
+        // Before it is, as in `publish`.
+        log.windows.mark_superseded(at);
+        let Some(claim) = probe.claim(entry) else {
+            record.abandon();
+            return false;
+        };
+        claim.fill(to);
+        pin.slot.count(Counter::DeadByte, Self::RECORD_BYTES);
         true
     }
 
@@ -209,7 +235,23 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub(super) fn rmw_word_at_once(&self, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Option<u64> {
         let pin = self.engine.epochs.pin_to_write(Counter::Rmw)?;
-        self.rmw_word_at(&pin, self.engine.index.first_match(hash), key, update)
+        match self.rmw_word_at(&pin, self.engine.index.first_match(hash), key, update) {
+            Some(new) => Some(new),
+            None => Self::with_copy(key, |key| self.rmw_word_over(&pin, key, hash, update)),
+        }
+    }
+
+    /// Where the key's record is frozen.
+    #[inline(never)]
+    pub(super) fn rmw_word_over(&self, pin: &Pin<'_>, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Option<u64> {
+        let key = Self::of_known_length(key);
+        let probe = self.engine.index.probe(hash);
+        let Looked::Entry(entry, at) = probe.search() else { return None };
+        let record = self.frozen_record_of(at, key)?;
+        let old = record.word_value(Self::KEY_WIDTH).load(Acquire);
+        let new = self.engine.epochs.within(pin, || update(Some(old)));
+        // If the claim is ours nothing changed since the probe, and what was read is what is superseded.
+        self.replace_word(pin, &probe, (entry, at, record), key, new).then_some(new)
     }
 
     #[inline(always)]
