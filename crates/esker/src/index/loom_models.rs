@@ -124,6 +124,37 @@ fn twin_addition_does_not_look_again() {
     two_insertions(without(Rule::LookLatched), &[0b110, 0b1000], [0b10, 0b10]);
 }
 
+/// Two threads each let the same entry lead on from what they found it to lead to.
+fn two_replacements(model: Model) {
+    model.check(|| {
+        let index = with_entries(&[0]);
+        let replace = |index: &Index| {
+            let probe = index.probe(hash(0));
+            let Looked::Entry(entry, at) = probe.search() else { panic!("the entry is there") };
+            probe.claim(entry).map(|claim| claim.fill(at + 8)).is_some()
+        };
+        let other = spawn(1, {
+            let index = index.clone();
+            move || replace(&index)
+        });
+        let replaced = u64::from(replace(&index)) + u64::from(other.join());
+        assert!(replaced > 0, "nobody was quicker");
+        let found = index.lookup(hash(0)).address();
+        assert_eq!(found, address_for(0) + 8 * replaced, "what one of them superseded was superseded before");
+    });
+}
+
+#[test]
+fn a_replacement_supersedes_what_was_found() {
+    two_replacements(sound());
+}
+
+#[test]
+#[should_panic(expected = "what one of them superseded was superseded before")]
+fn twin_claim_latches_a_changed_bucket_and_a_replacement_is_lost() {
+    two_replacements(without(Rule::ClaimUnchanged));
+}
+
 /// Two threads put a record before the one of the same entry.
 fn two_publications(model: Model) {
     model.check(|| {
