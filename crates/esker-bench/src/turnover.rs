@@ -170,14 +170,13 @@ fn measure(arguments: &Arguments, home: Home, order: Order, live: u64, bar: &Pro
     let mut turn = || -> Result<(), Error> {
         records.fill(home, room)?;
         let chosen = order.distribution().map(|how| Sequence::draw(how, records.live.len() as u64, 0).keys);
-        let mut chosen = chosen.iter().flatten().copied().cycle();
+        let mut chosen = chosen.as_ref().map(|keys| keys.iter().copied().cycle());
         for _ in 0..arguments.turnovers {
             let begun = Instant::now();
             for _ in 0..records.live.len() / BATCH {
-                if order.distribution().is_some() {
-                    records.overwrite(chosen.by_ref().take(BATCH), &mut latency)?;
-                } else {
-                    records.replace(order, &mut latency)?;
+                match &mut chosen {
+                    Some(keys) => records.overwrite(keys.take(BATCH), &mut latency)?,
+                    None => records.replace(order, &mut latency)?,
                 }
                 done += BATCH;
             }

@@ -108,12 +108,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 let (key, value) = (key.borrow().bytes(), super::to_word(value.borrow().bytes()));
                 let (hash, first) = (group.hashes[i], group.firsts[i]);
                 // Looked up before the pin; a live record above `read_only` is still the newest one.
-                let done = !self.engine.epochs.is_latching()
-                    && match first {
-                        0 => self.insert_word(&pin, key, hash, value),
-                        at => self.put_word_at(at, key, value) || self.insert_word(&pin, key, hash, value),
-                    };
-                if done {
+                let at_once = || self.put_word_at(first, key, value) || self.insert_word(&pin, key, hash, value);
+                if !self.engine.epochs.is_latching() && at_once() {
                     continue;
                 }
                 drop(pin);
@@ -162,10 +158,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             if let Some(held) = &pin {
                 let is_plain = !self.engine.epochs.is_latching();
                 let mut update = |old| Self::updated_word(old, &mut update);
-                let at_once = |update: &mut _| {
-                    self.rmw_word_at(held, group.firsts[i], key, update).or_else(|| self.rmw_word_over(held, key, hash, update))
-                };
-                if is_plain && at_once(&mut update).is_some() {
+                if is_plain && self.rmw_word_from(held, group.firsts[i], key, hash, &mut update).is_some() {
                     continue;
                 }
             }

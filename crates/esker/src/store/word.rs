@@ -235,15 +235,29 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub(super) fn rmw_word_at_once(&self, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Option<u64> {
         let pin = self.engine.epochs.pin_to_write(Counter::Rmw)?;
-        match self.rmw_word_at(&pin, self.engine.index.first_match(hash), key, update) {
-            Some(new) => Some(new),
-            None => Self::with_copy(key, |key| self.rmw_word_over(&pin, key, hash, update)),
-        }
+        self.rmw_word_from(&pin, self.engine.index.first_match(hash), key, hash, update)
+    }
+
+    /// In place if that is where the key's mutable record is, or over a frozen one. `None` if it takes more than that.
+    #[inline(always)]
+    pub(super) fn rmw_word_from(
+        &self,
+        pin: &Pin<'_>,
+        at: u64,
+        key: &[u8],
+        hash: u64,
+        update: &mut impl FnMut(Option<u64>) -> u64,
+    ) -> Option<u64> {
+        let Some(record) = self.mutable_record_of(at, key) else {
+            return Self::with_copy(key, |key| self.rmw_word_over(pin, key, hash, update));
+        };
+        let value = record.word_value(Self::KEY_WIDTH);
+        Some(self.engine.epochs.within(pin, || update_word(value, update)))
     }
 
     /// Where the key's record is frozen.
     #[inline(never)]
-    pub(super) fn rmw_word_over(&self, pin: &Pin<'_>, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Option<u64> {
+    fn rmw_word_over(&self, pin: &Pin<'_>, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Option<u64> {
         let key = Self::of_known_length(key);
         let probe = self.engine.index.probe(hash);
         let Looked::Entry(entry, at) = probe.search() else { return None };
@@ -252,13 +266,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let new = self.engine.epochs.within(pin, || update(Some(old)));
         // If the claim is ours nothing changed since the probe, and what was read is what is superseded.
         self.replace_word(pin, &probe, (entry, at, record), key, new).then_some(new)
-    }
-
-    #[inline(always)]
-    pub(super) fn rmw_word_at(&self, pin: &Pin<'_>, at: u64, key: &[u8], update: &mut impl FnMut(Option<u64>) -> u64) -> Option<u64> {
-        let record = self.mutable_record_of(at, key)?;
-        let value = record.word_value(Self::KEY_WIDTH);
-        Some(self.engine.epochs.within(pin, || update_word(value, update)))
     }
 
     #[inline(never)]

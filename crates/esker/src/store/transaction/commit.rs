@@ -166,7 +166,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.engine.is_cutting() {
             return Ok(Step::Again);
         }
-        let Step::Done(mut ahead) = self.make_ahead(&pin, touched) else { return Ok(Step::Room(room)) };
+        let Some(mut ahead) = self.make_ahead(&pin, touched) else { return Ok(Step::Room(room)) };
         let mut latches = self.latch(touched)?;
         self.validate(touched, &latches)?;
         match self.plan_all(&pin, touched, &latches, &mut ahead) {
@@ -180,11 +180,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     // ---- make ahead ----------------------------------------------------------------------------------------------
 
-    /// Makes records for values of the bytes layout that cannot change in place, as far as a glance tells.
-    fn make_ahead<'p>(&self, pin: &'p Pin<'p>, touched: &[Touched<K, V>]) -> Step<Ahead<'p>> {
+    /// Makes records for values of the bytes layout that cannot change in place, as far as a glance tells; `None` if there is no room.
+    fn make_ahead<'p>(&self, pin: &'p Pin<'p>, touched: &[Touched<K, V>]) -> Option<Ahead<'p>> {
         let mut ahead = Ahead { pin, made: Vec::new() };
         if Self::WORD {
-            return Step::Done(ahead);
+            return Some(ahead);
         }
         ahead.made.reserve(touched.len());
         for group in touched.chunks(GROUP) {
@@ -194,17 +194,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     Some(write @ Write::Put(put))
                         if !self.mutable_record_of(first, touched.key()).is_some_and(|old| self.fits(old, put)) =>
                     {
-                        match self.make_at_tail(pin, touched, write, Log::allocate) {
-                            Some(made) => Some(made),
-                            None => return Step::Room(0),
-                        }
+                        Some(self.make_at_tail(pin, touched, write, Log::allocate)?)
                     }
                     _ => None,
                 };
                 ahead.made.push(made);
             }
         }
-        Step::Done(ahead)
+        Some(ahead)
     }
 
     /// Brings the buckets and first records of up to [`GROUP`] keys into the processor's caches.
@@ -288,10 +285,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             _ => None,
         };
         let append = || {
-            let made = match ahead() {
-                Some((at, record)) => self.lead(pin, touched, at, record).or_else(|| self.make(pin, touched, write, Log::allocate)),
-                None => self.make(pin, touched, write, Log::allocate),
-            };
+            let made = ahead().and_then(|(at, record)| self.lead(pin, touched, at, record));
+            let made = made.or_else(|| self.make(pin, touched, write, Log::allocate));
             made.map_or(Step::Room(0), |made| Step::Done(Plan::Append(Made { replaced: mutable, ..made })))
         };
         match (write, mutable) {
