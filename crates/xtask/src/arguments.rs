@@ -1,5 +1,7 @@
 //! What is asked for.
 
+use crate::crew::WORKER;
+
 /// The arguments of a lane.
 #[derive(Debug)]
 pub(crate) struct Arguments {
@@ -15,6 +17,8 @@ pub(crate) struct Arguments {
     pub(crate) always: bool,
     pub(crate) kills: u64,
     pub(crate) minutes: u64,
+    /// One of the crew's processes.
+    pub(crate) is_worker: bool,
 }
 
 impl Arguments {
@@ -37,6 +41,7 @@ impl Arguments {
             always: false,
             kills: 100,
             minutes: 1,
+            is_worker: false,
         };
         while let Some(word) = words.next() {
             let mut value = || number(&words.next().ok_or(format!("{word} wants a number"))?);
@@ -53,6 +58,7 @@ impl Arguments {
                 "--all" => arguments.programs = Some(200),
                 "--strict" => arguments.strict = true,
                 "--always" => arguments.always = true,
+                WORKER => arguments.is_worker = true,
                 other => return Err(format!("what is {other}?")),
             }
         }

@@ -4,12 +4,14 @@
 //! with `--programs 1` replays it.
 
 use crate::arguments::Arguments;
-use crate::crew::{Brought, processor_seconds, work};
+use crate::crew::{Brought, Tally, be_worker, work};
 use esker::Durability;
 use esker_sim::crash::store::Esker;
 use esker_sim::crash::{Figures, Limits, Program, Subject, check, faults, program, rot, shrink};
 use esker_sim::golden;
 use esker_sim::model::Layout;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use std::env;
 use std::ops::AddAssign;
 use std::path::Path;
@@ -30,8 +32,8 @@ fn judge(subject: &Esker, program: &Program, limits: Limits) -> Brought<Figures>
 /// Power cuts.
 pub(crate) fn crash(arguments: &Arguments) -> bool {
     let (subject, begun) = (subject(arguments), Instant::now());
-    let tell = |f: &Figures| {
-        let busy = processor_seconds();
+    let tell = |tally: &Tally<Figures>| {
+        let (f, busy) = (tally.figures, tally.processor_seconds);
         format!(
             "crash: programs={} places={} cuts={} nested={} lives={} images={} seconds={:.0} cuts/s/core={:.0} images/s/core={:.0}",
             f.programs,
@@ -49,21 +51,34 @@ pub(crate) fn crash(arguments: &Arguments) -> bool {
         Some(length) => {
             let of = |layout| (1..=length).flat_map(move |length| program::all(layout, length));
             let programs: Vec<Program> = of(Layout::Pairs).chain(of(Layout::Blobs)).collect();
-            eprintln!("crash: all {} programs of up to {length} steps", programs.len());
             let all = |_: &Figures, number| number >= programs.len() as u64;
-            work(arguments.jobs, arguments.violations, all, |n| judge(&subject, &programs[n as usize], Limits::EXHAUSTIVE), tell)
+            lane(arguments, all, |n| judge(&subject, &programs[n as usize], Limits::EXHAUSTIVE), tell)
         }
         None => {
             let enough = |f: &Figures, number| arguments.programs.map_or(f.cuts >= arguments.cuts, |programs| number >= programs);
             let task = |n| judge(&subject, &subject.program(arguments.seed + n), Limits::RANDOM);
-            work(arguments.jobs, arguments.violations, enough, task, tell)
+            lane(arguments, enough, task, tell)
         }
     };
-    println!("{} violations={}", tell(&tally.figures), tally.wrongs.len());
     tally.wrongs.is_empty()
 }
 
-#[derive(Clone, Default)]
+/// All of a lane, with its closing line; a worker's share of it ends here.
+fn lane<F: AddAssign + Default + Send + Serialize + DeserializeOwned>(
+    arguments: &Arguments,
+    enough: impl Fn(&F, u64) -> bool + Sync,
+    task: impl Fn(u64) -> Brought<F>,
+    tell: impl Fn(&Tally<F>) -> String + Sync,
+) -> Tally<F> {
+    if arguments.is_worker {
+        be_worker(task);
+    }
+    let tally = work(arguments.jobs, arguments.violations, enough, &tell);
+    println!("{} violations={}", tell(&tally), tally.wrongs.len());
+    tally
+}
+
+#[derive(Default, Serialize, Deserialize)]
 struct Faults(faults::Report);
 
 impl AddAssign for Faults {
@@ -80,8 +95,8 @@ impl AddAssign for Faults {
 pub(crate) fn faults(arguments: &Arguments) -> bool {
     let (subject, begun) = (subject(arguments), Instant::now());
     let programs = arguments.programs.unwrap_or(40);
-    let tell = |f: &Faults| {
-        let Faults(faults::Report { runs, kinds, openings, .. }) = f;
+    let tell = |tally: &Tally<Faults>| {
+        let Faults(faults::Report { runs, kinds, openings, .. }) = &tally.figures;
         let seconds = begun.elapsed().as_secs_f64();
         format!("faults: runs={runs} openings={openings} by_call={kinds:?} seconds={seconds:.0}")
     };
@@ -89,8 +104,7 @@ pub(crate) fn faults(arguments: &Arguments) -> bool {
         let mut report = faults::Report::default();
         faults::check(&subject, &subject.program(arguments.seed + number), &mut report).map(|()| Faults(report))
     };
-    let tally = work(arguments.jobs, arguments.violations, |_: &Faults, number| number >= programs, task, tell);
-    println!("{} violations={}", tell(&tally.figures), tally.wrongs.len());
+    let tally = lane(arguments, |_: &Faults, number| number >= programs, task, tell);
     tally.wrongs.is_empty()
 }
 
@@ -98,15 +112,15 @@ pub(crate) fn faults(arguments: &Arguments) -> bool {
 pub(crate) fn rot(arguments: &Arguments) -> bool {
     let (subject, begun) = (subject(arguments), Instant::now());
     let programs = arguments.programs.unwrap_or(20);
-    let tell = |r: &rot::Report| {
+    let tell = |tally: &Tally<rot::Report>| {
+        let r = &tally.figures;
         let (tried, seconds) = (r.refused + r.right + r.shorter + r.wrong, begun.elapsed().as_secs_f64());
         let rot::Report { refused, right, shorter, wrong, .. } = r;
         format!("rot: tried={tried} refused={refused} right={right} shorter={shorter} wrong={wrong} seconds={seconds:.0}")
     };
     let task = |number| rot::check(&subject, &subject.program(arguments.seed + number), arguments.stride);
-    let tally = work(arguments.jobs, arguments.violations, |_: &rot::Report, number| number >= programs, task, tell);
-    tally.figures.examples.iter().for_each(|example| println!("{example}\n"));
-    println!("{} violations={}", tell(&tally.figures), tally.wrongs.len());
+    let tally = lane(arguments, |_: &rot::Report, number| number >= programs, task, tell);
+    tally.figures.examples.iter().for_each(|example| eprintln!("{example}\n"));
     tally.wrongs.is_empty() && tally.figures.wrong == 0 && (tally.figures.shorter == 0 || !arguments.strict)
 }
 

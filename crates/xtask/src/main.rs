@@ -1,7 +1,7 @@
 //! The long lanes, one command each: `cargo xtask crash | faults | rot | kill | processes | soak`; `coverage`, which tells what tests run;
 //! and `golden`, which writes what a test keeps reading.
 //!
-//! The theory: a lane is a list of programs, each judged by itself (`esker_sim::crash`); the crew here shares them among threads, says
+//! The theory: a lane is a list of programs, each judged by itself (`esker_sim::crash`); the crew here shares them among processes, says
 //! how far it is, notices the one that hangs, and closes with one line of figures. It ends with 1 if a promise was broken.
 
 mod arguments;

@@ -9,6 +9,7 @@ use super::program::{Program, keys};
 use super::{State, Subject, recovered};
 use crate::model::Bytes;
 use crate::storage::{Breadth, KINDS, Moment, SimStorage, Survival};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::AddAssign;
@@ -33,7 +34,7 @@ impl Limits {
 }
 
 /// What was visited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Figures {
     /// Programs run.
     pub programs: u64,

@@ -11,10 +11,11 @@ use super::{Live, State, Subject, guarded, left_of, recovered, show};
 use crate::disk::Failure;
 use crate::model::{Bytes, Layout, Operation};
 use crate::storage::{KINDS, Kind, SimStorage, StorageFault};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What was done.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// Runs with a fault.
     pub runs: u64,

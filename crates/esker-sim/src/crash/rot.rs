@@ -9,10 +9,11 @@ use super::program::{Program, keys};
 use super::{State, Subject, left_of, recovered, show};
 use crate::model::Bytes;
 use crate::storage::{SECTOR, SimStorage};
+use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
 
 /// The verdicts counted.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// An error.
     pub refused: u64,

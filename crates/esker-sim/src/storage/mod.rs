@@ -19,12 +19,13 @@ pub use platter::{PIECE, SECTOR};
 use crate::disk::Failure;
 use esker::{Clock, Device, ManualClock, Storage};
 use platter::{Block, Disk, Event, Write};
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// What a call asks of the storage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Kind {
     /// Opening a file that is there.
     Open,
