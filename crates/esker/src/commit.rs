@@ -30,18 +30,16 @@
 //! **Snapshots** are lines without the device (`snapshot.rs`), numbered alike. So the window of a line begins where the last
 //! line of any kind ended: records below that are of earlier lines or of this one, and their parity says nothing.
 //!
-//! **Group commit.** One line is drawn at a time; whoever asks meanwhile waits for the next one, and all who wait share it. So
-//! nobody waits for more than two lines, and there are two gates (`gate.rs`), for lines of even and of odd number: at a line's end one
-//! of those who wait for the next is woken, who draws it, and then all whose line it was, together.
+//! One line is drawn at a time; who waits for which, and who draws it, is `group.rs`.
 
 use crate::engine::{Engine, Home, lock};
-use crate::error::{Error, Result};
-use crate::gate::Gate;
+use crate::error::Result;
+use crate::group::Group;
 use crate::image;
 use crate::lines::{self, LineRecord};
 use crate::log::NOWHERE;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
-use crate::sync::waiting::{self, Condvar, Mutex};
+use crate::sync::waiting::Mutex;
 use crate::sync::{MutexGuard, Rule, broken};
 use std::time::Duration;
 
@@ -59,13 +57,7 @@ pub enum Durability {
 
 #[derive(Default)]
 pub(crate) struct Commits {
-    progress: Mutex<Progress>,
-    /// Where those sleep who wait for a line of even number, and of odd.
-    gates: [Gate; 2],
-    /// `Progress::ended`, for those who were woken.
-    ended: AtomicU64,
-    /// For the one who closes.
-    at_rest: Condvar,
+    pub(crate) group: Group,
     /// The line's number is about to change: no transaction may begin its commit.
     is_cutting: AtomicBool,
     /// The last line of any kind.
@@ -75,28 +67,6 @@ pub(crate) struct Commits {
     told_begin: AtomicU64,
     /// No slot speaks of the last line yet.
     is_told: AtomicBool,
-}
-
-/// Of those who wait for this line.
-fn gate_of(line: u64) -> usize {
-    (line % 2) as usize
-}
-
-impl Commits {
-    fn lock(&self) -> waiting::MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(|e| e.into_inner())
-    }
-}
-
-#[derive(Default)]
-struct Progress {
-    started: u64,
-    ended: u64,
-    is_drawing: bool,
-    /// At each gate, at least as many as there are.
-    sleepers: [u32; 2],
-    /// The store closes: no more lines but its last one.
-    is_closing: bool,
 }
 
 /// A line as it was drawn: records in `[window, cut)` count if they are of this line, those below all do.
@@ -115,102 +85,8 @@ pub(crate) struct Line {
 }
 
 impl Engine {
-    /// Returns when everything that had returned before the call is durable.
-    pub(crate) fn commit(&self) -> Result<()> {
-        if self.is_in_memory() {
-            return Err(Error::invalid("a store in memory has nothing to commit to"));
-        }
-        // Refuses closed stores and calls from inside a closure, which the drain would wait for.
-        drop(self.epochs.pin()?);
-        let mut progress = self.commits.lock();
-        let wanted = progress.started + 1;
-        let side = gate_of(wanted);
-        loop {
-            self.check_writable()?;
-            if progress.ended >= wanted {
-                return Ok(());
-            }
-            if progress.is_closing {
-                return Err(Error::Closed);
-            }
-            if progress.is_drawing {
-                progress.sleepers[side] += 1;
-                let (gate, value) = (&self.commits.gates[side], self.commits.gates[side].value());
-                drop(progress);
-                gate.sleep(value);
-                // Acquire: pairs with the Release in `line_ended`; the line is durable.
-                if self.commits.ended.load(Acquire) >= wanted {
-                    return Ok(());
-                }
-                progress = self.commits.lock();
-                // Once its line has ended, the gate counts those of another.
-                if progress.ended < wanted {
-                    progress.sleepers[side] = progress.sleepers[side].saturating_sub(1);
-                }
-                continue;
-            }
-            progress.is_drawing = true;
-            progress.started += 1;
-            drop(progress);
-            let result = self.draw_line();
-            self.line_ended(&result);
-            result?;
-            progress = self.commits.lock();
-        }
-    }
-
-    fn line_ended(&self, result: &Result<()>) {
-        let mut progress = self.commits.lock();
-        progress.is_drawing = false;
-        let (own, next) = (gate_of(progress.started), gate_of(progress.started + 1));
-        if result.is_ok() {
-            progress.ended = progress.started;
-            self.commits.ended.store(progress.ended, Release);
-        }
-        let (are_own, are_next) = (std::mem::take(&mut progress.sleepers[own]) > 0, progress.sleepers[next] > 0);
-        let is_closing = progress.is_closing;
-        if !broken(Rule::GatesChange) {
-            self.commits.gates.iter().for_each(Gate::change);
-        }
-        drop(progress);
-        match result {
-            // First who goes on with the next line.
-            Ok(()) if are_next => self.commits.gates[next].wake_one(),
-            Ok(()) => {}
-            // All are told.
-            Err(_) => self.commits.gates[next].wake_all(),
-        }
-        if are_own {
-            self.commits.gates[own].wake_all();
-        }
-        if is_closing {
-            self.commits.at_rest.notify_all();
-        }
-    }
-
-    /// A line for what compaction moved, also while the store is closing; false if it is closed.
-    pub(crate) fn draw_line_now(&self) -> Result<bool> {
-        match self.commit() {
-            Ok(()) => Ok(true),
-            Err(Error::Closed) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Waits for a line that is being drawn, and lets nobody begin another.
-    pub(crate) fn end_commits(&self) {
-        let mut progress = self.commits.lock();
-        progress.is_closing = true;
-        while progress.is_drawing {
-            progress = self.commits.at_rest.wait(progress).unwrap_or_else(|e| e.into_inner());
-        }
-        self.commits.gates.iter().for_each(Gate::change);
-        drop(progress);
-        self.commits.gates.iter().for_each(Gate::wake_all);
-    }
-
     /// One line, durable. One caller at a time.
-    fn draw_line(&self) -> Result<()> {
+    pub(crate) fn draw_line(&self) -> Result<()> {
         let Some((line, told)) = self.cut_log(true)? else { return Ok(()) };
         let mut home = lock(&self.home);
         let Some(home) = &mut *home else { return Ok(()) };

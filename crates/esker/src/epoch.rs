@@ -334,6 +334,11 @@ impl Epochs {
         Ok(slot)
     }
 
+    /// A number that no other store of this process has or had.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Counts what is done without a pin that could count it. Not inside: a call that a closure makes is refused, and would
     /// count under its caller's pin.
     pub(crate) fn count(&self, what: Counter, by: u64) -> Result<()> {

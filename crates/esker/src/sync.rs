@@ -31,6 +31,42 @@ pub(crate) mod waiting {
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
     #[cfg(not(shuttle))]
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+    use std::time::{Duration, Instant};
+
+    /// The time; with shuttle it stands still, so that nothing but the schedule decides what happens.
+    pub(crate) fn now() -> Instant {
+        #[cfg(shuttle)]
+        {
+            static ALWAYS: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+            *ALWAYS
+        }
+        #[cfg(not(shuttle))]
+        Instant::now()
+    }
+
+    /// Waits to be notified, for so long at most; true if it was so long. Shuttle knows no time: there it is over when others have run.
+    pub(crate) fn for_long<'m, T>(
+        mutex: &'m Mutex<T>,
+        condition: &Condvar,
+        held: MutexGuard<'m, T>,
+        most: Duration,
+    ) -> (MutexGuard<'m, T>, bool) {
+        #[cfg(shuttle)]
+        {
+            _ = (condition, most);
+            drop(held);
+            // Most often soon, or when much has happened.
+            let looks = 1 << shuttle::rand::Rng::gen_range(&mut shuttle::rand::thread_rng(), 0..10);
+            (0..looks).for_each(|_| super::thread::yield_now());
+            (mutex.lock().unwrap_or_else(|e| e.into_inner()), true)
+        }
+        #[cfg(not(shuttle))]
+        {
+            _ = mutex;
+            let (held, end) = condition.wait_timeout(held, most).unwrap_or_else(|e| e.into_inner());
+            (held, end.timed_out())
+        }
+    }
 }
 
 #[cfg(loom)]
@@ -138,6 +174,10 @@ pub(crate) enum Rule {
     LinesLeaveRecords,
     /// At a line's end its gates change: who is about to sleep there does not.
     GatesChange,
+    /// Who waits for company goes on without it in the end.
+    HeraldGoesOn,
+    /// At a line's end nobody waits for company any more, though he may still sleep.
+    HeraldEndsWithLine,
 }
 
 /// True in the twin that breaks this rule.
