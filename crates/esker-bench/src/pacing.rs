@@ -1,5 +1,5 @@
-//! What work beside them costs the calls of others: overwrites at the space target beside compaction, or reads beside sums over
-//! all objects; and the same calls without it.
+//! What work beside them costs the calls of others: overwrites at the space target beside compaction, reads beside sums over
+//! all objects, or writes beside everything at once; and the same calls without it.
 //!
 //! Open loop: a call is due at its time whether the one before has ended or not, and what is measured goes from that time to its
 //! end. So a pause counts for every call that it held up, not for one. The rate is the same for both, and given: at the rate of a
@@ -9,6 +9,8 @@
 //!   Both stores are loaded and overwritten alike before the clock starts, until the one with compaction is at its target and compacts.
 //! * **Sums.** One thread adds up all objects, again and again; the sum must be right each time. In the setting without, a thread
 //!   computes something else as busily: that two threads want the processors of the machine is no matter of the store.
+//! * **Everything.** Compaction as above; a line each second; sums; and one call in eight puts a new key that ends after some seconds, so that the
+//!   index grows and space expires. Without: the same calls, a busy loop, and keys that do not end, for nothing takes them away.
 //!
 //! Afterwards each key is read back.
 
@@ -18,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use esker::aggregate::Sum;
-use esker::{Options, Store};
+use esker::{Durability, Options, Store};
 use hdrhistogram::Histogram;
 
 use crate::keys::{self, Distribution, Sequence};
@@ -27,6 +29,11 @@ use crate::{Outputs, Place, progress, run, size};
 
 /// Below this wait a thread spins: waking up takes longer.
 const SPIN: Duration = Duration::from_micros(200);
+/// One call in so many puts a new key, beside everything, and for how long.
+const NEW_EVERY: u64 = 8;
+const NEW_LIVE: Duration = Duration::from_secs(5);
+/// From line to line.
+const LINES_EVERY: Duration = Duration::from_secs(1);
 /// How often all keys are overwritten before the clock starts, in parts of a hundred.
 const WARM_UP_PERCENT: u64 = 150;
 
@@ -37,6 +44,18 @@ pub(crate) enum Work {
     Compaction,
     /// Sums over all objects, beside reads
     Sums,
+    /// Compaction, lines, growth, expiry and sums at once, beside writes
+    Everything,
+}
+
+impl Work {
+    fn compacts(self) -> bool {
+        self != Work::Sums
+    }
+
+    fn sums(self) -> bool {
+        self != Work::Compaction
+    }
 }
 
 /// The options of `pacing`.
@@ -99,6 +118,7 @@ impl Setting {
         let [without, with] = match beside {
             Work::Compaction => ["overwrites without compaction", "overwrites with compaction"],
             Work::Sums => ["reads beside a busy loop", "reads beside sums"],
+            Work::Everything => ["writes beside a busy loop", "writes beside everything"],
         };
         [Self::new(without, false), Self::new(with, true)]
     }
@@ -126,9 +146,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn measure(arguments: &Arguments, setting: &mut Setting, sequences: &[Sequence], directory: &Path) -> Result<()> {
-    let compacts = arguments.beside == Work::Compaction;
+    let compacts = arguments.beside.compacts();
     let target = if compacts && !setting.has_work { f64::INFINITY } else { arguments.target };
-    let store: Store<u64, [u8]> = Options::new().memory(arguments.memory).space_amplification(target).open(directory.join("store"))?;
+    let draws = arguments.beside == Work::Everything && setting.has_work;
+    let durability = if draws { Durability::Every(LINES_EVERY) } else { Durability::None };
+    let options = Options::new().memory(arguments.memory).space_amplification(target).durability(durability);
+    let store: Store<u64, [u8]> = options.open(directory.join("store"))?;
     let value = vec![7; arguments.value_bytes as usize];
     for index in 0..arguments.keys {
         put(&store, keys::key(index), &value)?;
@@ -140,23 +163,23 @@ fn measure(arguments: &Arguments, setting: &mut Setting, sequences: &[Sequence],
     let before = store.stats().space;
     let stop = AtomicBool::new(false);
     let begun = Instant::now();
-    let (lanes, sums) = std::thread::scope(|scope| {
+    let (lanes, took, sums) = std::thread::scope(|scope| {
         let (store, stop, has_work) = (&store, &stop, setting.has_work);
         let value = &value;
-        let lane = |sequence| call(store, arguments, sequence, begun, value);
+        let lane = move |own| call(store, arguments, has_work, own, begun, value);
         let work = move || if has_work { add_up(store, arguments, stop) } else { Ok(be_busy(stop)) };
-        let sums = (!compacts).then(|| scope.spawn(work));
-        let threads: Vec<_> = sequences.iter().map(|sequence| scope.spawn(move || lane(sequence))).collect();
+        let sums = arguments.beside.sums().then(|| scope.spawn(work));
+        let threads: Vec<_> = (0..).zip(sequences).map(|own| scope.spawn(move || lane(own))).collect();
         let lanes: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        let took = begun.elapsed().as_secs_f64();
         // Whatever became of them: else the scope would wait for ever.
         stop.store(true, Ordering::Relaxed);
-        (lanes, sums.map_or(Ok((0, 0.0)), |thread| thread.join().expect("a worker does not panic")))
+        (lanes, took, sums.map_or(Ok((0, 0.0)), |thread| thread.join().expect("a worker does not panic")))
     });
     let mut latency = run::histogram();
     for lane in lanes {
         latency += &lane.expect("a worker does not panic")?;
     }
-    let took = begun.elapsed().as_secs_f64();
     let after = store.stats().space;
     setting.rates.push(latency.len() as f64 / took);
     setting.p99.push(latency.value_at_quantile(0.99) as f64);
@@ -182,7 +205,10 @@ fn be_busy(stop: &AtomicBool) -> (u64, f64) {
 
 /// Sums until it is told to stop; how many there were, and the seconds they took.
 fn add_up(store: &Store<u64, [u8]>, arguments: &Arguments, stop: &AtomicBool) -> Result<(u64, f64)> {
-    let amount = |_: u64, value: &[u8]| value.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
+    let amount = |_: u64, value: &[u8]| match value.first_chunk() {
+        Some(first) if value[8] != NEW => u64::from_le_bytes(*first),
+        _ => 0,
+    };
     let expected: i128 = (0..arguments.keys).map(|index| i128::from(keys::key(index))).sum();
     let (mut sums, begun) = (0, Instant::now());
     while !stop.load(Ordering::Relaxed) {
@@ -193,17 +219,41 @@ fn add_up(store: &Store<u64, [u8]>, arguments: &Arguments, stop: &AtomicBool) ->
     Ok((sums, begun.elapsed().as_secs_f64()))
 }
 
+/// The ninth byte of a value whose key was not there when the clock started.
+const NEW: u8 = 1;
+
 /// A value tells its key.
 fn put(store: &Store<u64, [u8]>, key: u64, value: &[u8]) -> Result<()> {
+    own_value(key, value, |own| Ok(store.put(&key, own)?))
+}
+
+/// Of a key with this number behind those that were loaded.
+fn put_new(store: &Store<u64, [u8]>, number: u64, ends: bool, value: &[u8]) -> Result<()> {
+    let key = keys::key(number);
+    own_value(key, value, |own| {
+        own[8] = NEW;
+        let put = if ends { store.put_with_ttl(&key, own, NEW_LIVE) } else { store.put(&key, own) };
+        Ok(put?)
+    })
+}
+
+fn own_value<R>(key: u64, value: &[u8], with: impl FnOnce(&mut [u8]) -> R) -> R {
     // Nothing to allocate: what is measured is the store.
     let mut own = [0; 4096];
     let own = own.get_mut(..value.len()).unwrap_or_default();
     own.copy_from_slice(&value[..own.len()]);
     own[..8].copy_from_slice(&key.to_le_bytes());
-    Ok(store.put(&key, own)?)
+    with(own)
 }
 
-fn call(store: &Store<u64, [u8]>, arguments: &Arguments, sequence: &Sequence, begun: Instant, value: &[u8]) -> Result<Histogram<u64>> {
+fn call(
+    store: &Store<u64, [u8]>,
+    arguments: &Arguments,
+    has_work: bool,
+    (lane, sequence): (u64, &Sequence),
+    begun: Instant,
+    value: &[u8],
+) -> Result<Histogram<u64>> {
     let mut latency = run::histogram();
     let pause = arguments.threads as f64 / arguments.rate;
     let count = (arguments.seconds / pause) as u64;
@@ -211,7 +261,10 @@ fn call(store: &Store<u64, [u8]>, arguments: &Arguments, sequence: &Sequence, be
         let due = begun + Duration::from_secs_f64(number as f64 * pause);
         wait_until(due);
         match arguments.beside {
-            Work::Compaction => put(store, key, value)?,
+            Work::Everything if number % NEW_EVERY == 0 => {
+                put_new(store, arguments.keys + number * arguments.threads as u64 + lane, has_work, value)?;
+            }
+            Work::Compaction | Work::Everything => put(store, key, value)?,
             Work::Sums => {
                 let is_own = store.get_with(&key, |value| value[..8] == key.to_le_bytes())?;
                 ensure!(is_own == Some(true), "a value is wrong");
@@ -263,22 +316,21 @@ fn row(arguments: &Arguments, setting: &Setting) -> Row {
 }
 
 fn print(arguments: &Arguments, rows: &[Row], settings: &[Setting; 2]) {
-    let told = match arguments.beside {
-        Work::Compaction => ["given back", "log / live"],
-        Work::Sums => ["sums", "ns an object"],
-    };
-    let head = [&["calls", "rate", "p50", "p99", "p99.9", "max"][..], &told].concat();
+    let (compacts, sums) = (arguments.beside.compacts(), arguments.beside.sums());
+    let told = [(compacts, "given back"), (compacts, "log / live"), (sums, "sums"), (sums, "ns an object")];
+    let told = told.into_iter().filter_map(|(is_told, head)| is_told.then_some(head));
+    let head: Vec<&str> = ["calls", "rate", "p50", "p99", "p99.9", "max"].into_iter().chain(told).collect();
     let body = rows.iter().zip(settings).map(|(row, setting)| {
         let latency = Latency::of(&setting.latency);
         let mut cells = vec![row.operation.clone(), report::rate(row.ops_per_second.median)];
         cells.extend([latency.p50, latency.p99, latency.p999, latency.max].map(report::nanoseconds));
-        cells.extend(match arguments.beside {
-            Work::Compaction => [format!("{} MiB", setting.given_back >> 20), format!("{:.2}", setting.amplification)],
-            Work::Sums => {
-                let pace = setting.sum_seconds * 1e9 / (setting.sums * arguments.keys) as f64;
-                [setting.sums.to_string(), report::optional((setting.sums > 0).then_some(pace))]
-            }
-        });
+        if compacts {
+            cells.extend([format!("{} MiB", setting.given_back >> 20), format!("{:.2}", setting.amplification)]);
+        }
+        if sums {
+            let pace = setting.sum_seconds * 1e9 / (setting.sums * arguments.keys) as f64;
+            cells.extend([setting.sums.to_string(), report::optional((setting.sums > 0).then_some(pace))]);
+        }
         cells
     });
     report::print_table(&head, &body.collect::<Vec<_>>());
@@ -293,8 +345,8 @@ mod tests {
 
     /// Every sum and every value is right: `measure` refuses anything else.
     #[test]
-    fn both_kinds_of_work_are_measured() {
-        for beside in [Work::Compaction, Work::Sums] {
+    fn all_kinds_of_work_are_measured() {
+        for beside in [Work::Compaction, Work::Sums, Work::Everything] {
             let arguments = Arguments {
                 beside,
                 keys: 20_000,
@@ -313,7 +365,7 @@ mod tests {
                 let directory = arguments.place.temporary().unwrap();
                 measure(&arguments, &mut setting, &sequences, directory.path()).unwrap();
                 assert_eq!((setting.latency.len(), setting.p99.len()), (2_000, 1));
-                assert_eq!(setting.sums > 0, beside == Work::Sums && setting.has_work);
+                assert_eq!(setting.sums > 0, beside.sums() && setting.has_work);
             }
         }
     }
