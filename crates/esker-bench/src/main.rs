@@ -11,6 +11,7 @@ mod cache;
 mod chart;
 mod commit;
 mod engines;
+mod flood;
 mod fractions;
 mod growth;
 mod hybrid;
@@ -72,6 +73,8 @@ enum Experiment {
     Transactions(transactions::Arguments),
     /// Records that come and go at a constant number, in stores more or less full.
     Turnover(turnover::Arguments),
+    /// More records than there is memory for: what is slowed down, refused, or dropped and counted
+    Flood(flood::Arguments),
 }
 
 /// Where results go besides the standard output.
@@ -129,5 +132,6 @@ fn main() -> anyhow::Result<()> {
         Experiment::Recovery(arguments) => recovery::run(&arguments),
         Experiment::Transactions(arguments) => transactions::run(&arguments),
         Experiment::Turnover(arguments) => turnover::run(&arguments),
+        Experiment::Flood(arguments) => flood::run(&arguments),
     }
 }

@@ -27,8 +27,6 @@ use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
 use crate::{Outputs, Place, progress, run, size};
 
-/// Below this wait a thread spins: waking up takes longer.
-const SPIN: Duration = Duration::from_micros(200);
 /// One call in so many puts a new key, beside everything, and for how long.
 const NEW_EVERY: u64 = 8;
 const NEW_LIVE: Duration = Duration::from_secs(5);
@@ -259,7 +257,7 @@ fn call(
     let count = (arguments.seconds / pause) as u64;
     for (number, &key) in (0..count).zip(sequence.keys.iter().cycle()) {
         let due = begun + Duration::from_secs_f64(number as f64 * pause);
-        wait_until(due);
+        run::wait_until(due);
         match arguments.beside {
             Work::Everything if number % NEW_EVERY == 0 => {
                 put_new(store, arguments.keys + number * arguments.threads as u64 + lane, has_work, value)?;
@@ -273,16 +271,6 @@ fn call(
         latency.saturating_record(due.elapsed().as_nanos() as u64);
     }
     Ok(latency)
-}
-
-fn wait_until(due: Instant) {
-    loop {
-        match due.checked_duration_since(Instant::now()) {
-            None | Some(Duration::ZERO) => return,
-            Some(rest) if rest > SPIN => std::thread::sleep(rest - SPIN),
-            Some(_) => std::hint::spin_loop(),
-        }
-    }
 }
 
 fn check(store: &Store<u64, [u8]>, arguments: &Arguments) -> Result<()> {

@@ -19,6 +19,8 @@ use rand::{RngExt, SeedableRng};
 use crate::engines::{Engine, Session};
 use crate::keys::{self, Sequence};
 
+/// Below this wait a thread spins: waking up takes longer.
+const SPIN: Duration = Duration::from_micros(200);
 /// The longest latency that is told apart, in nanoseconds.
 const LONGEST: u64 = 60_000_000_000;
 /// Share of the measured time that is spent in warming up.
@@ -210,6 +212,17 @@ fn conduct(phase: &AtomicU8, barrier: &Barrier, seconds: f64) {
     phase.store(MEASURED, Ordering::Relaxed);
     std::thread::sleep(Duration::from_secs_f64(seconds));
     phase.store(OVER, Ordering::Relaxed);
+}
+
+/// Sleeps, and spins at the end, until then.
+pub(crate) fn wait_until(due: Instant) {
+    loop {
+        match due.checked_duration_since(Instant::now()) {
+            None | Some(Duration::ZERO) => return,
+            Some(rest) if rest > SPIN => std::thread::sleep(rest - SPIN),
+            Some(_) => std::hint::spin_loop(),
+        }
+    }
 }
 
 /// An empty histogram of latencies; longer ones than a minute count as a minute.

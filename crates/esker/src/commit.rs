@@ -133,6 +133,9 @@ impl Engine {
     /// All but the manifest: the line, and what it tells of itself, if it `may_tell`; or `None` if nothing was written since the
     /// last one.
     pub(crate) fn cut_log(&self, may_tell: bool) -> Result<Option<(Line, Option<LineRecord>)>> {
+        if self.log.device.is_some() {
+            self.flush_ahead()?;
+        }
         let guard = lock(&self.boundaries);
         self.check_writable()?;
         let bounds = &self.log.bounds;

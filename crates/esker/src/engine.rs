@@ -20,7 +20,7 @@ use crate::record::Record;
 use crate::recovery::Manner;
 use crate::snapshot::Holds;
 use crate::stats::{ExpiryStats, IndexStats, LoadStats, LogStats, MemoryStats, OperationStats, Stats};
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
 pub(crate) use crate::types::Layout;
 use std::sync::Arc;
@@ -31,6 +31,9 @@ const FIXED_BYTES: u64 = 2 << 20;
 pub(crate) const BUDGET_BYTES_MIN: u64 = 16 << 20;
 const HUGE_PAGE_BUDGET_BYTES: u64 = 256 << 20;
 const VALUE_BYTES_MAX: u64 = 16 << 20;
+/// What is written ahead of a line goes in steps of so much at most, some milliseconds each, and in so many rounds: in each less has come meanwhile.
+const FLUSH_STEP_MAX: u64 = 8 << 20;
+const FLUSH_ROUNDS: u32 = 4;
 const DRIVER_PAUSE: Duration = Duration::from_millis(1);
 /// After which a slot of the manifest speaks of lines that told of themselves.
 const SLOT_PAUSE: Duration = Duration::from_secs(1);
@@ -62,6 +65,8 @@ pub(crate) struct Engine {
     /// The driver compacts when the log is this many times as long as what lives in it, and so many bytes longer.
     pub(crate) space_amplification: f64,
     pub(crate) space_slack: u64,
+    /// Those who wait for the boundaries to find room.
+    seekers: AtomicU32,
     pub(crate) boundaries: Mutex<()>,
     pub(crate) is_always_durable: bool,
     pub(crate) in_background: bool,
@@ -197,6 +202,7 @@ impl Engine {
             holds: Holds::default(),
             space_amplification: parts.space_amplification,
             space_slack,
+            seekers: AtomicU32::new(0),
             boundaries: Mutex::new(()),
             is_always_durable: parts.durability == Durability::Always && has_device,
             in_background: parts.in_background,
@@ -288,7 +294,9 @@ impl Engine {
     /// Waits until `bytes` more can be allocated. Must not be called under a pin.
     #[cold]
     pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
+        self.seekers.fetch_add(1, Relaxed);
         let guard = lock(&self.boundaries);
+        self.seekers.fetch_sub(1, Relaxed);
         if self.epochs.is_closed() {
             return Err(Error::Closed);
         }
@@ -363,6 +371,36 @@ impl Engine {
             self.flush()?;
         }
         self.evict(head.min(bounds.flushed_until.load(Relaxed)));
+        Ok(())
+    }
+
+    /// Writes, in steps, most of what a line would write at once, if those who write might have to wait for room meanwhile: between the steps
+    /// they get some. Where memory holds all, freezing early would only make updates copy more; and where somebody waits already, the device is
+    /// the bound, and one write after the other without steps is sooner done.
+    pub(crate) fn flush_ahead(&self) -> Result<()> {
+        let (bounds, budget) = (&self.log.bounds, self.log.budget.load(Relaxed));
+        let step = (budget / 16).min(FLUSH_STEP_MAX);
+        for _ in 0..FLUSH_ROUNDS {
+            let until = block_floor(self.log.tail());
+            let unwritten = || until.saturating_sub(bounds.flushed_until.load(Relaxed));
+            let room = budget.saturating_sub(self.log_bytes());
+            if unwritten() <= 2 * step || room >= unwritten() / 2 {
+                break;
+            }
+            while unwritten() > step {
+                if self.seekers.load(Relaxed) > 0 {
+                    return Ok(());
+                }
+                let guard = lock(&self.boundaries);
+                self.check_writable()?;
+                let to = block_floor(bounds.flushed_until.load(Relaxed) + step);
+                if to > bounds.safe_read_only.load(Relaxed) {
+                    self.freeze(to);
+                }
+                self.flush()?;
+                self.shift_boundaries(&guard, 0)?;
+            }
+        }
         Ok(())
     }
 
@@ -660,6 +698,7 @@ impl Engine {
             caching: None,
             loads: Loads::default(),
             holds: Holds::default(),
+            seekers: AtomicU32::new(0),
             boundaries: Mutex::new(()),
             is_always_durable: false,
             in_background: false,

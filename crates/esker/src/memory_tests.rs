@@ -41,3 +41,23 @@ fn compaction_marks_no_window_of_what_is_cold() {
     assert_eq!(marked, []);
     (0..1_000_000).step_by(1013).for_each(|n| assert_eq!(store.get(&n).unwrap(), Some(n)));
 }
+
+/// A line wrote all that was new at once, with the log's boundaries locked: in a full store whoever sought room waited for hundreds of MiB.
+#[test]
+fn of_a_full_memory_little_is_left_for_the_line_to_write() {
+    let unwritten = |memory| {
+        let store = store(memory, 1_500_000);
+        let engine = store.engine_for_test();
+        let unwritten = || engine.log.tail() - engine.log.bounds.flushed_until.load(Relaxed);
+        let before = unwritten();
+        engine.flush_ahead().unwrap();
+        assert_eq!(store.get(&0).unwrap(), Some(0));
+        (before, unwritten(), engine.log.budget.load(Relaxed))
+    };
+    let (before, after, budget) = unwritten(64 << 20);
+    assert!(before > budget / 2, "the log's memory is full of what was not written");
+    assert!(after <= budget / 8, "{after} of {before} bytes are left");
+    // Where there is room for all who write meanwhile, what can change in place goes on doing so.
+    let (before, after, _) = unwritten(256 << 20);
+    assert_eq!(after, before);
+}
