@@ -91,7 +91,8 @@ struct Copied {
 }
 
 /// A way through the whole log, as it was when it began: at its end nothing is left of what was dead then, whatever was
-/// counted. So errors of the count do not add up, and where all lives compaction rests after one pass.
+/// counted. So errors of the count do not add up, and where all lives compaction rests after one pass. What died since may have been given back,
+/// too: of that no more than was counted.
 struct Pass {
     until: u64,
     /// All dead bytes that had been counted.
@@ -147,9 +148,9 @@ impl Engine {
         done.stretches += 1;
         done.given_back_bytes += stretch.reached - stretch.from;
         done.moved_bytes += stretch.moved;
-        match lock(pass).take_if(|pass| stretch.reached >= pass.until) {
-            Some(pass) => given_back.store(pass.counted, Relaxed),
-            None => _ = given_back.fetch_add(stretch.dead, Relaxed),
+        let given = given_back.fetch_add(stretch.dead, Relaxed) + stretch.dead;
+        if let Some(pass) = lock(pass).take_if(|pass| stretch.reached >= pass.until) {
+            given_back.store(given.max(pass.counted).min(self.counted_dead_bytes()), Relaxed);
         }
     }
 
