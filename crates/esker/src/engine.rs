@@ -361,13 +361,15 @@ impl Engine {
         // What was backed ahead of the tail is there, though the budget may be lower since. It once was not counted: 8 MiB too many
         // after 128 MiB had become 32.
         let top = (tail + spare).max(bounds.populated.load(Relaxed));
-        let head = block_ceil(top.saturating_sub(budget)).min(tail);
+        let overlap = self.log.overlap_bytes();
+        let head = block_ceil(top.saturating_sub(budget)).min(block_floor(tail.saturating_sub(overlap)));
         let lag = budget / 8 * 7;
         let read_only = bounds.read_only.load(Relaxed);
         // Freezing goes in steps of a sixteenth: a drain each time, not each block.
-        let due = tail - read_only > lag || head > bounds.flushed_until.load(Relaxed);
+        let needed = block_ceil(head + overlap).min(tail);
+        let due = tail - read_only > lag || needed > bounds.flushed_until.load(Relaxed);
         if due {
-            self.freeze(block_ceil((tail + budget / 16).saturating_sub(lag)).max(head).min(tail).max(read_only));
+            self.freeze(block_ceil((tail + budget / 16).saturating_sub(lag)).max(needed).min(tail).max(read_only));
             self.flush()?;
         }
         self.evict(head.min(bounds.flushed_until.load(Relaxed)));

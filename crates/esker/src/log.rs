@@ -5,7 +5,8 @@
 //! |       | on the device | in memory, frozen | in memory, mutable |
 //! ```
 //! `near` lies at `head`, in a cache above it. Always: begin <= head <= flushed_until <= safe_read_only <= read_only, and each only grows; but `read_only` is [`NOWHERE`]
-//! while a line is drawn (`commit.rs`): then nothing at all is changed in place.
+//! while a line is drawn (`commit.rs`): then nothing at all is changed in place. What begins below `head` is on the device to its end
+//! ([`Log::overlap_bytes`]).
 //!
 //! * **Memory** is one region; the byte of address `a` is at `a mod region`. Only `[evicted, tail)` is backed, so the
 //!   budget can be any number and can change: it is a matter of where `head` goes.
@@ -29,7 +30,7 @@ use crate::memory::Region;
 use crate::record::ODD_LINE;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Rule, broken};
-use crate::windows::Windows;
+use crate::windows::{WINDOW_BYTES, Windows};
 use crate::words;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -70,6 +71,8 @@ pub(crate) struct Log {
     pub(crate) budget: AtomicU64,
     /// Bytes that were left unused at the ends of blocks: dead, like the rest of a piece.
     pub(crate) left_bytes: AtomicU64,
+    /// No record of this opening has more.
+    longest: AtomicU64,
     /// Bytes above the budget that compaction may take: it needs room before it makes room.
     pub(crate) reserve: AtomicU64,
     pub(crate) device: Option<Arc<dyn Device>>,
@@ -140,6 +143,7 @@ impl Log {
             },
             budget: AtomicU64::new(0),
             left_bytes: AtomicU64::new(0),
+            longest: AtomicU64::new(PIECE_RECORD_MAX),
             reserve: AtomicU64::new(0),
             device,
             verifies_reads: true,
@@ -241,6 +245,11 @@ impl Log {
         self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, u64::MAX / 2))
     }
 
+    /// So far above `head` may end what begins below it and is read from the device at once: a record, or what a scan reads of a window.
+    pub(crate) fn overlap_bytes(&self) -> u64 {
+        WINDOW_BYTES + self.longest.load(Relaxed) + 2 * BLOCK_BYTES
+    }
+
     /// The most that a record of so many bytes takes of the log, with what it leaves unused: of each piece up to a quarter, and the
     /// rest of the block before it.
     pub(crate) fn room_of(bytes: u64) -> u64 {
@@ -253,6 +262,7 @@ impl Log {
     #[inline(never)]
     fn allocate_piece(&self, slot: &Slot, bytes: u64, reserve: u64) -> Option<u64> {
         if bytes > PIECE_RECORD_MAX {
+            self.longest.fetch_max(bytes, Relaxed);
             return self.claim(bytes.next_multiple_of(BLOCK_BYTES), BLOCK_BYTES, reserve);
         }
         let was_full = slot.cursor.load(Relaxed) >= self.bounds.floor.load(Acquire);

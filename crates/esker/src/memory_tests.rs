@@ -61,3 +61,25 @@ fn of_a_full_memory_little_is_left_for_the_line_to_write() {
     let (before, after, _) = unwritten(256 << 20);
     assert_eq!(after, before);
 }
+
+/// Memory was given back up to where the device had everything: a long record in the midst of that began on the device and ended where nothing
+/// had been written yet, and could not be read. So could a part of a window that a scan reads.
+#[test]
+fn what_begins_on_the_device_is_there_to_its_end() {
+    let store: Store<u64, [u8]> = Options::new().memory(16 << 20).background(false).open_in(Arc::new(MemoryStorage::new())).unwrap();
+    let bounds = &store.engine_for_test().log.bounds;
+    for n in 0..60 {
+        store.put(&n, &vec![n as u8; (2 << 20) + 100 * n as usize]).unwrap();
+        if n % 3 == 0 {
+            // Freezes everything and writes nothing.
+            let mut count = 0;
+            store.scan().by_log().for_each(|_, _| count += 1).unwrap();
+            assert_eq!(count, n + 1);
+        }
+        let (head, flushed) = (bounds.head.load(Relaxed), bounds.flushed_until.load(Relaxed));
+        assert!(head + (2 << 20) <= flushed || flushed < (3 << 20), "the device has all to {flushed}, memory what begins at {head}");
+        for key in n.saturating_sub(8)..=n {
+            assert!(store.get(&key).unwrap().is_some_and(|value| value.iter().all(|byte| *byte == key as u8)));
+        }
+    }
+}
