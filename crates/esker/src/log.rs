@@ -245,9 +245,10 @@ impl Log {
         self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, u64::MAX / 2))
     }
 
-    /// So far above `head` may end what begins below it and is read from the device at once: a record, or what a scan reads of a window.
+    /// So far above `head` may end what begins below it and is read from the device at once: a record, or what a scan reads from somewhere in
+    /// one window to somewhere in the next.
     pub(crate) fn overlap_bytes(&self) -> u64 {
-        WINDOW_BYTES + self.longest.load(Relaxed) + 2 * BLOCK_BYTES
+        2 * WINDOW_BYTES + self.longest.load(Relaxed) + 2 * BLOCK_BYTES
     }
 
     /// The most that a record of so many bytes takes of the log, with what it leaves unused: of each piece up to a quarter, and the
