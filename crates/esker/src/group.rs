@@ -18,7 +18,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 thread_local! {
-    /// The store that this thread waited for last, and the line.
+    // The store that this thread waited for last, and the line.
     static LAST: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
