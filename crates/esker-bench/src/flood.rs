@@ -122,6 +122,7 @@ struct Row {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    ensure!(Duration::try_from_secs_f64(arguments.line_seconds).is_ok(), "from line to line there must be some seconds, or 0");
     let bar = progress::bar((arguments.kinds.len() * arguments.rates.len()) as u64);
     let mut rows = Vec::new();
     for &kind in &arguments.kinds {
@@ -193,7 +194,7 @@ fn found(store: &Store<u64, [u8]>, arguments: &Arguments) -> Result<u64> {
         store.get_many(&batch, |at, value| {
             let Some(value) = value else { return };
             found += 1;
-            wrong += u64::from(value.len() as u64 != arguments.value_bytes || value[..8] != batch[at].to_le_bytes());
+            wrong += u64::from(!keys::is_own(batch[at], value, arguments.value_bytes));
         })?;
     }
     ensure!(wrong == 0, "{wrong} values are wrong");

@@ -48,6 +48,11 @@ pub(crate) fn key(index: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// True if bytes are a value of this length that tells its key.
+pub(crate) fn is_own(key: u64, value: &[u8], bytes: u64) -> bool {
+    value.len() as u64 == bytes && value[..8] == key.to_le_bytes()
+}
+
 /// The value of a key with the given count.
 #[inline]
 pub(crate) fn value(key: u64, count: u64) -> u64 {

@@ -277,7 +277,7 @@ fn check(store: &Store<u64, [u8]>, arguments: &Arguments) -> Result<()> {
     let batch: Vec<u64> = (0..arguments.keys).map(keys::key).collect();
     let mut wrong = 0u64;
     store.get_many(&batch, |at, found| {
-        let is_own = found.is_some_and(|value| value.len() as u64 == arguments.value_bytes && value[..8] == batch[at].to_le_bytes());
+        let is_own = found.is_some_and(|value| keys::is_own(batch[at], value, arguments.value_bytes));
         wrong += u64::from(!is_own);
     })?;
     ensure!(wrong == 0, "{wrong} values are wrong");

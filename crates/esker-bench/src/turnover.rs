@@ -293,7 +293,7 @@ impl Records {
     fn check(&self) -> Result<()> {
         let is_own = |number: &u64| -> Result<bool> {
             let key = keys::key(*number);
-            let told = |value: &[u8]| value.len() == self.batch[0].1.len() && value[..8] == key.to_le_bytes();
+            let told = |value: &[u8]| keys::is_own(key, value, self.batch[0].1.len() as u64);
             Ok(self.store.get_with(&key, told)? == Some(true))
         };
         for number in &self.live {

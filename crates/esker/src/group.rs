@@ -135,8 +135,7 @@ impl Engine {
                 is_alone = false;
                 // Acquire: pairs with the Release in `line_ended`; the line is durable.
                 if group.ended.load(Acquire) >= wanted {
-                    LAST.with(|last| last.set((self.epochs.id(), wanted)));
-                    return Ok(());
+                    break;
                 }
                 progress = group.lock();
             } else {
@@ -160,9 +159,8 @@ impl Engine {
             progress.ended = progress.started;
             group.ended.store(progress.ended, Release);
         }
-        let (are_own, are_next) = (std::mem::take(&mut progress.sleepers[own]) > 0, progress.sleepers[next] > 0);
-        let are_waiting = progress.sleepers[next];
-        progress.company.line_ended(own, are_waiting, took, waiting::now());
+        let (are_own, next_sleepers) = (std::mem::take(&mut progress.sleepers[own]) > 0, progress.sleepers[next]);
+        progress.company.line_ended(own, next_sleepers, took, waiting::now());
         // The herald waits for this line, if there is one, and may sleep for some time yet.
         let has_herald = progress.has_herald;
         progress.has_herald &= broken(Rule::HeraldEndsWithLine);
@@ -173,7 +171,7 @@ impl Engine {
         drop(progress);
         match result {
             // First who sees to the next line.
-            Ok(()) if are_next => group.gates[next].wake_one(),
+            Ok(()) if next_sleepers > 0 => group.gates[next].wake_one(),
             Ok(()) => {}
             // All are told.
             Err(_) => group.gates[next].wake_all(),

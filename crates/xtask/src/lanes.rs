@@ -51,6 +51,9 @@ pub(crate) fn crash(arguments: &Arguments) -> bool {
         Some(length) => {
             let of = |layout| (1..=length).flat_map(move |length| program::all(layout, length));
             let programs: Vec<Program> = of(Layout::Pairs).chain(of(Layout::Blobs)).collect();
+            if !arguments.is_worker {
+                eprintln!("crash: all {} programs of up to {length} steps", programs.len());
+            }
             let all = |_: &Figures, number| number >= programs.len() as u64;
             lane(arguments, all, |n| judge(&subject, &programs[n as usize], Limits::EXHAUSTIVE), tell)
         }

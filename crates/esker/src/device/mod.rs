@@ -2,6 +2,7 @@
 //!
 //! The trait is small so that a simulated disk is short. Offsets and lengths are multiples of [`SECTOR_BYTES`].
 
+mod buffer;
 mod file;
 mod memory;
 mod pool;
@@ -10,6 +11,7 @@ mod ring;
 mod segments;
 mod stream;
 
+pub(crate) use buffer::AlignedBuffer;
 pub(crate) use file::{FileDevice, read_stream};
 pub use memory::{MemoryDevice, MemoryStorage};
 pub(crate) use segments::{PREFIX as SEGMENT_PREFIX, Segments, ZEROS_BYTES_MAX, name as segment_name};
@@ -121,44 +123,4 @@ pub trait Storage: Send + Sync {
     fn read_stream(&self, device: &dyn Device, source: &mut dyn ReadSource) {
         read_one_by_one(|read| device.read(read.offset(), read.bytes_mut()), source);
     }
-}
-
-/// A buffer aligned for direct I/O.
-pub(crate) struct AlignedBuffer {
-    sectors: Vec<Sector>,
-}
-
-impl std::fmt::Debug for AlignedBuffer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} sectors", self.sectors.len())
-    }
-}
-
-#[derive(Clone, Copy)]
-#[repr(C, align(4096))]
-struct Sector([u8; SECTOR_BYTES]);
-
-impl AlignedBuffer {
-    pub(crate) fn new(sectors: usize) -> Self {
-        Self { sectors: vec![Sector([0; SECTOR_BYTES]); sectors] }
-    }
-
-    pub(crate) fn sector_mut(&mut self, at: usize) -> &mut [u8; SECTOR_BYTES] {
-        &mut self.sectors[at].0
-    }
-
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        let len = self.sectors.len() * SECTOR_BYTES;
-        // SAFETY: `Sector` is a byte array without padding (size 4096 = align 4096), so the vector is `len` plain bytes.
-        unsafe { std::slice::from_raw_parts_mut(self.sectors.as_mut_ptr().cast(), len) }
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        sector_bytes(&self.sectors)
-    }
-}
-
-fn sector_bytes(sectors: &[Sector]) -> &[u8] {
-    // SAFETY: as in `bytes_mut`.
-    unsafe { std::slice::from_raw_parts(sectors.as_ptr().cast(), size_of_val(sectors)) }
 }

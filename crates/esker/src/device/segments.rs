@@ -16,7 +16,8 @@
 //! * **Handles** are opened when they are needed and at most [`HANDLES_MAX`] are kept, the newest segments' first: however
 //!   long the log, the process does not run out of files. A read that is under way holds its file itself.
 
-use super::{Device, ReadSource, SECTOR_BYTES, Sector, Storage, read_one_by_one, sector_bytes};
+use super::buffer::{Sector, sector_bytes};
+use super::{Device, ReadSource, SECTOR_BYTES, Storage, read_one_by_one};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
