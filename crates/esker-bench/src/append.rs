@@ -18,7 +18,7 @@ use crate::run::MILLION;
 use crate::{Outputs, chart, keys, memory, progress, size};
 
 /// The size of a record.
-const RECORD: usize = 16;
+pub(crate) const RECORD: usize = 16;
 
 /// The contestants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -123,7 +123,7 @@ impl<A: Appender> Contestant for A {
 
 /// The record with a number.
 #[inline]
-fn record(key: u64, number: u64) -> [u8; RECORD] {
+pub(crate) fn record(key: u64, number: u64) -> [u8; RECORD] {
     let mut record = [0; RECORD];
     record[..8].copy_from_slice(&key.to_le_bytes());
     record[8..].copy_from_slice(&number.to_le_bytes());
@@ -131,7 +131,7 @@ fn record(key: u64, number: u64) -> [u8; RECORD] {
 }
 
 /// The number of records in a sound list.
-fn check(key: u64, list: &[u8]) -> Option<u64> {
+pub(crate) fn check(key: u64, list: &[u8]) -> Option<u64> {
     let (records, rest) = list.as_chunks::<RECORD>();
     let number = |record: &[u8; RECORD]| u64::from_le_bytes(*record.last_chunk().expect("8 bytes"));
     let own = records.iter().all(|record| record[..8] == key.to_le_bytes());

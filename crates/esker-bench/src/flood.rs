@@ -19,8 +19,6 @@ use serde::Serialize;
 use crate::report::{self, Latency};
 use crate::{Outputs, Place, keys, progress, run, size};
 
-/// The least a store may have.
-const MEMORY_MIN: u64 = 16 << 20;
 /// Of the records a cache's disk holds one in so many.
 const DISK_PART: u64 = 2;
 const DISK_MIN: u64 = 64 << 20;
@@ -95,7 +93,7 @@ impl Arguments {
     }
 
     fn memory(&self) -> u64 {
-        self.memory.unwrap_or_else(|| (self.bytes() / 2).max(MEMORY_MIN))
+        self.memory.unwrap_or_else(|| (self.bytes() / 2).max(size::LEAST))
     }
 }
 
@@ -224,7 +222,7 @@ mod tests {
             kinds: Vec::new(),
             records: 60_000,
             value_bytes: 1024,
-            memory: Some(MEMORY_MIN),
+            memory: Some(size::LEAST),
             line_seconds: 0.0,
             rates: Vec::new(),
             place: Place::default(),

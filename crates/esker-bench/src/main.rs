@@ -27,6 +27,7 @@ mod recovery;
 mod report;
 mod run;
 mod size;
+mod steady;
 mod transactions;
 mod turnover;
 mod ycsb;
@@ -75,6 +76,8 @@ enum Experiment {
     Turnover(turnover::Arguments),
     /// More records than there is memory for: what is slowed down, refused, or dropped and counted
     Flood(flood::Arguments),
+    /// Updates at a steady rate for as long as one likes: each second, and the last calls beside the first
+    Steady(steady::Arguments),
 }
 
 /// Where results go besides the standard output.
@@ -133,5 +136,6 @@ fn main() -> anyhow::Result<()> {
         Experiment::Transactions(arguments) => transactions::run(&arguments),
         Experiment::Turnover(arguments) => turnover::run(&arguments),
         Experiment::Flood(arguments) => flood::run(&arguments),
+        Experiment::Steady(arguments) => steady::run(&arguments),
     }
 }

@@ -1,5 +1,8 @@
 //! Sizes on the command line: plain bytes, or a number with a unit such as `512MiB`.
 
+/// The least memory a store may have.
+pub(crate) const LEAST: u64 = 16 << 20;
+
 /// Reads a size.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim().replace('_', "");

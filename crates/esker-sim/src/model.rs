@@ -76,6 +76,8 @@ pub enum Operation {
     PutMany(Vec<(Bytes, Bytes)>),
     /// Changes several values with [`change`], each with the [`operand`] of its key.
     RmwMany(Vec<Bytes>),
+    /// Appends to several values, in order.
+    AppendMany(Vec<(Bytes, Bytes)>),
     /// Deletes several keys.
     DeleteMany(Vec<Bytes>),
     /// Stores a value for so many milliseconds.
@@ -110,6 +112,7 @@ impl std::fmt::Debug for Operation {
             Operation::GetMany(k) => write!(f, "GetMany(of {})", k.len()),
             Operation::PutMany(p) => write!(f, "PutMany(of {})", p.len()),
             Operation::RmwMany(k) => write!(f, "RmwMany(of {})", k.len()),
+            Operation::AppendMany(p) => write!(f, "AppendMany(of {})", p.len()),
             Operation::DeleteMany(k) => write!(f, "DeleteMany(of {})", k.len()),
             Operation::PutTtl(k, v, ms) => write!(f, "PutTtl({}, {}, {ms})", brief(k), brief(v)),
             Operation::EndAfter(k, ms) => write!(f, "EndAfter({}, {ms})", brief(k)),
@@ -215,11 +218,7 @@ impl Model {
             Operation::Contains(key) => Outcome::Flag(self.map.contains_key(key)),
             Operation::Put(key, value) => self.put(key, value),
             Operation::Rmw(key, by) => Outcome::Value(Some(self.rmw(key, *by))),
-            Operation::Append(key, bytes) => {
-                let value = self.map.entry(key.clone()).or_default();
-                value.extend_from_slice(bytes);
-                Outcome::Count(value.len())
-            }
+            Operation::Append(key, bytes) => Outcome::Count(self.append(key, bytes)),
             Operation::Delete(key) => Outcome::Flag(self.remove(key)),
             Operation::GetMany(keys) => Outcome::Values(keys.iter().map(|k| self.map.get(k).cloned()).collect()),
             Operation::PutMany(pairs) => {
@@ -231,6 +230,12 @@ impl Model {
             Operation::RmwMany(keys) => {
                 for key in keys {
                     self.rmw(key, operand(key));
+                }
+                Outcome::Done
+            }
+            Operation::AppendMany(pairs) => {
+                for (key, bytes) in pairs {
+                    self.append(key, bytes);
                 }
                 Outcome::Done
             }
@@ -264,6 +269,12 @@ impl Model {
         self.map.insert(key.clone(), value.clone());
         self.ends.remove(key);
         Outcome::Done
+    }
+
+    fn append(&mut self, key: &Bytes, bytes: &[u8]) -> usize {
+        let value = self.map.entry(key.clone()).or_default();
+        value.extend_from_slice(bytes);
+        value.len()
     }
 
     fn remove(&mut self, key: &Bytes) -> bool {
@@ -354,6 +365,11 @@ impl Uncertain {
                 }
             }
             Operation::Append(key, bytes) => self.transform(key, surely, |s, _| Some(appended(s, bytes))),
+            Operation::AppendMany(pairs) => {
+                for (key, bytes) in pairs {
+                    self.transform(key, surely, |s, _| Some(appended(s, bytes)));
+                }
+            }
             Operation::Delete(key) => self.transform(key, surely, |_, _| None),
             Operation::DeleteMany(keys) => {
                 for key in keys {
@@ -449,7 +465,8 @@ impl Generator {
             820..870 => Operation::Contains(self.key()),
             870..910 => Operation::GetMany(self.keys()),
             910..940 => Operation::PutMany(self.pairs()),
-            940..965 => Operation::RmwMany(self.keys()),
+            940..955 => Operation::RmwMany(self.keys()),
+            955..965 => self.append_many(),
             965..980 => Operation::DeleteMany(self.keys()),
             980..990 => self.transaction(),
             990..996 => Operation::SetMemory(self.random.random_range(16..=24) << 20),
@@ -491,6 +508,18 @@ impl Generator {
                 Operation::Append(self.key(), self.bytes(length))
             }
         }
+    }
+
+    fn append_many(&mut self) -> Operation {
+        let keys = self.keys();
+        if self.shape.layout.width().is_some() {
+            return Operation::RmwMany(keys);
+        }
+        let pair = |key| {
+            let length = self.random.random_range(0..40);
+            (key, self.bytes(length))
+        };
+        Operation::AppendMany(keys.into_iter().map(pair).collect())
     }
 
     fn key(&mut self) -> Bytes {

@@ -49,6 +49,8 @@ pub trait Subject: Send + Sync {
     fn put_many(&self, pairs: &[(Bytes, Bytes)]) -> Result<()>;
     /// Changes values.
     fn rmw_many(&self, keys: &[Bytes], change: Change<'_>) -> Result<()>;
+    /// Appends to values.
+    fn append_many(&self, pairs: &[(Bytes, Bytes)]) -> Result<()>;
     /// Deletes keys.
     fn delete_many(&self, keys: &[Bytes]) -> Result<usize>;
     /// Stores a value for a time.
@@ -115,6 +117,7 @@ pub fn apply(subject: &dyn Subject, layout: Layout, operation: &Operation) -> Re
         Operation::GetMany(keys) => Outcome::Values(subject.get_many(keys)?),
         Operation::PutMany(pairs) => done(subject.put_many(pairs)?),
         Operation::RmwMany(keys) => done(subject.rmw_many(keys, &mut |i, old| change(old, operand(&keys[i]), width))?),
+        Operation::AppendMany(pairs) => done(subject.append_many(pairs)?),
         Operation::DeleteMany(keys) => Outcome::Count(subject.delete_many(keys)?),
         Operation::PutTtl(key, value, ms) => done(subject.put_ttl(key, value, Duration::from_millis(*ms))?),
         Operation::EndAfter(key, ms) => Outcome::Flag(subject.end_after(key, Duration::from_millis(*ms))?),
@@ -183,6 +186,10 @@ fn no_append_with<S>(_: &mut S, _: &[u8], _: &[u8]) -> Result<usize> {
     Err(Error::Invalid("this layout cannot append".into()))
 }
 
+fn no_append_many<S>(_: &S, _: &[(Bytes, Bytes)]) -> Result<()> {
+    Err(Error::Invalid("this layout cannot append".into()))
+}
+
 fn append_blob_with(tx: &mut Transaction<'_, [u8], [u8]>, key: &[u8], bytes: &[u8]) -> Result<usize> {
     tx.append(key, bytes)
 }
@@ -199,6 +206,15 @@ fn append_named(store: &Store<str, [u8]>, key: &[u8], bytes: &[u8]) -> Result<us
     store.append(&text(key), bytes)
 }
 
+fn append_many_blobs(store: &Store<[u8], [u8]>, pairs: &[(Bytes, Bytes)]) -> Result<()> {
+    store.append_many(pairs)
+}
+
+fn append_many_named(store: &Store<str, [u8]>, pairs: &[(Bytes, Bytes)]) -> Result<()> {
+    let pairs: Vec<_> = pairs.iter().map(|(key, bytes)| (text(key), bytes)).collect();
+    store.append_many(&pairs)
+}
+
 /// The values told by position; a position told twice or not at all is the store's mistake.
 fn told(slots: Vec<Option<Option<Bytes>>>) -> Vec<Option<Bytes>> {
     slots.into_iter().map(|slot| slot.expect("get_many told every position")).collect()
@@ -210,7 +226,7 @@ fn tell(slots: &mut [Option<Option<Bytes>>], position: usize, value: Option<Byte
 }
 
 macro_rules! subject {
-    ($name:ident, $layout:expr, $key:ty, $value:ty, $to_key:expr, $to_value:expr, $append:expr, $append_with:expr) => {
+    ($name:ident, $layout:expr, $key:ty, $value:ty, $to_key:expr, $to_value:expr, $append:expr, $append_with:expr, $append_many:expr) => {
         struct $name(Store<$key, $value>, Arc<ManualClock>);
 
         impl $name {
@@ -280,6 +296,10 @@ macro_rules! subject {
                     $to_value(&change(i, old.as_deref()))
                 })?;
                 Ok(())
+            }
+
+            fn append_many(&self, pairs: &[(Bytes, Bytes)]) -> Result<()> {
+                $append_many(&self.0, pairs)
             }
 
             fn delete_many(&self, keys: &[Bytes]) -> Result<usize> {
@@ -360,7 +380,7 @@ macro_rules! subject {
     };
 }
 
-subject!(Pairs, Layout::Pairs, u64, u64, number, number, no_append, no_append_with);
-subject!(Records, Layout::Records, u64, [u8; 24], number, array::<24>, no_append, no_append_with);
-subject!(Blobs, Layout::Blobs, [u8], [u8], <[u8]>::to_vec, <[u8]>::to_vec, append_blob, append_blob_with);
-subject!(Named, Layout::Named, str, [u8], text, <[u8]>::to_vec, append_named, append_named_with);
+subject!(Pairs, Layout::Pairs, u64, u64, number, number, no_append, no_append_with, no_append_many);
+subject!(Records, Layout::Records, u64, [u8; 24], number, array::<24>, no_append, no_append_with, no_append_many);
+subject!(Blobs, Layout::Blobs, [u8], [u8], <[u8]>::to_vec, <[u8]>::to_vec, append_blob, append_blob_with, append_many_blobs);
+subject!(Named, Layout::Named, str, [u8], text, <[u8]>::to_vec, append_named, append_named_with, append_many_named);

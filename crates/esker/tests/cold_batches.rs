@@ -108,6 +108,46 @@ fn changes_of_equal_keys_come_in_order() {
 }
 
 #[test]
+fn appends_to_equal_keys_come_in_order() {
+    for io_uring in [true, false] {
+        let store = spilled(io_uring);
+        let pairs: Vec<(u64, Vec<u8>)> =
+            (0u32..).zip(scattered()).map(|(i, key)| (key, i.to_le_bytes()[..1 + i as usize % 4].to_vec())).collect();
+        let before = store.stats().operations;
+        store.append_many(&pairs).unwrap();
+        let after = store.stats().operations;
+        assert!(after.device_reads > before.device_reads + KEYS / 6, "most keys must have been cold");
+        assert_eq!(after.appends, before.appends + pairs.len() as u64);
+        for (key, _) in &pairs {
+            let first = if *key < KEYS { value(*key) } else { Vec::new() };
+            let pieces = pairs.iter().filter(|(other, _)| other == key).flat_map(|(_, piece)| piece);
+            let want: Vec<u8> = first.into_iter().chain(pieces.copied()).collect();
+            assert!(store.get(key).unwrap().as_deref() == Some(&*want), "key {key}");
+        }
+        check(&store, &(1..KEYS).step_by(3).collect::<Vec<_>>());
+    }
+}
+
+/// A key that is too long stops a batch where it stands: what comes before it is done, wherever its group begins.
+#[test]
+fn what_comes_before_a_refused_key_is_done() {
+    let store: Store<[u8], [u8]> = Options::new().memory("16MiB").in_memory().unwrap();
+    let keys: Vec<Vec<u8>> = (0..100u8).map(|number| if number == 90 { vec![0; 65_537] } else { vec![number] }).collect();
+    let pairs: Vec<(&[u8], &[u8])> = keys.iter().map(|key| (&key[..], &b"v"[..])).collect();
+    let seen = || keys[..90].iter().map(|key| store.get(&key[..]).unwrap()).collect::<Vec<_>>();
+    let all = |value: Option<&[u8]>| vec![value.map(<[u8]>::to_vec); 90];
+    let refused = |result: esker::Result<()>| matches!(result, Err(esker::Error::Invalid(_)));
+    assert!(refused(store.put_many(&pairs)));
+    assert_eq!(seen(), all(Some(b"v")));
+    assert!(refused(store.append_many(&pairs)));
+    assert_eq!(seen(), all(Some(b"vv")));
+    assert!(refused(store.rmw_many(&keys, |_, old| [old.unwrap_or_default(), b"!"].concat())));
+    assert_eq!(seen(), all(Some(b"vv!")));
+    assert!(refused(store.delete_many(&keys).map(drop)));
+    assert_eq!(seen(), all(None));
+}
+
+#[test]
 fn changes_of_words_come_in_order() {
     const WORDS: u64 = 2_000_000;
     let store: Store<u64, u64> = Options::new().memory("16MiB").open_temporary().unwrap();

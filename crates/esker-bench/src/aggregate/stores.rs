@@ -9,13 +9,11 @@ use rand::{RngExt, SeedableRng};
 use tempfile::TempDir;
 
 use crate::probe::Probe;
-use crate::{Place, keys, memory};
+use crate::{Place, keys, memory, size};
 
 const LOAD_BATCH: usize = 1024;
 /// What an object takes besides its value: header, key and lengths in the log, its part of the index, its key in lists.
 const OBJECT_BYTES: u64 = 32 + 14 + 24;
-/// No store has less.
-const MEMORY_MIN: u64 = 16 << 20;
 /// The part of the machine's memory that a store may fill.
 const MEMORY_PART: f64 = 0.75;
 
@@ -142,7 +140,7 @@ impl Setting {
         };
         let room = (memory::physical_bytes() as f64 * MEMORY_PART) as u64;
         match self.state {
-            State::HalfCold | State::Cold if self.budget() <= MEMORY_MIN => Some("all of it would fit into the least memory".to_owned()),
+            State::HalfCold | State::Cold if self.budget() <= size::LEAST => Some("all of it would fit into the least memory".to_owned()),
             State::HalfCold | State::Cold => None,
             State::Emptied if self.keys >= self.emptied_from => Some("nothing would be deleted".to_owned()),
             _ if bytes > room => Some(format!("about {} MiB, and a store may have {}", bytes >> 20, room >> 20)),
@@ -152,7 +150,7 @@ impl Setting {
 
     fn budget(&self) -> u64 {
         let part = self.state.memory_part().unwrap_or(1.0);
-        self.memory.unwrap_or((self.data_bytes() as f64 * part) as u64).max(MEMORY_MIN)
+        self.memory.unwrap_or((self.data_bytes() as f64 * part) as u64).max(size::LEAST)
     }
 
     /// Makes the store.
@@ -195,7 +193,7 @@ impl Setting {
             State::Fresh | State::Writer => {}
         }
         if let Some(directory) = &filled._directory {
-            filled.probe = Some(Probe::create(directory.path(), self.data_bytes().clamp(MEMORY_MIN, 2 << 30))?);
+            filled.probe = Some(Probe::create(directory.path(), self.data_bytes().clamp(size::LEAST, 2 << 30))?);
         }
         Ok(filled)
     }

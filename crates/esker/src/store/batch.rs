@@ -94,10 +94,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::put`], the first one met; the pairs before it are in.
     pub fn put_many<Q: Borrow<K>, U: Borrow<V>>(&self, pairs: &[(Q, U)]) -> Result<()> {
         for part in pairs.chunks(GROUP) {
-            let group = self.fetch_group(part.iter().map(|(key, _)| key.borrow()))?;
+            let group = self.fetch_group(part.iter().map(|(key, _)| key.borrow()));
             if !Self::WORD {
                 for ((key, value), hash) in part.iter().zip(group.hashes) {
-                    self.put_bytes_hashed(key.borrow().bytes(), hash, value.borrow().bytes())?;
+                    let key = key.borrow().bytes();
+                    Self::check_key(key)?;
+                    self.put_bytes_hashed(key, hash, value.borrow().bytes())?;
                 }
                 continue;
             }
@@ -128,6 +130,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub fn rmw_many<Q: Borrow<K>>(&self, keys: &[Q], mut update: impl FnMut(usize, Option<V::View<'_>>) -> V::Owned) -> Result<()> {
         self.change_many(
             keys,
+            Borrow::borrow,
             &mut update,
             |first, part, update, cold| self.rmw_group(first, part, update, cold).map(|()| 0),
             |number, hash, known, update| {
@@ -145,12 +148,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         update: &mut impl FnMut(usize, Option<V::View<'_>>) -> V::Owned,
         cold: &mut Cold,
     ) -> Result<()> {
-        let group = self.fetch_group(keys.iter().map(Borrow::borrow))?;
+        let group = self.fetch_group(keys.iter().map(Borrow::borrow));
         self.engine.check_writable()?;
         self.engine.epochs.count(Counter::Rmw, keys.len() as u64)?;
         let mut pin = if Self::WORD { Some(self.engine.epochs.pin()?) } else { None };
         for (i, key) in keys.iter().enumerate() {
             let (key, hash) = (key.borrow().bytes(), group.hashes[i]);
+            Self::check_key(key)?;
             if cold.puts_off(first + i, hash) {
                 continue;
             }
@@ -191,6 +195,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub fn delete_many<Q: Borrow<K>>(&self, keys: &[Q]) -> Result<usize> {
         let count = self.change_many(
             keys,
+            Borrow::borrow,
             &mut (),
             |first, part, (), cold| self.delete_group(first, part, cold),
             |number, hash, known, ()| self.delete_step(keys[number].borrow().bytes(), hash, known),
@@ -199,12 +204,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     fn delete_group<Q: Borrow<K>>(&self, first: usize, keys: &[Q], cold: &mut Cold) -> Result<usize> {
-        let group = self.fetch_group(keys.iter().map(Borrow::borrow))?;
+        let group = self.fetch_group(keys.iter().map(Borrow::borrow));
         self.engine.epochs.count(Counter::Delete, keys.len() as u64)?;
         let mut count = 0;
         for (i, (key, hash)) in keys.iter().zip(group.hashes).enumerate() {
+            let key = key.borrow().bytes();
+            Self::check_key(key)?;
             if !cold.puts_off(first + i, hash) {
-                let key = key.borrow().bytes();
                 let was_there = cold.attempt(self, first + i, hash, |known| self.delete_step(key, hash, known))?;
                 count += usize::from(was_there == Some(true));
             }
@@ -212,25 +218,29 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(count)
     }
 
-    /// Changes keys group by group (`group(number of the first, keys, with, those that wait)`), and those that wait for the device
-    /// by `attempt(number, hash, known, with)`. Returns how many said yes.
-    fn change_many<Q: Borrow<K>, W>(
+    /// Changes what `key` says of these items group by group (`group(number of the first, items, with, those that wait)`), and those that
+    /// wait for the device by `attempt(number, hash, known, with)`. Returns how many said yes.
+    fn change_many<'i, T, W>(
         &self,
-        keys: &[Q],
+        items: &'i [T],
+        key: impl Fn(&'i T) -> &'i K,
         with: &mut W,
-        mut group: impl FnMut(usize, &[Q], &mut W, &mut Cold) -> Result<usize>,
+        mut group: impl FnMut(usize, &'i [T], &mut W, &mut Cold) -> Result<usize>,
         mut attempt: impl FnMut(usize, u64, &Known, &mut W) -> Result<Step<bool>>,
-    ) -> Result<usize> {
+    ) -> Result<usize>
+    where
+        K: 'i,
+    {
         let mut count = 0;
-        for (part, from) in keys.chunks(PART).zip((0..).step_by(PART)) {
+        for (part, from) in items.chunks(PART).zip((0..).step_by(PART)) {
             let mut cold = Cold::default();
             let mut groups = part.chunks(GROUP).zip((from..).step_by(GROUP));
-            let ended: Result<()> = groups.try_for_each(|(keys, first)| {
-                count += group(first, keys, with, &mut cold)?;
+            let ended: Result<()> = groups.try_for_each(|(items, first)| {
+                count += group(first, items, with, &mut cold)?;
                 Ok(())
             });
             // Whatever waits comes before the key that failed.
-            count += cold.finish(self, keys, |number, hash, known| attempt(number, hash, known, with))?;
+            count += cold.finish(self, |number| key(&items[number]).bytes(), |number, hash, known| attempt(number, hash, known, with))?;
             ended?;
         }
         Ok(count)
@@ -238,21 +248,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Hashes up to [`GROUP`] keys and brings their buckets, then their first records.
     #[inline(always)]
-    fn fetch_group<'k>(&self, keys: impl Iterator<Item = &'k K>) -> Result<Group>
+    fn fetch_group<'k>(&self, keys: impl Iterator<Item = &'k K>) -> Group
     where
         K: 'k,
     {
         let mut hashes = [0; GROUP];
         let mut count = 0;
         for (hash, key) in hashes.iter_mut().zip(keys) {
-            if !Self::WORD {
-                Self::check_key(key.bytes())?;
-            }
             *hash = self.hash(key.bytes());
             self.engine.index.prefetch(*hash);
             count += 1;
         }
-        Ok(Group { firsts: self.fetch_firsts(&hashes[..count]), hashes })
+        Group { firsts: self.fetch_firsts(&hashes[..count]), hashes }
     }
 
     /// Brings the first records of up to [`GROUP`] keys, whose buckets should be here by now.
@@ -306,7 +313,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         visit: &mut impl FnMut(usize, Option<V::View<'_>>),
         cold: &mut Vec<ColdGet>,
     ) -> Result<()> {
-        let group = self.fetch_group(keys.iter().map(Borrow::borrow))?;
+        let group = self.fetch_group(keys.iter().map(Borrow::borrow));
         let mut words = [0u64; GROUP];
         let (mut live, mut waiting) = (0u64, 0u64);
         let mut pin = self.engine.epochs.pin()?;
@@ -360,9 +367,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         visit: &mut impl FnMut(usize, Option<V::View<'_>>),
         cold: &mut Vec<ColdGet>,
     ) -> Result<()> {
-        let group = self.fetch_group(keys.iter().map(Borrow::borrow))?;
+        let group = self.fetch_group(keys.iter().map(Borrow::borrow));
         for (i, key) in keys.iter().enumerate() {
             let bytes = key.borrow().bytes();
+            Self::check_key(bytes)?;
             let pin = self.pin_when_free(group.hashes[i])?;
             pin.slot.count(Counter::Get, 1);
             if let Some(at) = group.firsts[..keys.len()].get(i + AHEAD) {
@@ -406,6 +414,59 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     fn cold_get(&self, key: usize, hash: u64, seen: Seen, found: &Found) -> ColdGet {
         let at = if let Found::Cold { at } = found { *at } else { 0 };
         ColdGet { key, hash, seen, walk: Walk::new(&self.engine, at).of_get(Some(hash)) }
+    }
+}
+
+impl<K: Key + ?Sized> Store<K, [u8]> {
+    /// Many appends; their cache misses and device reads overlap. In order for equal keys.
+    ///
+    /// # Errors
+    /// As [`Store::append`], that of the first pair that failed; the pairs before it are in, and some behind it may be.
+    ///
+    /// # Cost
+    /// As [`Store::append`]; the device has up to 128 reads under way at a time, of different keys.
+    ///
+    /// # Examples
+    /// ```
+    /// use esker::{Options, Store};
+    ///
+    /// let visits: Store<str, [u8]> = Options::new().memory("16MiB").in_memory()?;
+    /// visits.append_many(&[("ann", "home;"), ("ben", "shop;"), ("ann", "cart;")])?;
+    /// assert_eq!(visits.get("ann")?.as_deref(), Some(&b"home;cart;"[..]));
+    /// # Ok::<(), esker::Error>(())
+    /// ```
+    pub fn append_many<Q: Borrow<K>, U: AsRef<[u8]>>(&self, pairs: &[(Q, U)]) -> Result<()> {
+        self.change_many(
+            pairs,
+            |(key, _)| key.borrow(),
+            &mut (),
+            |first, part, (), cold| self.append_group(first, part, cold).map(|()| 0),
+            |number, hash, known, ()| {
+                let (key, bytes) = &pairs[number];
+                self.append_step(key.borrow().bytes(), hash, known, bytes.as_ref(), &mut 0)
+            },
+        )?;
+        self.written(())
+    }
+
+    fn append_group<Q: Borrow<K>, U: AsRef<[u8]>>(&self, first: usize, pairs: &[(Q, U)], cold: &mut Cold) -> Result<()> {
+        let group = self.fetch_group(pairs.iter().map(|(key, _)| key.borrow()));
+        self.engine.check_writable()?;
+        self.engine.epochs.count(Counter::Append, pairs.len() as u64)?;
+        for (i, ((key, bytes), hash)) in pairs.iter().zip(group.hashes).enumerate() {
+            let (key, bytes) = (key.borrow().bytes(), bytes.as_ref());
+            Self::check_key(key)?;
+            if cold.puts_off(first + i, hash) {
+                continue;
+            }
+            let pin = self.engine.epochs.pin()?;
+            let is_done = self.append_in_place(&pin, key, hash, bytes).is_some();
+            drop(pin);
+            if !is_done {
+                cold.attempt(self, first + i, hash, |known| self.append_step(key, hash, known, bytes, &mut 0))?;
+            }
+        }
+        Ok(())
     }
 }
 

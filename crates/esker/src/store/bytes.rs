@@ -130,8 +130,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         pin.slot.count(Counter::Append, 1);
-        // Held by another: the next attempt waits.
-        Ok(self.engine.hold(hash).and_then(|held| self.append_in_place(&held, key, hash, bytes)))
+        Ok(self.append_in_place(&pin, key, hash, bytes))
     }
 
     /// One attempt at an append; `length` becomes the new one.
@@ -146,9 +145,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.change(key, hash, known, false, &mut decide)
     }
 
-    /// Under a pin.
+    /// The new length. `None` also if the key is held by another: the next attempt waits.
     #[inline(always)]
-    fn append_in_place(&self, _: &Hold<'_>, key: &[u8], hash: u64, bytes: &[u8]) -> Option<usize> {
+    pub(super) fn append_in_place(&self, _: &Pin<'_>, key: &[u8], hash: u64, bytes: &[u8]) -> Option<usize> {
+        let _held = self.engine.hold(hash)?;
         let (at, record) = self.find_fast(key, hash)?;
         if !matches!(self.region(at), Region::Mutable) {
             return None;

@@ -18,7 +18,6 @@ use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::types::{Key, Value};
 use hashbrown::HashTable;
-use std::borrow::Borrow;
 use std::io;
 
 /// The keys of a batch that are not done yet.
@@ -70,38 +69,38 @@ impl Cold {
         Ok(None)
     }
 
-    /// Goes on with all that wait until they are done. `attempt(number, hash, known)`; the number of those that said yes.
+    /// Goes on with all that wait until they are done. `key(number)`, `attempt(number, hash, known)`; the number of those that said yes.
     ///
     /// # Errors
     /// That of the first key, by number, that failed: all before it are done.
-    pub(super) fn finish<K, V, Q, A>(self, store: &Store<K, V>, keys: &[Q], attempt: A) -> Result<usize>
+    pub(super) fn finish<'k, K, V, F, A>(self, store: &Store<K, V>, key: F, attempt: A) -> Result<usize>
     where
         K: Key + ?Sized,
         V: Value + ?Sized,
-        Q: Borrow<K>,
+        F: Fn(usize) -> &'k [u8],
         A: FnMut(usize, u64, &Known) -> Result<Step<bool>>,
     {
         if self.waiting.is_empty() {
             return Ok(0);
         }
-        let mut together = Together { store, keys, attempt, cold: self, reading: Places::default(), reads: 0, failed: None, count: 0 };
+        let mut together = Together { store, key, attempt, cold: self, reading: Places::default(), reads: 0, failed: None, count: 0 };
         store.engine.log.cold_device()?.read_stream(&mut together);
         store.engine.epochs.count(Counter::DeviceRead, together.reads)?;
-        let Together { cold, mut attempt, failed, mut count, .. } = together;
+        let Together { cold, key, mut attempt, failed, mut count, .. } = together;
         let rest = cold.waiting.iter().map(|waiting| (waiting.number, waiting.hash)).chain(cold.put_off);
         let mut rest: Vec<_> = rest.filter(|(number, _)| failed.as_ref().is_none_or(|(failed, _)| number < failed)).collect();
         rest.sort_unstable();
         for (number, hash) in rest {
-            count += usize::from(store.run(keys[number].borrow().bytes(), |known| attempt(number, hash, known))?);
+            count += usize::from(store.run(key(number), |known| attempt(number, hash, known))?);
         }
         failed.map_or(Ok(count), |(_, error)| Err(error))
     }
 }
 
 /// A source of device reads.
-struct Together<'a, K: Key + ?Sized, V: Value + ?Sized, Q, A> {
+struct Together<'a, K: Key + ?Sized, V: Value + ?Sized, F, A> {
     store: &'a Store<K, V>,
-    keys: &'a [Q],
+    key: F,
     attempt: A,
     cold: Cold,
     reading: Places<Waiting>,
@@ -111,11 +110,11 @@ struct Together<'a, K: Key + ?Sized, V: Value + ?Sized, Q, A> {
     count: usize,
 }
 
-impl<K, V, Q, A> Together<'_, K, V, Q, A>
+impl<'k, K, V, F, A> Together<'_, K, V, F, A>
 where
     K: Key + ?Sized,
     V: Value + ?Sized,
-    Q: Borrow<K>,
+    F: Fn(usize) -> &'k [u8],
     A: FnMut(usize, u64, &Known) -> Result<Step<bool>>,
 {
     /// The key's chain was read to its end.
@@ -139,11 +138,11 @@ where
     }
 }
 
-impl<K, V, Q, A> ReadSource for Together<'_, K, V, Q, A>
+impl<'k, K, V, F, A> ReadSource for Together<'_, K, V, F, A>
 where
     K: Key + ?Sized,
     V: Value + ?Sized,
-    Q: Borrow<K>,
+    F: Fn(usize) -> &'k [u8],
     A: FnMut(usize, u64, &Known) -> Result<Step<bool>>,
 {
     fn next(&mut self) -> Option<DeviceRead> {
@@ -162,7 +161,7 @@ where
 
     fn done(&mut self, mut read: DeviceRead, result: io::Result<()>) {
         let mut waiting = self.reading.take(read.token());
-        let key = self.keys[waiting.number].borrow().bytes();
+        let key = (self.key)(waiting.number);
         let walked = result.map_err(Error::from).and_then(|()| waiting.walk.advance(&self.store.engine, &mut read, key));
         match walked.map(Walked::held) {
             Ok(Some(held)) => self.attempt_again(waiting, held),
