@@ -15,7 +15,7 @@ use anyhow::Result;
 use esker::{Options, Store};
 
 use super::{Cold, INDEX_BYTES, RECORD_BYTES, Setting, Value};
-use crate::memory;
+use crate::{memory, size};
 
 /// The stores, maps and caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -118,11 +118,11 @@ fn open_esker(setting: &Setting, adds: u64) -> Result<Box<dyn Cache>> {
 impl Setting {
     /// The memory of a whole store: records with their headers, and the index.
     pub(super) fn budget(&self, adds: u64) -> u64 {
-        self.share(adds * (RECORD_BYTES + INDEX_BYTES))
+        self.share(adds * (RECORD_BYTES + INDEX_BYTES)).max(size::LEAST)
     }
 
     fn share(&self, bytes: u64) -> u64 {
-        (bytes * self.percent / 100).max(super::MEMORY_MIN)
+        bytes * self.percent / 100
     }
 }
 
@@ -134,7 +134,7 @@ struct ReadCached {
 
 impl ReadCached {
     fn open(options: Options, budget: u64) -> Result<Self> {
-        let part = (budget / 2).max(super::MEMORY_MIN);
+        let part = (budget / 2).max(size::LEAST);
         let cache = Options::new().memory(part).cache(esker::Cache::new()).in_memory()?;
         Ok(Self { store: options.memory(part).open_temporary()?, cache })
     }

@@ -22,7 +22,6 @@ const VALUE_BYTES: usize = 32;
 /// A record of Esker's log: three words of header, key, value; and what the index has for it.
 const RECORD_BYTES: u64 = 24 + 8 + VALUE_BYTES as u64;
 const INDEX_BYTES: u64 = 14;
-const MEMORY_MIN: u64 = 16 << 20;
 
 type Value = [u8; VALUE_BYTES];
 

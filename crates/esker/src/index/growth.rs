@@ -175,14 +175,23 @@ impl Index {
     pub(super) fn split_next(&self, workspace: &mut Workspace, records: &impl Records) {
         let shape = self.shape();
         let (level, at) = (shape.level(), shape.split());
-        let bucket = self.bucket(at);
+        let (bucket, sibling) = (self.bucket(at), self.bucket(at + (1 << level)));
         bucket.latch();
-        if self.divide(bucket, level, workspace) {
-            self.move_apart(level, at, workspace.stay.as_slice(), workspace.go.as_slice());
+        if let Some(words) = Self::words_alone(bucket, sibling, level) {
+            // Each entry keeps its place, on one side or the other: nothing to list, and no branch on the bit that decides.
+            let bit = level - base(level);
+            let fill = |part: &Bucket, side: u64| {
+                let words = words.iter().map(|word| word & (word >> bit & 1 ^ side).wrapping_sub(1));
+                part.entries().iter().zip(words).for_each(|(slot, word)| slot.store(word, Release));
+            };
+            self.move_apart(level, at, || fill(bucket, 0), || fill(sibling, 1));
+        } else if self.divide(bucket, level, workspace) {
+            let Workspace { stay, go, .. } = &*workspace;
+            self.move_apart(level, at, || self.refill(at, stay.as_slice()), || self.refill(at + (1 << level), go.as_slice()));
         } else {
             self.divide_carefully(bucket, at, level, &mut workspace.lists, records);
             let [_, stay, go] = &workspace.lists;
-            self.move_apart(level, at, stay, go);
+            self.move_apart(level, at, || self.refill(at, stay), || self.refill(at + (1 << level), go));
         }
         bucket.unlatch();
         if at + 1 == 1 << level {
@@ -190,16 +199,16 @@ impl Index {
         }
     }
 
-    /// Gives a latched bucket's entries their new places.
+    /// Gives a latched bucket's entries their new places: `stay` fills the bucket and those behind it, `go` its sibling.
     #[inline(always)]
-    fn move_apart(&self, level: u32, at: u64, stay: &[u64], go: &[u64]) {
+    fn move_apart(&self, level: u32, at: u64, stay: impl Fn(), go: impl Fn()) {
         let (bucket, sibling) = (self.bucket(at), self.bucket(at + (1 << level)));
         // It may have been part of the table before: its version tells whoever saw it then (`shrink.rs`).
         if !broken(Rule::SiblingChanges) {
             sibling.latch();
         }
         if !broken(Rule::SiblingFirst) {
-            self.refill(at + (1 << level), go);
+            go();
         }
         if !broken(Rule::SiblingChanges) {
             sibling.unlatch();
@@ -215,11 +224,18 @@ impl Index {
         if broken(Rule::OddBeforeShape) {
             bucket.begin_move();
         }
-        self.refill(at, stay);
+        stay();
         bucket.end_move();
         if broken(Rule::SiblingFirst) {
-            self.refill(at + (1 << level), go);
+            go();
         }
+    }
+
+    /// The entries of a latched bucket, if they are all there is, their tags are full and go on holding the same bits.
+    #[inline(always)]
+    fn words_alone(bucket: &Bucket, sibling: &Bucket, level: u32) -> Option<[u64; ENTRIES]> {
+        let is_alone = bucket.next() == 0 && sibling.next() == 0;
+        (is_alone && !is_rebase(level) && !bucket.tags().has_short()).then(|| std::array::from_fn(|at| bucket.entry(at).load(Acquire)))
     }
 
     /// The level's last bucket is split, the shape is turning: the same table, described by the next level.
@@ -230,8 +246,8 @@ impl Index {
         self.shape.store(Shape::new(level, 0).0, Release);
     }
 
-    /// Splits a latched bucket's entries into those that stay and those that go to its sibling. Nearly always the tags are
-    /// full and go on holding the same bits: then there is no branch on the bit that decides, which nobody can predict.
+    /// Splits the entries of a latched bucket and of those behind it into those that stay and those that go to its sibling, if their tags are
+    /// full and go on holding the same bits.
     fn divide(&self, bucket: &Bucket, level: u32, workspace: &mut Workspace) -> bool {
         let Workspace { stay, go, .. } = workspace;
         (stay.count, go.count) = (0, 0);
