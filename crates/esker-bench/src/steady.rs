@@ -159,21 +159,15 @@ struct Lane<'a> {
 }
 
 impl<'a> Lane<'a> {
-    fn new(arguments: &'a Arguments, store: &'a Store<u64, [u8]>, own: u64) -> Self {
-        let mut random = SmallRng::seed_from_u64(0x73_7465_6164 + own);
-        let count = (arguments.keys - own).div_ceil(arguments.threads);
-        let lists = (0..count).map(|_| draw_list(&mut random)).collect();
-        let zipf = Zipf::new(count as f64, ZIPF_EXPONENT).expect("there is at least one key");
-        let (places, is_drawn) = (Vec::new(), vec![false; count as usize]);
+    fn new(arguments: &'a Arguments, store: &'a Store<u64, [u8]>, own: u64, lists: Vec<(u16, u16)>) -> Self {
+        let random = SmallRng::seed_from_u64(0x73_7465_6164 + own);
+        let zipf = Zipf::new(lists.len() as f64, ZIPF_EXPONENT).expect("there is at least one key");
+        let (places, is_drawn) = (Vec::new(), vec![false; lists.len()]);
         Self { arguments, store, own, lists, random, zipf, next_piece: PIECES_MAX as u64, pruned: 0, places, is_drawn }
     }
 
     fn key(&self, place: usize) -> u64 {
         keys::key(place as u64 * self.arguments.threads + self.own)
-    }
-
-    fn bytes(&self) -> u64 {
-        self.lists.iter().map(|(pieces, _)| u64::from(*pieces) * RECORD as u64).sum()
     }
 
     fn parts(&self) -> impl Iterator<Item = Range<usize>> {
@@ -275,6 +269,13 @@ impl<'a> Lane<'a> {
     }
 }
 
+/// The lists of one thread.
+fn draw_lists(arguments: &Arguments, own: u64) -> Vec<(u16, u16)> {
+    let mut random = SmallRng::seed_from_u64(0x6c_6973_7473 + own);
+    let count = (arguments.keys - own).div_ceil(arguments.threads);
+    (0..count).map(|_| draw_list(&mut random)).collect()
+}
+
 /// How many pieces a list has at first, and at most.
 fn draw_list(random: &mut SmallRng) -> (u16, u16) {
     let below: f64 = random.random();
@@ -291,13 +292,11 @@ fn measure(arguments: &Arguments) -> Result<Row> {
     };
     let threads = arguments.threads.min(arguments.keys);
     let arguments = &Arguments { threads, place: arguments.place.clone(), outputs: arguments.outputs.clone(), ..*arguments };
-    let options = |memory| Options::new().memory(memory).durability(lines);
-    // The lists are drawn with the lanes, and the lanes need a store: it is given its memory when their bytes are known.
-    let store: Store<u64, [u8]> = options(size::LEAST).open(directory.path().join("store"))?;
-    let mut lanes: Vec<_> = (0..threads).map(|own| Lane::new(arguments, &store, own)).collect();
-    let list_bytes = lanes.iter().map(Lane::bytes).sum::<u64>();
+    let lists: Vec<_> = (0..threads).map(|own| draw_lists(arguments, own)).collect();
+    let list_bytes = lists.iter().flatten().map(|(pieces, _)| u64::from(*pieces) * RECORD as u64).sum::<u64>();
     let memory_bytes = arguments.memory.unwrap_or(list_bytes / 4).max(size::LEAST);
-    store.set_memory(memory_bytes)?;
+    let store: Store<u64, [u8]> = Options::new().memory(memory_bytes).durability(lines).open(directory.path().join("store"))?;
+    let mut lanes: Vec<_> = (0..).zip(lists).map(|(own, lists)| Lane::new(arguments, &store, own, lists)).collect();
     let bar = progress::bar(arguments.keys);
     bar.set_message("load");
     lanes.iter().try_for_each(|lane| lane.load(&bar))?;
@@ -413,7 +412,7 @@ mod tests {
     fn a_lost_piece_is_found() {
         let arguments = arguments();
         let store = Options::new().memory(size::LEAST).open_temporary().unwrap();
-        let mut lane = Lane::new(&arguments, &store, 0);
+        let mut lane = Lane::new(&arguments, &store, 0, draw_lists(&arguments, 0));
         lane.load(&ProgressBar::hidden()).unwrap();
         lane.audit().unwrap();
         lane.lists[7].0 += 1;

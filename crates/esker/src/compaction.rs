@@ -12,7 +12,8 @@
 //! * **Deletions end here.** Older versions lie lower and went before, so a tombstone is dropped, and its entry with it. A record
 //!   that has expired is a tombstone.
 //! * **Whether a cold record is the newest** is known at once if its entry leads to it. If the entry leads to another cold
-//!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses.
+//!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses,
+//!   some at a time. If the entry says that its chain is of one key, none is needed.
 //! * **Snapshots** read what was superseded (`snapshot.rs`): while one is held a copy leads to the record that it was made of, and
 //!   a stretch is given back when all who held while it was copied have let go. No other begins before. A cache, which drops what
 //!   lives, begins none at all while anybody holds.
@@ -22,11 +23,11 @@
 //! the driver compacts, a stretch at a time; of a store in memory also when its budget is nearly full, and whoever finds it full does it himself.
 
 use crate::cache::Caching;
-use crate::device::{AlignedBuffer, SECTOR_BYTES};
+use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
 use crate::engine::{Engine, Layout, lock};
 use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result};
-use crate::index::{Published, Seen};
+use crate::index::{Keys, Published, Seen};
 use crate::log::{BLOCK_BYTES, NOWHERE, block_floor};
 use crate::manifest::State;
 use crate::record::{self, ABSENT, ADDRESS_MASK, NEVER, Record, VALID};
@@ -36,13 +37,15 @@ use crate::store::chain;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
 use crate::traverse::{Scanned, Span, Visitor};
-use std::io::ErrorKind;
+use std::io;
 use std::time::Duration;
 
-/// A stretch is this part of the log's memory, within bounds: long enough that its line and its two syncs are worth it.
+/// A stretch is this part of the log's memory or this part of the log, whichever is more, within bounds: each has a line, after which whatever is
+/// updated is copied once.
 const STRETCH_PART: u64 = 32;
+const STRETCH_LOG_PART: u64 = 128;
 const STRETCH_BYTES_MIN: u64 = 1 << 20;
-const STRETCH_BYTES_MAX: u64 = 32 << 20;
+const STRETCH_BYTES_MAX: u64 = 64 << 20;
 /// In memory those who find the store full wait for a stretch: a millisecond or two.
 const STRETCH_IN_MEMORY_MAX: u64 = 512 << 10;
 /// The part of the log's budget that doubts may take besides it.
@@ -51,9 +54,8 @@ const DOUBT_PART: u64 = 64;
 const SLACK_BYTES_MAX: u64 = 32 << 20;
 /// A log below this is left alone.
 const LOG_BYTES_MIN: u64 = 4 << 20;
-/// Blocks between two reads that are cheaper to read along than to leave out.
-const GAP_BLOCKS: u64 = 16;
-const RUN_BLOCKS: u64 = 256;
+/// Blocks that are read at a time to settle doubts: others read from the device, too.
+const DOUBT_READS: usize = 16;
 /// Records between two looks at the room above the tail.
 const VISITS_AHEAD: u64 = 256;
 /// How long and how often a full store waits for those who hold what would make room.
@@ -252,7 +254,8 @@ impl Engine {
         lock(&self.compaction.pass).get_or_insert_with(|| self.begin_pass());
         let mut stretch = match self.log.reserve.load(Relaxed) {
             0 => {
-                let part = caching.map_or(self.log.budget.load(Relaxed) / STRETCH_PART, |caching| self.evicted_stretch(caching));
+                let own = || (self.log.budget.load(Relaxed) / STRETCH_PART).max(self.log_extent() / STRETCH_LOG_PART);
+                let part = caching.map_or_else(own, |caching| self.evicted_stretch(caching));
                 part.clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX)
             }
             // In memory what lives in a stretch must fit the reserve.
@@ -263,20 +266,9 @@ impl Engine {
             if to <= from {
                 return Ok(false);
             }
-            let (doubtful, keys, buffer) = (Vec::new(), Vec::new(), AlignedBuffer::new(0));
-            let mut mover = Mover {
-                engine: self,
-                visited: 0,
-                moved: 0,
-                expired: 0,
-                from,
-                doubtful,
-                keys,
-                buffer,
-                caching,
-                stretch: to - from,
-                ended_at: None,
-            };
+            let (doubtful, keys) = (Vec::new(), Vec::new());
+            let mut mover =
+                Mover { engine: self, visited: 0, moved: 0, expired: 0, from, doubtful, keys, caching, stretch: to - from, ended_at: None };
             let reached = self.visit_stretch(from, to, &mut mover)?;
             mover.settle_all()?;
             let reached = mover.ended_at.unwrap_or(reached);
@@ -415,8 +407,6 @@ struct Mover<'a> {
     /// Records whose entry leads to another cold record, and their keys.
     doubtful: Vec<Doubt>,
     keys: Vec<u8>,
-    /// Of a run of blocks, once there was a doubt.
-    buffer: AlignedBuffer,
     /// A cache, which drops what is not worth another round.
     caching: Option<&'a Caching>,
     stretch: u64,
@@ -433,6 +423,8 @@ struct Doubt {
     /// In `keys`.
     key_start: u32,
     key_bytes: u32,
+    /// Nothing is behind it.
+    ends_chain: bool,
 }
 
 impl Visitor for Mover<'_> {
@@ -446,6 +438,10 @@ impl Visitor for Mover<'_> {
         }
         self.visited += 1;
         if self.visited.is_multiple_of(VISITS_AHEAD) {
+            // Who closes waits for this stretch.
+            if self.engine.epochs.is_closed() {
+                return Err(Error::Closed);
+            }
             // The driver is here and not in its loop; without this lines wait, and those who write pay for page faults and flushes.
             self.engine.keep_up();
         }
@@ -468,15 +464,18 @@ impl Mover<'_> {
                 Newest::At(newest) if newest != at => return Ok(()),
                 Newest::At(_) => {}
                 Newest::Cold(other) if other == at || known == Some(seen.address()) => {}
-                // Chains descend: the record is not in this one.
-                Newest::Cold(other) if other < at => return Ok(()),
+                // It may be a bucket that moves: what follows says that the record is dead because it is not in this chain.
+                Newest::Cold(_) if !engine.index.is_settled(&seen) => continue,
+                // Chains descend; or this one is another key's, or its first record is a newer one of this key.
+                Newest::Cold(other) if other < at || seen.is_sole() => return Ok(()),
                 // A cache drops what is on a device anyway.
                 Newest::Cold(_) if self.caching.is_some() => return Ok(()),
                 Newest::Cold(other) => {
                     // A stretch and the keys of its doubts are far shorter than 4 GiB.
                     let (key_start, key_bytes) = (self.keys.len() as u32, key.len() as u32);
                     self.keys.extend_from_slice(key);
-                    self.doubtful.push(Doubt { other, at: (at - self.from) as u32, key_start, key_bytes });
+                    let ends_chain = record::word_at(bytes, 0) & ADDRESS_MASK < engine.log.bounds.begin.load(Acquire).max(1);
+                    self.doubtful.push(Doubt { other, at: (at - self.from) as u32, key_start, key_bytes, ends_chain });
                     return Ok(());
                 }
                 Newest::Nowhere if engine.index.is_settled(&seen) => return Ok(()),
@@ -564,7 +563,8 @@ impl Mover<'_> {
         let previous = if seen.address() == at && !is_held { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
         self.mark_superseded(at);
         copy.write_copy(bytes, previous, engine.log.line_flag() | record::lives_after(record::word_at(bytes, 0)));
-        match engine.index.publish(hash, seen, to, &mut false, |previous| copy.set_previous(previous)) {
+        let keys = if previous < engine.log.bounds.begin.load(Relaxed).max(1) { Keys::OwnAlone } else { Keys::OwnIsThere };
+        match engine.index.publish(hash, seen, to, keys, &mut false, |previous| copy.set_previous(previous)) {
             Published::Done => {
                 self.moved += bytes.len() as u64;
                 Ok(true)
@@ -597,47 +597,12 @@ impl Mover<'_> {
     fn settle(&mut self) -> Result<()> {
         let mut doubtful = std::mem::take(&mut self.doubtful);
         doubtful.sort_unstable_by_key(|doubt| doubt.other);
-        let mut rest = doubtful.as_slice();
-        while !rest.is_empty() {
-            let count = run_length(rest);
-            let (run, later) = rest.split_at(count);
-            self.settle_run(run)?;
-            rest = later;
-        }
-        Ok(())
-    }
-
-    fn settle_run(&mut self, run: &[Doubt]) -> Result<()> {
-        let Some(device) = &self.engine.log.device else { return Ok(()) };
-        self.engine.keep_up();
-        let first = run[0].other / BLOCK_BYTES;
-        let count = (run[run.len() - 1].other / BLOCK_BYTES - first + 1) as usize;
-        // One for all runs: buffers of ever other sizes leave an allocator with holes that nothing fits.
-        let mut buffer = std::mem::replace(&mut self.buffer, AlignedBuffer::new(0));
-        if buffer.bytes().is_empty() {
-            buffer = AlignedBuffer::new(RUN_BLOCKS as usize);
-        }
-        match device.read(first * SECTOR_BYTES as u64, &mut buffer.bytes_mut()[..count * SECTOR_BYTES]) {
-            // A scar between two of them, which need not be on the device.
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof && run.len() > 1 => {
-                return run.iter().try_for_each(|doubt| self.settle_run(std::slice::from_ref(doubt)));
-            }
-            read => read?,
-        }
-        for doubts in run.chunk_by(|a, b| a.other / BLOCK_BYTES == b.other / BLOCK_BYTES) {
-            // Only blocks that were asked for: one that was merely read along may lie in a scar.
-            let block = doubts[0].other / BLOCK_BYTES;
-            let sector = (block - first) as usize * SECTOR_BYTES;
-            let payload = self.engine.log.verify_block(block, &buffer.bytes()[sector..sector + SECTOR_BYTES])?;
-            for doubt in doubts {
-                let other = &payload[(doubt.other % BLOCK_BYTES) as usize..];
-                if !is_record_of(self.engine.layout, other, self.key_of(doubt)) {
-                    self.settle_slowly(doubt)?;
-                }
-            }
-        }
-        self.buffer = buffer;
-        Ok(())
+        let Some(device) = self.engine.log.device.as_ref().filter(|_| !doubtful.is_empty()) else { return Ok(()) };
+        let mut settling = Settling { mover: self, doubtful: &doubtful, next: 0, under_way: 0, slow: Vec::new(), result: Ok(()) };
+        device.read_stream(&mut settling);
+        let Settling { slow, result, .. } = settling;
+        result?;
+        slow.into_iter().try_for_each(|doubt| self.settle_slowly(doubt))
     }
 
     /// Another key's record, or one that reaches into the next block: walk the chain.
@@ -665,28 +630,72 @@ impl Mover<'_> {
             let _pin = engine.epochs.pin_anyway()?;
             let seen = engine.index.lookup(hash);
             match engine.newest(&seen, key) {
+                Newest::At(_) => return Ok(None),
+                _ if !engine.index.is_settled(&seen) => {}
                 Newest::Cold(first) => return Ok(Some((seen.address(), first))),
-                Newest::Nowhere if !engine.index.is_settled(&seen) => {}
-                Newest::At(_) | Newest::Nowhere => return Ok(None),
+                Newest::Nowhere => return Ok(None),
             }
         }
     }
 }
 
-/// How many of the doubts, from the first on, one read serves.
-fn run_length(doubts: &[Doubt]) -> usize {
-    let block = |doubt: &Doubt| doubt.other / BLOCK_BYTES;
-    let first = block(&doubts[0]);
-    let mut last = first;
-    doubts
-        .iter()
-        .take_while(|doubt| {
-            let near = block(doubt) - last <= GAP_BLOCKS && block(doubt) - first < RUN_BLOCKS;
-            last = block(doubt);
-            near
-        })
-        .count()
-        .max(1)
+/// Doubts that are settled by what the device has: a source of its reads, block by block.
+struct Settling<'m, 'e, 'd> {
+    mover: &'m Mover<'e>,
+    /// In the order of the blocks that are read for them.
+    doubtful: &'d [Doubt],
+    /// The first one whose block was not asked for yet.
+    next: usize,
+    under_way: usize,
+    /// Those that another key's record, or none that is whole, was read for.
+    slow: Vec<&'d Doubt>,
+    result: Result<()>,
+}
+
+impl<'d> Settling<'_, '_, 'd> {
+    /// The doubts from there on that one block is read for.
+    fn of_block(&self, from: usize) -> &'d [Doubt] {
+        let rest = &self.doubtful[from..];
+        let block = |doubt: &Doubt| doubt.other / BLOCK_BYTES;
+        let count = rest.iter().take_while(|doubt| block(doubt) == block(&rest[0])).count();
+        &rest[..count]
+    }
+
+    fn settle(&mut self, read: &DeviceRead) -> Result<()> {
+        let Mover { engine, from, .. } = self.mover;
+        let doubts = self.of_block(read.token() as usize);
+        let payload = engine.log.verify_block(doubts[0].other / BLOCK_BYTES, read.bytes())?;
+        for doubt in doubts {
+            let other = &payload[(doubt.other % BLOCK_BYTES) as usize..];
+            let key = self.mover.key_of(doubt);
+            if !is_record_of(engine.layout, other, key) {
+                self.slow.push(doubt);
+            } else if doubt.ends_chain && record::word_at(other, 0) & ADDRESS_MASK == from + u64::from(doubt.at) {
+                // These two are all of the chain, so the next one that dies need not be asked about.
+                engine.index.confirm_sole(engine.hash_of(key), doubt.other);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ReadSource for Settling<'_, '_, '_> {
+    fn next(&mut self) -> Option<DeviceRead> {
+        if self.result.is_err() || self.next == self.doubtful.len() || self.under_way == DOUBT_READS {
+            return None;
+        }
+        self.mover.engine.keep_up();
+        let (first, block) = (self.next, self.doubtful[self.next].other / BLOCK_BYTES);
+        self.next += self.of_block(first).len();
+        self.under_way += 1;
+        Some(DeviceRead::new(block * SECTOR_BYTES as u64, 1, first as u64))
+    }
+
+    fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
+        self.under_way -= 1;
+        let settled = result.map_err(Error::from).and_then(|()| self.settle(&read));
+        self.result = std::mem::replace(&mut self.result, Ok(())).and(settled);
+    }
 }
 
 /// True if these bytes begin with a whole header and key, and the key is this one.

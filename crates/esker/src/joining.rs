@@ -20,7 +20,7 @@
 use crate::engine::{Engine, lock};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
-use crate::index::{Collision, Covers, Published, Seen, Shrunk};
+use crate::index::{Collision, Covers, Keys, Published, Seen, Shrunk};
 use crate::record::{self, ADDRESS_MASK, Record};
 use crate::store::chain;
 use crate::sync::MutexGuard;
@@ -179,7 +179,7 @@ impl Engine {
         let head = self.log.bounds.head.load(Acquire);
         copies.iter().filter(|copy| copy.of.at >= head).for_each(|copy| self.log.windows.mark_superseded(copy.of.at));
         let is_same = seen.address() == collision.chain;
-        if is_same && matches!(self.index.publish(top.of.hash, seen, top.to, &mut false, |_| {}), Published::Done) {
+        if is_same && matches!(self.index.publish(top.of.hash, seen, top.to, Keys::Unknown, &mut false, |_| {}), Published::Done) {
             copies.iter().for_each(|copy| pin.slot.count(Counter::DeadByte, copy.of.bytes.len() as u64));
             return true;
         }

@@ -24,6 +24,8 @@ mod backup;
 mod cache;
 mod commit;
 mod compaction;
+#[cfg(all(test, not(loom), not(shuttle)))]
+mod compaction_tests;
 mod company;
 mod device;
 mod directory;

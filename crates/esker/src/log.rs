@@ -65,6 +65,8 @@ pub(crate) const FIRST_ADDRESS: u64 = BLOCK_BYTES;
 pub(crate) struct Log {
     region: Region,
     mask: u64,
+    /// The same for records, all of which begin at a word.
+    word_mask: u64,
     pub(crate) windows: Windows,
     pub(crate) bounds: Bounds,
     /// Bytes of `[evicted, tail)` that may be backed.
@@ -121,6 +123,7 @@ impl Log {
         let at = || AtomicU64::new(tail);
         Ok(Self {
             mask: region.bytes() as u64 - 1,
+            word_mask: region.bytes() as u64 - 8,
             windows: Windows::new(region.bytes() as u64)?,
             region,
             bounds: Bounds {
@@ -212,10 +215,11 @@ impl Log {
     }
 
     /// Where the byte of `address` is, if it is in memory at all.
+    /// Of the word that the address lies in.
     #[inline(always)]
     pub(crate) fn pointer(&self, address: u64) -> *mut u8 {
         // SAFETY: the mask keeps the offset inside the region.
-        unsafe { self.region.base().add((address & self.mask) as usize) }
+        unsafe { self.region.base().add((address & self.word_mask) as usize) }
     }
 
     pub(crate) fn tail(&self) -> u64 {

@@ -16,7 +16,7 @@
 use crate::compaction::Newest;
 use crate::engine::Engine;
 use crate::epoch::Counter;
-use crate::index::Published;
+use crate::index::{Keys, Published};
 use crate::record::{ADDRESS_MASK, Record, key_range, word_at};
 use crate::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::OnceLock;
@@ -84,7 +84,7 @@ impl Engine {
         let is_held = at < self.log.bounds.held.load(Acquire);
         let previous = if seen.address() == at && !is_held { word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
         copy.write_copy(bytes, previous, self.log.line_flag());
-        match self.index.publish(hash, &seen, to, &mut false, |previous| copy.set_previous(previous)) {
+        match self.index.publish(hash, &seen, to, Keys::OwnIsThere, &mut false, |previous| copy.set_previous(previous)) {
             Published::Done => {
                 pin.slot.count(Counter::DeadByte, bytes.len() as u64);
                 pin.slot.count(Counter::Promotion, 1);

@@ -20,7 +20,7 @@ use crate::engine::{Engine, lock};
 use crate::epoch::Pin;
 use crate::error::{Error, Result};
 use crate::image;
-use crate::index::{Chain, Index, Published, Records};
+use crate::index::{Chain, Index, Keys, Published, Records};
 use crate::log::{BLOCK_BYTES, block_ceil};
 use crate::manifest::State;
 use crate::record::{self, ADDRESS_MASK, Record};
@@ -320,7 +320,7 @@ impl Visitor for Joining<'_> {
             let leads_on = record::word_at(bytes, 0) & ADDRESS_MASK == head;
             let mut added = false;
             if head == 0 && index.has_free_entry(record.hash) || head != 0 && head < record.at && leads_on {
-                index.publish(record.hash, &seen, record.at, &mut added, |_| {});
+                index.publish(record.hash, &seen, record.at, Keys::Unknown, &mut added, |_| {});
                 self.count(&pin, record, added);
                 return Ok(());
             }
@@ -332,7 +332,7 @@ impl Visitor for Joining<'_> {
             // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.
             let copy = unsafe { Record::new(self.engine.log.pointer(at)) };
             copy.write_copy(bytes, head, self.engine.log.line_flag());
-            match index.publish(record.hash, &seen, at, &mut added, |previous| copy.set_previous(previous)) {
+            match index.publish(record.hash, &seen, at, Keys::Unknown, &mut added, |previous| copy.set_previous(previous)) {
                 Published::Done => {
                     self.count(&pin, record, added);
                     return Ok(());

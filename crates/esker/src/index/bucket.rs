@@ -3,7 +3,7 @@
 //! ```text
 //! [entry 0] ... [entry 6] [link: overflow 30 | version 33 | latch 1]     in the table
 //! [entry 0] ... [entry 6] [link: overflow 30 | owner 34]                 in the overflow pool
-//! entry, 8 bytes: [address 48 | tag 16], 0 = empty
+//! entry, 8 bytes: [address 48 | tag 16], 0 = empty; records are aligned, so the address has three bits to spare
 //! ```
 //! A probe compares all tags at once: a data-dependent branch between the two cache misses of a lookup would be
 //! mispredicted, and a misprediction throws away the overlap with the operations behind it.
@@ -15,6 +15,9 @@ use crate::sync::{Rule, broken, hint, thread};
 pub(super) const ENTRIES: usize = if cfg!(loom) { 2 } else { 7 };
 const LINK: usize = 7;
 const TAG_FIELD_BITS: u32 = 16;
+/// The address's lowest bit: all records of the entry's chain are of one key (`mod.rs`).
+pub(super) const SOLE: u64 = 1 << TAG_FIELD_BITS;
+const ADDRESS: u64 = !7;
 
 pub(super) const LATCH: u64 = 1;
 /// Odd versions: entries are moving.
@@ -45,6 +48,12 @@ pub(super) fn tag_of(word: u64) -> u64 {
 
 #[inline(always)]
 pub(crate) fn address_of(word: u64) -> u64 {
+    near_address_of(word) & ADDRESS
+}
+
+/// An address whose three lowest bits mean nothing: an instruction less.
+#[inline(always)]
+pub(super) fn near_address_of(word: u64) -> u64 {
     word >> TAG_FIELD_BITS
 }
 

@@ -10,7 +10,7 @@
 //! processors, whoever splits is often asleep, for as long as all others take their turns, and they would fill buckets that nobody splits: so who
 //! finds more than a turn's splits left undone lets others run first.
 
-use super::bucket::{Bucket, ENTRIES, address_of, entry_word, tag_of};
+use super::bucket::{Bucket, ENTRIES, SOLE, address_of, entry_word, tag_of};
 use super::{BUCKET_BITS, DOUBLING, FULL, Index, Shape, TURNING, base, full_tag, valid_bits};
 use crate::memory::prefetch_to_write;
 use crate::sync::atomic::{Ordering::*, fence};
@@ -286,18 +286,19 @@ impl Index {
         let rebase = base(level + 1) - base(level);
         let bit = level - base(level);
         for &word in words.iter() {
-            let (tag, address) = (tag_of(word), address_of(word));
+            // Wherever it goes, the chain stays what it is.
+            let (tag, address, sole) = (tag_of(word), address_of(word), word & SOLE);
             if rebase > 0
                 && let Chain::Alone(hash) = records.chain(address)
             {
                 debug_assert_eq!((hash >> BUCKET_BITS) & ((1 << level) - 1), at);
                 let side = if hash >> BUCKET_BITS >> level & 1 == 1 { &mut *go } else { &mut *stay };
-                push_unless_shadowed(side, entry_word(full_tag(hash >> BUCKET_BITS >> base(level + 1)), address));
+                push_unless_shadowed(side, entry_word(full_tag(hash >> BUCKET_BITS >> base(level + 1)), address) | sole);
                 continue;
             }
             let known = valid_bits(tag) > bit;
             let short = if rebase == 0 { tag } else { (tag >> rebase).max(1) };
-            let short = entry_word(short, address);
+            let short = entry_word(short, address) | sole;
             if !known || tag >> bit & 1 == 0 {
                 push_unless_shadowed(stay, short);
             }

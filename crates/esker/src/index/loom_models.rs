@@ -2,7 +2,7 @@
 //! bucket moves. Buckets have two entries and the table begins with two buckets (`ENTRIES`, `FIRST_LEVEL`).
 
 use super::growth::Chain;
-use super::{BUCKET_BITS, Index, Looked, Published, Records, address_of};
+use super::{BUCKET_BITS, Index, Keys, Looked, Published, Records, address_of};
 use crate::loom_models::{Model, Shared, sound, spawn, without};
 use crate::sync::Rule;
 
@@ -131,7 +131,7 @@ fn two_replacements(model: Model) {
         let replace = |index: &Index| {
             let probe = index.probe(hash(0));
             let Looked::Entry(entry, at) = probe.search() else { panic!("the entry is there") };
-            probe.claim(entry).map(|claim| claim.fill(at + 8)).is_some()
+            probe.claim(entry).map(|claim| claim.refill(at + 8)).is_some()
         };
         let other = spawn(1, {
             let index = index.clone();
@@ -161,7 +161,7 @@ fn two_publications(model: Model) {
         let index = with_entries(&[0]);
         let publish = |index: &Index, at: u64| loop {
             let seen = index.lookup(hash(0));
-            match index.publish(hash(0), &seen, at, &mut false, |_| panic!("the entry is there")) {
+            match index.publish(hash(0), &seen, at, Keys::Unknown, &mut false, |_| panic!("the entry is there")) {
                 Published::Done => return seen.address(),
                 Published::Changed => {}
                 // The later address was first: this one would have to be allocated again.

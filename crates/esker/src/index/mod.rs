@@ -17,6 +17,9 @@
 //! matches. Both keep a key's chain at its longest match (shortening to the common prefix with an unmatched tag cannot
 //! touch another tag's longest match when, of equally close entries, the shortest is taken).
 //!
+//! **One key a chain**: an entry says so if that is known. Then a record of the hash that the chain does not begin with is dead, and compaction need
+//! not read what superseded it. Who publishes over an entry without having seen a record of his key in the chain takes that back; who begins a chain says it anew.
+//!
 //! **Who may do what**: readers take no latch; whoever changes an entry holds the bucket's latch. A change that *moves*
 //! entries makes the version odd first and even after; "not found" counts only if version and shape stood still.
 
@@ -35,7 +38,7 @@ use crate::memory::{Region, prefetch};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
 use crate::sync::{Mutex, Rule, broken, hint, thread};
 pub(crate) use bucket::address_of;
-use bucket::{Base, Bucket, VERSION, VERSION_MASK, Wanted, entry_word, next_of, tag_of};
+use bucket::{Base, Bucket, SOLE, VERSION, VERSION_MASK, Wanted, entry_word, near_address_of, next_of, tag_of};
 use overflow::Overflow;
 use std::hint::select_unpredictable;
 
@@ -192,11 +195,19 @@ pub(crate) struct Claim<'a> {
 }
 
 impl Claim<'_> {
-    /// Makes it the entry of the record `at`: alone in its chain, or leading to what the entry led to.
+    /// Makes a free one the entry of the record `at`, which leads nowhere.
     #[inline(always)]
     pub(crate) fn fill(self, at: u64) {
         // Release: the record's bytes are visible to whoever finds the address.
-        self.entry.store(entry_word(full_tag(self.bits), at), Release);
+        self.entry.store(entry_word(full_tag(self.bits), at) | SOLE, Release);
+    }
+
+    /// Makes it the entry of the record `at`, of the same key as the one it led to.
+    #[inline(always)]
+    pub(crate) fn refill(self, at: u64) {
+        let sole = self.entry.load(Relaxed) & SOLE;
+        // Release: as above.
+        self.entry.store(entry_word(full_tag(self.bits), at) | sole, Release);
     }
 }
 
@@ -252,6 +263,22 @@ impl Seen {
     pub(crate) fn address(&self) -> u64 {
         address_of(self.entry)
     }
+
+    /// True if all records of the entry's chain are known to be of one key.
+    pub(crate) fn is_sole(&self) -> bool {
+        self.entry & SOLE != 0
+    }
+}
+
+/// What is known of the chain that a record to be published heads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keys {
+    /// Nothing.
+    Unknown,
+    /// There is another record of the key in it.
+    OwnIsThere,
+    /// The record is alone in it.
+    OwnAlone,
 }
 
 /// How a publication ended.
@@ -381,7 +408,8 @@ impl Index {
     }
 
     /// The address of the first entry with the hash's full tag in its first bucket, or an address below every record: the whole of
-    /// most lookups. No entry here says nothing; only [`Index::lookup`] can tell that there is none.
+    /// most lookups. No entry here says nothing; only [`Index::lookup`] can tell that there is none. The address's three lowest bits mean nothing: fit
+    /// to look there, and to compare with where a record may begin.
     #[inline(always)]
     pub(crate) fn first_match(&self, hash: u64) -> u64 {
         let (offset, wanted) = self.glance(hash);
@@ -389,7 +417,7 @@ impl Index {
         let equal = bucket.tags().equal_to(wanted);
         // Acquire: pairs with the Release of its publication. Should the entry have changed since the comparison, the key
         // in the record will tell.
-        if equal == 0 { 0 } else { address_of(bucket.entry_of(equal).load(Acquire)) }
+        if equal == 0 { 0 } else { near_address_of(bucket.entry_of(equal).load(Acquire)) }
     }
 
     /// [`Index::locate`] for who does not need to know later: what it finds out takes as few general registers as can be.
@@ -460,7 +488,7 @@ impl Index {
         }
         let at = make()?;
         let mut added = false;
-        match self.add_entry(place, at, &mut added, |previous| link_to(at, previous)) {
+        match self.add_entry(place, at, Keys::OwnAlone, &mut added, |previous| link_to(at, previous)) {
             Published::Done => Some(added),
             _ => None,
         }
@@ -544,9 +572,9 @@ impl Index {
 
     /// Points the entry of `hash` at the new record `at`, if it is still what `seen` saw.
     /// `link_to` is called before publication when the record must also lead to an entry that it will share.
-    pub(crate) fn publish(&self, hash: u64, seen: &Seen, at: u64, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
+    pub(crate) fn publish(&self, hash: u64, seen: &Seen, at: u64, keys: Keys, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
         let place = self.latch(hash);
-        let outcome = self.publish_latched(place, seen, at, added, link_to);
+        let outcome = self.publish_latched(place, seen, at, keys, added, link_to);
         self.bucket_at(place.offset).unlatch();
         outcome
     }
@@ -566,28 +594,44 @@ impl Index {
         found.is_some()
     }
 
+    /// All records of the chain that begins at `head` were seen to be of one key.
+    pub(crate) fn confirm_sole(&self, hash: u64, head: u64) {
+        let place = self.latch(hash);
+        let bucket = self.bucket_at(place.offset);
+        if let Some((slot, word)) = self.find(bucket, place.tag()).filter(|(_, word)| address_of(*word) == head) {
+            slot.store(word | SOLE, Release);
+        }
+        bucket.unlatch();
+    }
+
     /// How many entries stand for a full tag.
     fn matches(&self, bucket: &Bucket, tag: u64) -> usize {
         let slots = self.chain(bucket).flat_map(Bucket::entries);
         slots.filter(|slot| match_bits(tag_of(slot.load(Relaxed)), tag).is_some()).count()
     }
 
-    fn publish_latched(&self, place: Place, seen: &Seen, at: u64, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
+    fn publish_latched(&self, place: Place, seen: &Seen, at: u64, keys: Keys, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
         match self.find(self.bucket_at(place.offset), place.tag()) {
             Some((_, word)) if address_of(word) != seen.address() && !broken(Rule::LookLatched) => Published::Changed,
             Some((_, word)) if address_of(word) > at => Published::TooLow,
             Some((slot, word)) => {
-                slot.store(entry_word(tag_of(word), at), Release);
+                let sole = match keys {
+                    Keys::Unknown => 0,
+                    Keys::OwnIsThere => word & SOLE,
+                    Keys::OwnAlone => SOLE,
+                };
+                slot.store(entry_word(tag_of(word), at) | sole, Release);
                 Published::Done
             }
             None if seen.entry != 0 => Published::Changed,
-            None => self.add_entry(place, at, added, link_to),
+            None => self.add_entry(place, at, keys, added, link_to),
         }
     }
 
-    fn add_entry(&self, place: Place, at: u64, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
+    fn add_entry(&self, place: Place, at: u64, keys: Keys, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
         if let Some(slot) = self.empty_entry(place.number()) {
-            slot.store(entry_word(place.tag(), at), Release);
+            let sole = if keys == Keys::OwnAlone { SOLE } else { 0 };
+            slot.store(entry_word(place.tag(), at) | sole, Release);
             *added = true;
             return Published::Done;
         }
@@ -696,7 +740,7 @@ impl Index {
         all.map(|slot| slot.load(Acquire)).filter(|word| *word != 0).collect()
     }
 
-    /// All entries of one bucket at one moment, for images; nothing may split meanwhile. Others go on: no latch is taken, so
+    /// All entries of one bucket at one moment, for images, as tags and addresses alone; nothing may split meanwhile. Others go on: no latch is taken, so
     /// that an image does not write to a line that it only reads.
     pub(crate) fn words_at_once(&self, at: u64, words: &mut Vec<u64>) {
         let bucket = self.bucket(at);
@@ -704,7 +748,7 @@ impl Index {
             words.clear();
             let before = bucket.link(Acquire);
             let all = self.chain(bucket).flat_map(Bucket::entries);
-            words.extend(all.map(|slot| slot.load(Acquire)).filter(|word| *word != 0));
+            words.extend(all.map(|slot| slot.load(Acquire) & !SOLE).filter(|word| *word != 0));
             // Acquire fence: the entries were loaded before the link is looked at again. Whoever changes one holds the latch, and
             // leaves another version.
             fence(Acquire);
@@ -794,6 +838,7 @@ impl Index {
         fits
     }
 
+    /// Words as in an image, whose chains may lead to any keys.
     pub(crate) fn restore(&self, at: u64, words: &[u64]) {
         self.refill(at, words);
         self.add_to_count(words.len() as u64);
@@ -813,7 +858,7 @@ mod tests {
         let seen = index.lookup(hash);
         let mut linked = None;
         let mut added = false;
-        assert!(matches!(index.publish(hash, &seen, at, &mut added, |to| linked = Some(to)), Published::Done));
+        assert!(matches!(index.publish(hash, &seen, at, Keys::Unknown, &mut added, |to| linked = Some(to)), Published::Done));
         index.add_to_count(u64::from(added));
         linked.or((seen.entry != 0).then_some(seen.address()))
     }

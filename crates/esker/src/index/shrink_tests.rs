@@ -1,6 +1,6 @@
 //! Shrinking, as the index alone sees it.
 
-use super::{BUCKET_BITS, Chain, Collision, Covers, Index, Published, Records, Shrunk};
+use super::{BUCKET_BITS, Chain, Collision, Covers, Index, Keys, Published, Records, Shrunk};
 use std::collections::HashMap;
 
 struct Cold;
@@ -31,7 +31,7 @@ fn mix(n: u64) -> u64 {
 fn insert(index: &Index, hash: u64, at: u64) -> u64 {
     let seen = index.lookup(hash);
     let (mut linked, mut added) = (None, false);
-    assert!(matches!(index.publish(hash, &seen, at, &mut added, |to| linked = Some(to)), Published::Done));
+    assert!(matches!(index.publish(hash, &seen, at, Keys::Unknown, &mut added, |to| linked = Some(to)), Published::Done));
     index.add_to_count(u64::from(added));
     linked.unwrap_or(seen.address())
 }
@@ -75,7 +75,7 @@ fn shrink_wholly(index: &Index, previous: &mut HashMap<u64, u64>, hashes: &mut H
                 let seen = index.lookup(hash);
                 assert_eq!((seen.address(), previous[&chain]), (chain, 0), "a test's chains have one record");
                 *top += 8;
-                assert!(matches!(index.publish(hash, &seen, *top, &mut false, |_| {}), Published::Done));
+                assert!(matches!(index.publish(hash, &seen, *top, Keys::Unknown, &mut false, |_| {}), Published::Done));
                 previous.insert(*top, onto);
                 hashes.insert(*top, hash);
                 // The copy stands for what it was copied of.
@@ -163,10 +163,10 @@ fn entries_that_would_meet_hold_the_table_up() {
     assert_eq!((index.lookup(one).address(), index.lookup(other).address()), (8, 16));
     // A copy that leads to the other.
     let seen = index.lookup(other);
-    assert!(matches!(index.publish(other, &seen, 24, &mut false, |_| {}), Published::Done));
+    assert!(matches!(index.publish(other, &seen, 24, Keys::Unknown, &mut false, |_| {}), Published::Done));
     // Meanwhile the one changed: what was done is out of date.
     let seen = index.lookup(one);
-    assert!(matches!(index.publish(one, &seen, 32, &mut false, |_| {}), Published::Done));
+    assert!(matches!(index.publish(one, &seen, 32, Keys::Unknown, &mut false, |_| {}), Published::Done));
     let fact = Covers { head: 24, covered: 8 };
     assert_eq!(index.merge_last(&[fact]), Err(Collision { chain: 32, onto: 24 }));
     let fact = Covers { head: 24, covered: 32 };

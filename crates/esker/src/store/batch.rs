@@ -412,7 +412,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     fn cold_get(&self, key: usize, hash: u64, seen: Seen, found: &Found) -> ColdGet {
-        let at = if let Found::Cold { at } = found { *at } else { 0 };
+        let at = if let Found::Cold { at, .. } = found { *at } else { 0 };
         ColdGet { key, hash, seen, walk: Walk::new(&self.engine, at).of_get(Some(hash)) }
     }
 }

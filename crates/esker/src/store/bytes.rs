@@ -192,7 +192,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
             },
             Found::Cold { .. } if blind => None,
-            Found::Cold { at } => match known.at(*at) {
+            Found::Cold { at, .. } => match known.at(*at) {
                 Some(held) => self.still(held).map(|held| (&*held.value, held.expires)),
                 None => return Ok(Step::Read(*at)),
             },
@@ -209,6 +209,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             // Removing what is not there changes nothing.
             return Ok(Step::Done(was_there));
         }
+        let found = if was_there { found.with_own() } else { found };
         let step = self.supersede(&pin, &held, &Sight { key, hash, seen, found }, &change)?;
         if let (Step::Done(()), Change::Remove) = (&step, &change) {
             // A deletion is dead as soon as it is made, and counted as what it stands for: so is that.

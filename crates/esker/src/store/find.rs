@@ -10,14 +10,26 @@ use crate::types::{Key, Value};
 
 /// Where a key's newest record is.
 pub(super) enum Found {
-    Memory { at: u64, record: Record },
-    Cold { at: u64 },
+    Memory {
+        at: u64,
+        record: Record,
+    },
+    /// The chain goes on on the device; `is_own`: a record of the key was read there.
+    Cold {
+        at: u64,
+        is_own: bool,
+    },
     Absent,
 }
 
 impl Found {
     pub(super) fn is_in_memory(&self) -> bool {
         matches!(self, Self::Memory { .. })
+    }
+
+    /// The same, when a record of the key was found where it leads.
+    pub(super) fn with_own(self) -> Self {
+        if let Self::Cold { at, .. } = self { Self::Cold { at, is_own: true } } else { self }
     }
 }
 
@@ -65,7 +77,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    /// The first record of the key's entry, if it is the key's, in memory and plain: most keys.
+    /// The first record of the key's entry, if it is the key's, in memory and plain: most keys. The address as [`Index::first_match`] has it.
+    ///
+    /// [`Index::first_match`]: crate::index::Index::first_match
     #[inline(always)]
     pub(super) fn find_fast(&self, key: &[u8], hash: u64) -> Option<(u64, Record)> {
         let at = self.engine.index.first_match(hash);
@@ -76,7 +90,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(never)]
     pub(super) fn find_old(&self, key: &[u8], hash: u64) -> Option<(u64, Record)> {
         let caching = self.engine.caching.as_ref().filter(|caching| caching.is_in_memory())?;
-        let at = self.engine.index.first_match(hash);
+        let at = self.engine.index.lookup(hash).address();
         if at < self.engine.log.bounds.head.load(Acquire) {
             return None;
         }
@@ -119,7 +133,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         while at != 0 {
             if at < head {
                 // Below the log's beginning is nothing, and nothing is missing.
-                return if at < log.bounds.begin.load(Acquire) { Found::Absent } else { Found::Cold { at } };
+                return if at < log.bounds.begin.load(Acquire) { Found::Absent } else { Found::Cold { at, is_own: false } };
             }
             // SAFETY: `at >= head` under the caller's pin; chains hold published addresses only.
             let record = unsafe { Record::new(log.pointer(at)) };

@@ -114,7 +114,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 self.promote_in_memory(&pin, key, hash, seen, found);
                 Step::Done(held)
             }
-            Found::Cold { at } => match known.take(at) {
+            Found::Cold { at, .. } => match known.take(at) {
                 Some(Some(held)) => Step::Done(Some(held)),
                 Some(None) if self.engine.index.is_settled(&seen) => Step::Done(None),
                 Some(None) => Step::Again,

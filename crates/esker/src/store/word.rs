@@ -5,7 +5,7 @@ use super::find::{Found, Region};
 use super::step::{Known, Step};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
-use crate::index::{Looked, Probe, Published, Seen};
+use crate::index::{Keys, Looked, Probe, Published, Seen};
 use crate::latches::Hold;
 use crate::record::{self, ABSENT, NEVER, Record, TOMBSTONE};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -86,7 +86,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             record.abandon();
             return false;
         };
-        claim.fill(to);
+        claim.refill(to);
         pin.slot.count(Counter::DeadByte, Self::RECORD_BYTES);
         true
     }
@@ -198,7 +198,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if let Found::Memory { at, .. } = found {
             self.engine.log.windows.mark_superseded(*at);
         }
-        match self.engine.index.publish(hash, seen, at, &mut added, |address| record.set_previous(address)) {
+        let keys = match found {
+            _ if record.previous() < self.engine.log.bounds.begin.load(Relaxed).max(1) => Keys::OwnAlone,
+            Found::Memory { .. } | Found::Cold { is_own: true, .. } => Keys::OwnIsThere,
+            _ => Keys::Unknown,
+        };
+        match self.engine.index.publish(hash, seen, at, keys, &mut added, |address| record.set_previous(address)) {
             Published::Done => {
                 if added {
                     self.count_entry(pin);
@@ -295,6 +300,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Step::Done(old) => old,
             missing => return Ok(missing.then(|| 0)),
         };
+        let found = if old.is_some() { found.with_own() } else { found };
         let new = self.engine.epochs.within(&pin, || update(old.map(|(value, _)| value)));
         let expires = old.map_or(NEVER, |(_, expires)| expires);
         Ok(self.add_word(&pin, &held, key, hash, &seen, &found, new, expires, 0).then(|| new))
@@ -314,7 +320,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn old_word(&self, found: &Found, known: &Known) -> Step<Option<(u64, u64)>> {
         match found {
             Found::Absent => Step::Done(None),
-            Found::Cold { at } => match known.at(*at) {
+            Found::Cold { at, .. } => match known.at(*at) {
                 Some(held) => Step::Done(self.still(held).map(|held| (super::to_word(&held.value), held.expires))),
                 None => Step::Read(*at),
             },
@@ -346,6 +352,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         match self.old_word(&found, known) {
             Step::Done(Some(_)) => {
+                let found = found.with_own();
                 let step = self.add_word(&pin, &held, key, hash, &seen, &found, 0, NEVER, TOMBSTONE);
                 // A deletion is dead as soon as it is made, and so is what it stands for.
                 pin.slot.count(Counter::DeadByte, if let Step::Done(()) = step { Self::RECORD_BYTES } else { 0 });

@@ -92,7 +92,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 let expires = self.engine.expiry_of(record);
                 (self.read_record(at, record, expires, into), Some(expires))
             }
-            Found::Cold { at } => match known.at(at) {
+            Found::Cold { at, .. } => match known.at(at) {
                 None => return Step::Read(at),
                 Some(known) => {
                     let held = self.still(known);
@@ -127,7 +127,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             (Found::Memory { at: now, record }, Witness::Bytes { at, version }) => {
                 self.is_live(record) && now == at && record.version() == version
             }
-            (Found::Cold { at: now }, Witness::Cold { at }) => now == at,
+            (Found::Cold { at: now, .. }, Witness::Cold { at }) => now == at,
             (Found::Absent, Witness::Absent) => self.engine.index.is_settled(&seen),
             _ => false,
         }

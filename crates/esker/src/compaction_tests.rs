@@ -1,0 +1,112 @@
+//! What compaction concludes from an entry, where two keys share one.
+
+use crate::index::Seen;
+use crate::sync::atomic::Ordering::*;
+use crate::{MemoryStorage, Options, Store};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+const FILLERS: u64 = 500;
+static FILLER: [u8; 64 << 10] = [7; 64 << 10];
+
+struct Shared {
+    store: Store<u64, [u8]>,
+    /// Keys that nothing in the index tells apart: of one bucket and one tag.
+    one: u64,
+    other: u64,
+}
+
+impl Shared {
+    fn new() -> Self {
+        let options = Options::new().memory(16 << 20).background(false).promotion(false);
+        let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::default())).unwrap();
+        let mut known = HashMap::new();
+        let told_by = |key: u64| store.engine_for_test().hash_of(&key.to_le_bytes()) >> 6 & ((1 << 23) - 1);
+        let pair = (FILLERS..1_000_000).find_map(|key| known.insert(told_by(key), key).map(|first| (first, key)));
+        let (one, other) = pair.unwrap();
+        Self { store, one, other }
+    }
+
+    /// Whatever was written before is on the device then.
+    fn make_cold(&self) {
+        (0..FILLERS).for_each(|key| self.store.put(&key, &FILLER).unwrap());
+        assert_eq!(self.store.engine_for_test().index.buckets(), 256, "the keys would be told apart");
+    }
+
+    fn seen(&self) -> Seen {
+        let engine = self.store.engine_for_test();
+        engine.index.lookup(engine.hash_of(&self.one.to_le_bytes()))
+    }
+
+    fn address(&self) -> u64 {
+        self.seen().address()
+    }
+
+    fn is_sole(&self) -> bool {
+        assert_ne!(self.address(), 0);
+        self.seen().is_sole()
+    }
+
+    fn check(&self, one: Option<&[u8]>, other: Option<&[u8]>) {
+        assert_eq!(self.store.get(&self.one).unwrap().as_deref(), one);
+        assert_eq!(self.store.get(&self.other).unwrap().as_deref(), other);
+    }
+}
+
+/// A put that cannot know whose record it supersedes takes the entry's word back; without that the first key would be lost.
+#[test]
+fn a_cold_record_behind_another_keys_is_kept() {
+    let shared = Shared::new();
+    shared.store.put(&shared.one, b"one").unwrap();
+    assert!(shared.is_sole());
+    shared.make_cold();
+    shared.store.put(&shared.other, b"other").unwrap();
+    assert!(!shared.is_sole());
+    shared.make_cold();
+    shared.store.compact().unwrap();
+    shared.check(Some(b"one"), Some(b"other"));
+    // The same for who reads what is cold, and finds that it is another's.
+    shared.make_cold();
+    shared.store.delete(&shared.other).unwrap();
+    shared.make_cold();
+    shared.store.compact().unwrap();
+    shared.check(Some(b"one"), None);
+    shared.store.append(&shared.other, b"anew").unwrap();
+    shared.make_cold();
+    shared.store.compact().unwrap();
+    shared.check(Some(b"one"), Some(b"anew"));
+    shared.store.delete(&shared.one).unwrap();
+    shared.make_cold();
+    shared.store.compact().unwrap();
+    shared.check(None, Some(b"anew"));
+}
+
+/// Who has read a record of his key keeps the entry's word, and a chain that begins anew has it again.
+#[test]
+fn an_entry_says_that_its_chain_is_of_one_key() {
+    let shared = Shared::new();
+    let (store, one) = (&shared.store, &shared.one);
+    store.put(one, b"1").unwrap();
+    for round in 0..3 {
+        shared.make_cold();
+        match round {
+            0 => drop(store.append(one, b"2").unwrap()),
+            1 => drop(store.rmw(one, |old| [old.unwrap(), b"3"].concat()).unwrap()),
+            _ => store.append_many(&[(*one, b"4")]).unwrap(),
+        }
+        assert!(shared.is_sole(), "round {round}");
+    }
+    shared.make_cold();
+    let at = shared.address();
+    store.put(one, b"5").unwrap();
+    assert!(!shared.is_sole());
+    shared.make_cold();
+    // The first of the two dies, and what it died of was read.
+    while store.engine_for_test().log.bounds.begin.load(Relaxed) <= at {
+        assert!(store.engine_for_test().move_stretch(None, || true).unwrap());
+    }
+    assert!(shared.is_sole());
+    store.compact().unwrap();
+    assert!(shared.is_sole());
+    assert_eq!(store.get(one).unwrap().as_deref(), Some(&b"5"[..]));
+}
