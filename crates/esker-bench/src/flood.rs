@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use esker::{Cache, Durability, Error, Options, Store};
+use esker::{Cache, Error, Options, Store};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
@@ -45,11 +45,7 @@ impl Kind {
 
     fn open(self, arguments: &Arguments, directory: &Path) -> Result<Store<u64, [u8]>> {
         let options = Options::new().memory(arguments.memory());
-        let lines = match arguments.line_seconds {
-            0.0 => Durability::None,
-            seconds => Durability::Every(Duration::from_secs_f64(seconds)),
-        };
-        let on_device = options.clone().durability(lines);
+        let on_device = options.clone().durability(run::lines(arguments.line_seconds)?);
         let disk = (arguments.bytes() / DISK_PART).max(DISK_MIN);
         Ok(match self {
             Self::Store => on_device.open(directory.join("store"))?,
@@ -120,7 +116,6 @@ struct Row {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    ensure!(Duration::try_from_secs_f64(arguments.line_seconds).is_ok(), "from line to line there must be some seconds, or 0");
     let bar = progress::bar((arguments.kinds.len() * arguments.rates.len()) as u64);
     let mut rows = Vec::new();
     for &kind in &arguments.kinds {

@@ -12,7 +12,7 @@ use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution as _, Zipf};
 
 /// The exponent of the Zipf distribution, that of YCSB.
-pub(crate) const ZIPF_EXPONENT: f64 = 0.99;
+const ZIPF_EXPONENT: f64 = 0.99;
 /// Draws in a sequence; a power of two. A run that needs more starts over.
 pub(crate) const SEQUENCE_LENGTH: usize = 1 << 24;
 /// The bits of a value which must be those of its key.
@@ -105,20 +105,29 @@ fn uniform(keys: u64, random: &mut SmallRng) -> Vec<u64> {
     (0..SEQUENCE_LENGTH).map(|_| key(random.random_range(0..keys))).collect()
 }
 
-/// The index of a rank: popular ones are scattered over the order of loading.
-pub(crate) fn scattered(rank: u64, keys: u64) -> u64 {
-    (u128::from(rank) * STRIDE % u128::from(keys)) as u64
+/// Draws indices by Zipf's law, the popular ranks scattered over the order of loading.
+pub(crate) struct Popular {
+    zipf: Zipf<f64>,
+    keys: u64,
 }
 
-/// Zipf draws, the popular ranks scattered over the order of loading.
+impl Popular {
+    /// Of so many keys, one at least.
+    pub(crate) fn new(keys: u64) -> Self {
+        Self { zipf: Zipf::new(keys as f64, ZIPF_EXPONENT).expect("there is at least one key"), keys }
+    }
+
+    /// The next index.
+    pub(crate) fn draw(&self, random: &mut SmallRng) -> u64 {
+        let rank = (self.zipf.sample(random) as u64 - 1).min(self.keys - 1);
+        (u128::from(rank) * STRIDE % u128::from(self.keys)) as u64
+    }
+}
+
+/// Zipf draws.
 fn zipf(keys: u64, random: &mut SmallRng) -> Vec<u64> {
-    let zipf = Zipf::new(keys as f64, ZIPF_EXPONENT).expect("there is at least one key");
-    (0..SEQUENCE_LENGTH)
-        .map(|_| {
-            let rank = (zipf.sample(random) as u64 - 1).min(keys - 1);
-            key(scattered(rank, keys))
-        })
-        .collect()
+    let popular = Popular::new(keys);
+    (0..SEQUENCE_LENGTH).map(|_| key(popular.draw(random))).collect()
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use esker::Durability;
 use hdrhistogram::Histogram;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -212,6 +213,12 @@ fn conduct(phase: &AtomicU8, barrier: &Barrier, seconds: f64) {
     phase.store(MEASURED, Ordering::Relaxed);
     std::thread::sleep(Duration::from_secs_f64(seconds));
     phase.store(OVER, Ordering::Relaxed);
+}
+
+/// Lines that are drawn each so many seconds; 0: none but those that give back space.
+pub(crate) fn lines(seconds: f64) -> Result<Durability> {
+    let interval = Duration::try_from_secs_f64(seconds).context("from line to line there must be some seconds, or 0")?;
+    Ok(if interval.is_zero() { Durability::None } else { Durability::Every(interval) })
 }
 
 /// Sleeps, and spins at the end, until then.

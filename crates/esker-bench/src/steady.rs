@@ -12,16 +12,15 @@ use std::ops::{AddAssign, Range};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use esker::{Durability, Options, Store};
+use esker::{Options, Store};
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use rand_distr::{Distribution as _, Zipf};
 use serde::Serialize;
 
 use crate::append::{RECORD, check, record};
-use crate::keys::{self, Distribution, ZIPF_EXPONENT, scattered};
+use crate::keys::{self, Distribution, Popular};
 use crate::report::{self, Latency};
 use crate::{Outputs, Place, chart, progress, run, size};
 
@@ -97,10 +96,9 @@ struct Row {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let is_time = |seconds: f64| Duration::try_from_secs_f64(seconds).is_ok();
     ensure!(arguments.rate > 0.0 && arguments.rate <= 1e9, "the rate must be above 0 and at most 10^9");
-    ensure!(arguments.seconds > 0.0 && is_time(arguments.seconds), "there must be some seconds");
-    ensure!(is_time(arguments.line_seconds), "from line to line there must be some seconds, or 0");
+    ensure!(arguments.seconds > 0.0 && Duration::try_from_secs_f64(arguments.seconds).is_ok(), "there must be some seconds");
+    ensure!(arguments.threads <= arguments.keys, "each thread must have a key of its own");
     ensure!((0.0..=6000.0).contains(&arguments.prune_percent), "between no list and all lists each second are pruned");
     let row = measure(arguments)?;
     print(&row);
@@ -149,7 +147,7 @@ struct Lane<'a> {
     /// The pieces of each list, and how many there may be.
     lists: Vec<(u16, u16)>,
     random: SmallRng,
-    zipf: Zipf<f64>,
+    popular: Popular,
     next_piece: u64,
     /// Lists pruned so far; in turn.
     pruned: u64,
@@ -161,9 +159,9 @@ struct Lane<'a> {
 impl<'a> Lane<'a> {
     fn new(arguments: &'a Arguments, store: &'a Store<u64, [u8]>, own: u64, lists: Vec<(u16, u16)>) -> Self {
         let random = SmallRng::seed_from_u64(0x73_7465_6164 + own);
-        let zipf = Zipf::new(lists.len() as f64, ZIPF_EXPONENT).expect("there is at least one key");
+        let popular = Popular::new(lists.len() as u64);
         let (places, is_drawn) = (Vec::new(), vec![false; lists.len()]);
-        Self { arguments, store, own, lists, random, zipf, next_piece: PIECES_MAX as u64, pruned: 0, places, is_drawn }
+        Self { arguments, store, own, lists, random, popular, next_piece: PIECES_MAX as u64, pruned: 0, places, is_drawn }
     }
 
     fn key(&self, place: usize) -> u64 {
@@ -189,10 +187,9 @@ impl<'a> Lane<'a> {
     }
 
     fn draw(&mut self) -> usize {
-        let count = self.lists.len() as u64;
         match self.arguments.distribution {
-            Distribution::Uniform => self.random.random_range(0..count) as usize,
-            Distribution::Zipf => scattered((self.zipf.sample(&mut self.random) as u64 - 1).min(count - 1), count) as usize,
+            Distribution::Uniform => self.random.random_range(0..self.lists.len()),
+            Distribution::Zipf => self.popular.draw(&mut self.random) as usize,
         }
     }
 
@@ -286,13 +283,8 @@ fn draw_list(random: &mut SmallRng) -> (u16, u16) {
 
 fn measure(arguments: &Arguments) -> Result<Row> {
     let directory = arguments.place.temporary()?;
-    let lines = match arguments.line_seconds {
-        0.0 => Durability::None,
-        seconds => Durability::Every(Duration::from_secs_f64(seconds)),
-    };
-    let threads = arguments.threads.min(arguments.keys);
-    let arguments = &Arguments { threads, place: arguments.place.clone(), outputs: arguments.outputs.clone(), ..*arguments };
-    let lists: Vec<_> = (0..threads).map(|own| draw_lists(arguments, own)).collect();
+    let lines = run::lines(arguments.line_seconds)?;
+    let lists: Vec<_> = (0..arguments.threads).map(|own| draw_lists(arguments, own)).collect();
     let list_bytes = lists.iter().flatten().map(|(pieces, _)| u64::from(*pieces) * RECORD as u64).sum::<u64>();
     let memory_bytes = arguments.memory.unwrap_or(list_bytes / 4).max(size::LEAST);
     let store: Store<u64, [u8]> = Options::new().memory(memory_bytes).durability(lines).open(directory.path().join("store"))?;
@@ -330,7 +322,7 @@ fn measure(arguments: &Arguments) -> Result<Row> {
         engine: "esker",
         distribution: arguments.distribution.name(),
         keys: arguments.keys,
-        threads,
+        threads: arguments.threads,
         batch: arguments.batch,
         list_bytes,
         memory_bytes,

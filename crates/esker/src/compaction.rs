@@ -474,7 +474,7 @@ impl Mover<'_> {
                     // A stretch and the keys of its doubts are far shorter than 4 GiB.
                     let (key_start, key_bytes) = (self.keys.len() as u32, key.len() as u32);
                     self.keys.extend_from_slice(key);
-                    let ends_chain = record::word_at(bytes, 0) & ADDRESS_MASK < engine.log.bounds.begin.load(Acquire).max(1);
+                    let ends_chain = engine.log.is_gone(record::word_at(bytes, 0) & ADDRESS_MASK);
                     self.doubtful.push(Doubt { other, at: (at - self.from) as u32, key_start, key_bytes, ends_chain });
                     return Ok(());
                 }
@@ -489,9 +489,8 @@ impl Mover<'_> {
                 // As below: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
                 let previous = record::word_at(bytes, 0) & ADDRESS_MASK;
                 // While doubts are settled those that are left are not on the list.
-                let leads_nowhere = self.caching.is_some()
-                    || previous < engine.log.bounds.begin.load(Acquire)
-                    || known.is_none() && self.is_settled_down_to(previous);
+                let leads_nowhere =
+                    self.caching.is_some() || engine.log.is_gone(previous) || known.is_none() && self.is_settled_down_to(previous);
                 if seen.address() == at && leads_nowhere && !engine.index.remove(hash, &seen) {
                     continue;
                 }
@@ -563,7 +562,7 @@ impl Mover<'_> {
         let previous = if seen.address() == at && !is_held { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
         self.mark_superseded(at);
         copy.write_copy(bytes, previous, engine.log.line_flag() | record::lives_after(record::word_at(bytes, 0)));
-        let keys = if previous < engine.log.bounds.begin.load(Relaxed).max(1) { Keys::OwnAlone } else { Keys::OwnIsThere };
+        let keys = if engine.log.is_gone(previous) { Keys::OwnAlone } else { Keys::OwnIsThere };
         match engine.index.publish(hash, seen, to, keys, &mut false, |previous| copy.set_previous(previous)) {
             Published::Done => {
                 self.moved += bytes.len() as u64;

@@ -214,12 +214,16 @@ impl Log {
         }
     }
 
-    /// Where the byte of `address` is, if it is in memory at all.
-    /// Of the word that the address lies in.
+    /// Where the word that `address` lies in is, if it is in memory at all.
     #[inline(always)]
     pub(crate) fn pointer(&self, address: u64) -> *mut u8 {
         // SAFETY: the mask keeps the offset inside the region.
         unsafe { self.region.base().add((address & self.word_mask) as usize) }
+    }
+
+    /// True if no record is at `address` any more, or none ever was: a chain that leads there ends.
+    pub(crate) fn is_gone(&self, address: u64) -> bool {
+        address < self.bounds.begin.load(Acquire)
     }
 
     pub(crate) fn tail(&self) -> u64 {

@@ -199,7 +199,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             self.engine.log.windows.mark_superseded(*at);
         }
         let keys = match found {
-            _ if record.previous() < self.engine.log.bounds.begin.load(Relaxed).max(1) => Keys::OwnAlone,
+            _ if self.engine.log.is_gone(record.previous()) => Keys::OwnAlone,
             Found::Memory { .. } | Found::Cold { is_own: true, .. } => Keys::OwnIsThere,
             _ => Keys::Unknown,
         };
