@@ -46,6 +46,7 @@ fn run_program(choices: &mut Unstructured<'_>) -> Result<()> {
                 assert_eq!(gave, model.apply(&operation), "step {number}: {operation:?}");
             }
             Step::Compact => store.compact().expect("a healthy store compacts"),
+            Step::Stretch => store.compact_stretch().expect("a healthy store compacts a stretch"),
             Step::Commit if is_kept => store.commit().expect("a healthy store commits"),
             Step::Reopen if is_kept => {
                 store.close().expect("a healthy store closes");
@@ -61,7 +62,7 @@ fn run_program(choices: &mut Unstructured<'_>) -> Result<()> {
 
 fn step(choices: &mut Unstructured<'_>, layout: Layout) -> Result<Step> {
     let key = layout.key(choices.int_in_range(0..=KEYS - 1)?);
-    let kind = choices.int_in_range(0..=11)?;
+    let kind = choices.int_in_range(0..=12)?;
     let is_blob = layout.width().is_none();
     Ok(Step::Do(match kind {
         0 | 1 => Operation::Put(key, value(choices, layout)?),
@@ -74,6 +75,7 @@ fn step(choices: &mut Unstructured<'_>, layout: Layout) -> Result<Step> {
         8 => return Ok(Step::Commit),
         9 => return Ok(Step::Compact),
         10 => return Ok(Step::Image),
+        11 => return Ok(Step::Stretch),
         _ => return Ok(Step::Reopen),
     }))
 }

@@ -73,6 +73,8 @@ pub trait Subject: Send + Sync {
     fn commit(&self) -> Result<()>;
     /// Compacts the log.
     fn compact(&self) -> Result<()>;
+    /// Compacts a stretch, as the background does.
+    fn compact_stretch(&self) -> Result<()>;
     /// Takes an image of the index.
     fn save_index(&self) -> Result<()>;
     /// Closes the store.
@@ -367,6 +369,10 @@ macro_rules! subject {
 
             fn compact(&self) -> Result<()> {
                 self.0.compact().map(|_| ())
+            }
+
+            fn compact_stretch(&self) -> Result<()> {
+                self.0.compact_stretch().map(|_| ())
             }
 
             fn save_index(&self) -> Result<()> {

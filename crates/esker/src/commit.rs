@@ -99,9 +99,16 @@ impl Engine {
             self.record_of(line.number, line.window).apply(state, line.cut);
             state.begin = line.begin;
         });
-        self.commits.told_begin.store(line.begin, Relaxed);
         self.slot_speaks_of(line.cut);
-        written.map_err(|error| self.latch(error))
+        written.map_err(|error| self.latch(error))?;
+        // Release: who gives back what lies below finds the slot written.
+        self.commits.told_begin.store(line.begin, Release);
+        Ok(())
+    }
+
+    /// Where the log begins as the newest slot has it; 0 before the first line of this opening.
+    pub(crate) fn told_begin(&self) -> u64 {
+        self.commits.told_begin.load(Acquire)
     }
 
     fn slot_speaks_of(&self, cut: u64) {

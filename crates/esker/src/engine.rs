@@ -5,7 +5,7 @@
 
 use crate::cache::{Cache, Caching};
 use crate::commit::{Commits, Durability};
-use crate::compaction::{self, Compaction};
+use crate::compaction::Compaction;
 use crate::device::{Device, Storage};
 use crate::epoch::{Counter, Epochs, Pin};
 use crate::error::{Error, Result};
@@ -62,9 +62,10 @@ pub(crate) struct Engine {
     pub(crate) caching: Option<Caching>,
     pub(crate) loads: Loads,
     pub(crate) holds: Holds,
-    /// The driver compacts when the log is this many times as long as what lives in it, and so many bytes longer.
+    /// The driver compacts when the log is this many times as long as what lives in it, and a part of a file longer.
     pub(crate) space_amplification: f64,
-    pub(crate) space_slack: u64,
+    /// The length of a file of the log; 0 without files.
+    pub(crate) segment_bytes: u64,
     /// Those who wait for the boundaries to find room.
     seekers: AtomicU32,
     pub(crate) boundaries: Mutex<()>,
@@ -181,7 +182,7 @@ impl Engine {
         let identity = known.map_or_else(Identity::random, Ok)?;
         let huge = parts.budget >= HUGE_PAGE_BUDGET_BYTES;
         let (has_home, has_device) = (parts.home.is_some(), parts.device.is_some());
-        let space_slack = parts.home.as_ref().map_or(0, |home| compaction::slack(home.manifest.state.segment_bytes));
+        let segment_bytes = parts.home.as_ref().map_or(0, |home| home.manifest.state.segment_bytes);
         let engine = Self {
             epochs: Epochs::new(),
             index: Index::new()?,
@@ -201,7 +202,7 @@ impl Engine {
             loads: Loads::default(),
             holds: Holds::default(),
             space_amplification: parts.space_amplification,
-            space_slack,
+            segment_bytes,
             seekers: AtomicU32::new(0),
             boundaries: Mutex::new(()),
             is_always_durable: parts.durability == Durability::Always && has_device,
@@ -705,7 +706,7 @@ impl Engine {
             is_always_durable: false,
             in_background: false,
             space_amplification: 2.0,
-            space_slack: 0,
+            segment_bytes: 0,
             durability: Durability::None,
             drawn: Drawn::now(),
             budget: AtomicU64::new(1 << 20),

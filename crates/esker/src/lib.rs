@@ -24,8 +24,6 @@ mod backup;
 mod cache;
 mod commit;
 mod compaction;
-#[cfg(all(test, not(loom), not(shuttle)))]
-mod compaction_tests;
 mod company;
 mod device;
 mod directory;

@@ -107,6 +107,7 @@ impl<'s, S: Subject> Run<'s, S> {
                 Step::Do(operation) => self.operation(&mut store, operation)?,
                 Step::Commit => self.commit(&mut store)?,
                 Step::Compact => self.failed |= store.compact().is_err(),
+                Step::Stretch => self.failed |= store.compact_stretch().is_err(),
                 Step::Image => match store.image() {
                     Ok(()) if self.subject.takes_images() => self.promised(),
                     image => self.failed |= image.is_err(),

@@ -172,6 +172,11 @@ impl Run<'_> {
                 self.mark();
                 Ok(store)
             }
+            Step::Stretch => {
+                store.compact_stretch().map_err(|e| format!("compaction of a stretch failed: {e}"))?;
+                self.mark();
+                Ok(store)
+            }
             Step::Image => {
                 let before = self.states.len() - 1;
                 store.image().map_err(|e| format!("an image failed: {e}"))?;

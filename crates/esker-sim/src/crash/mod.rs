@@ -72,6 +72,14 @@ pub trait Live {
         Ok(())
     }
 
+    /// Gives back some space, if the store can, perhaps with the next line only. Changes nothing that can be read.
+    ///
+    /// # Errors
+    /// The store's, in words.
+    fn compact_stretch(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Takes an image, if the store does. Changes nothing that can be read.
     ///
     /// # Errors

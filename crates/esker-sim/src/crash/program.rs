@@ -18,6 +18,8 @@ pub enum Step {
     Commit,
     /// A compaction of the log.
     Compact,
+    /// A compaction of a stretch, which may wait for the next line.
+    Stretch,
     /// An image of the index, of a store in use.
     Image,
     /// A close in order and an opening.
@@ -102,7 +104,8 @@ fn step(random: &mut ChaCha8Rng, layout: Layout, number: u64) -> Step {
     Step::Do(match random.random_range(0..26) {
         0..6 => return Step::Commit,
         6 => return Step::Reopen,
-        20..22 => return Step::Compact,
+        20 => return Step::Compact,
+        21 => return Step::Stretch,
         22..24 => return Step::Image,
         // After an opening all is cold: a second read brings a record back into memory, which writes it again.
         24.. => Operation::Get(key),
@@ -185,6 +188,7 @@ pub fn all(layout: Layout, length: usize) -> Vec<Program> {
             let mut add = |used: u64, step: Step| longer.push((used, [&steps[..], &[step]].concat()));
             add(used, Step::Commit);
             add(used, Step::Compact);
+            add(used, Step::Stretch);
             add(used, Step::Image);
             add(used, Step::Reopen);
             for key in 0..KEYS.min(used + 1) {

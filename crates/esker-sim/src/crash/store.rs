@@ -58,6 +58,10 @@ impl Live for LiveEsker {
         self.store.compact().map_err(words)
     }
 
+    fn compact_stretch(&mut self) -> Result<(), String> {
+        self.store.compact_stretch().map_err(words)
+    }
+
     fn image(&mut self) -> Result<(), String> {
         self.store.save_index().map_err(words)
     }

@@ -7,7 +7,7 @@
 //!             all of it is dropped: what was read is no longer here
 //! ```
 //! A log is a queue, and this is the second chance of FIFO-like caches (CLOCK; S3-FIFO, SOSP 2023) on it. Dropping a stretch is
-//! compaction with another verdict (`compaction.rs`, `Mover`), so an entry of the index that leads to a dropped record goes with it, and
+//! compaction with another verdict (`compaction/mover.rs`), so an entry of the index that leads to a dropped record goes with it, and
 //! who is on the way to one finds nothing, as behind any beginning of the log.
 //!
 //! * **Hot reads write next to nothing.** Fast reads end at `Bounds::near` instead of `head`: below it they take the longer way, which

@@ -318,6 +318,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.compact_all()
     }
 
+    /// One stretch of what the background does to win space back, due or not. What it would give back may wait for the next line.
+    #[doc(hidden)]
+    pub fn compact_stretch(&self) -> Result<bool> {
+        self.engine.compact_once()
+    }
+
     /// Writes an image of the index, so that opening after a crash need not read the log below. It also happens by itself, in
     /// the background, when the log behind the last image is twice as long as the index, and at least 64 MiB. Other operations
     /// go on meanwhile; compaction and the index's growth wait. Everything that had returned is durable afterwards.

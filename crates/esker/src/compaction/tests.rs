@@ -110,3 +110,37 @@ fn an_entry_says_that_its_chain_is_of_one_key() {
     assert!(shared.is_sole());
     assert_eq!(store.get(one).unwrap().as_deref(), Some(&b"5"[..]));
 }
+
+/// A stretch draws no line of its own: another's serves as well, and until then its space counts as dead.
+#[test]
+fn stretches_wait_for_a_line_together() {
+    let options = Options::new().memory(16 << 20).background(false).promotion(false);
+    let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::default())).unwrap();
+    let put_all = || (0..100).try_for_each(|key| store.put(&key, &FILLER));
+    put_all().and_then(|()| put_all()).unwrap();
+    (0..100).step_by(2).for_each(|key| assert!(store.delete(&key).unwrap()));
+    store.commit().unwrap();
+    let bounds = &store.engine_for_test().log.bounds;
+    let ends = || (bounds.begin.load(Relaxed), bounds.compacted.load(Relaxed));
+    let (begin, line, dead) = (ends().0, bounds.line.load(Relaxed), store.stats().space.dead_bytes);
+    // Three stretches of a MiB each: of a file of four nothing can go yet.
+    (0..3).for_each(|_| assert!(store.compact_stretch().unwrap()));
+    assert!(ends().0 == begin && ends().1 >= begin + (2 << 20) && bounds.line.load(Relaxed) == line, "{:?}", ends());
+    assert!(store.stats().space.dead_bytes >= dead);
+    // Nothing was written, but the line has something to say.
+    store.commit().unwrap();
+    assert_eq!((ends().0, bounds.line.load(Relaxed)), (begin, line + 1));
+    let waited = ends().1;
+    assert!(store.compact_stretch().unwrap());
+    assert_eq!((ends().0, bounds.line.load(Relaxed)), (waited, line + 1));
+    // With a file that can go they draw their own.
+    while ends().0 == waited {
+        assert!(store.compact_stretch().unwrap());
+    }
+    assert_eq!((ends().0, bounds.line.load(Relaxed)), (ends().1, line + 2));
+    // All at once, with what waits.
+    store.compact_stretch().unwrap();
+    store.compact().unwrap();
+    assert_eq!(ends().0, ends().1);
+    (0..100).for_each(|key| assert_eq!(store.get(&key).unwrap().is_some(), key % 2 == 1));
+}

@@ -1,0 +1,365 @@
+//! The mover: what becomes of each record of a stretch.
+//!
+//! ```text
+//! visit -> consider -+-> the newest of its key: a copy at the tail, published over the entry seen
+//!                    +-> dead, deleted or expired: dropped
+//!                    +-> in doubt: put on the list, and considered again when the list is settled
+//! ```
+//! * **Nothing is resurrected**: a copy is published only over the very entry under which the record was found to be the newest.
+//! * **Deletions end here.** Older versions lie lower and went before, so a tombstone is dropped, and its entry with it. A record
+//!   that has expired is a tombstone.
+//! * **Whether a cold record is the newest** is known at once if its entry leads to it. If the entry leads to another cold
+//!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses,
+//!   some at a time. If the entry says that its chain is of one key, none is needed.
+
+use super::Newest;
+use crate::cache::Caching;
+use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
+use crate::engine::{Engine, Layout};
+use crate::epoch::Pin;
+use crate::error::{Error, Result};
+use crate::index::{Keys, Published, Seen};
+use crate::log::BLOCK_BYTES;
+use crate::record::{self, ABSENT, ADDRESS_MASK, NEVER, Record, VALID};
+use crate::store::chain;
+use crate::sync::atomic::Ordering::*;
+use crate::traverse::{Scanned, Visitor};
+use std::io;
+use std::ops::Range;
+
+/// The part of the log's budget that doubts may take besides it.
+const DOUBT_PART: u64 = 64;
+/// Blocks that are read at a time to settle doubts. Others read from the device, too; but if it cannot do both, the log must not grow without end:
+/// from a quarter beyond what is allowed there are more, and four times as many at the double.
+const DOUBT_READS: f64 = 16.0;
+const DOUBT_READS_MAX: f64 = 64.0;
+/// Records between two looks at the room above the tail.
+const VISITS_AHEAD: u64 = 256;
+
+/// Moves what lives in a stretch.
+pub(super) struct Mover<'a> {
+    engine: &'a Engine,
+    visited: u64,
+    /// Bytes of copies made.
+    pub(super) moved: u64,
+    /// Bytes of expired records dropped: nobody counted them.
+    pub(super) expired: u64,
+    /// Where the stretch begins; whatever lived below has a copy above.
+    from: u64,
+    /// Records whose entry leads to another cold record, and their keys.
+    doubtful: Vec<Doubt>,
+    keys: Vec<u8>,
+    /// A cache, which drops what is not worth another round.
+    caching: Option<&'a Caching>,
+    stretch: u64,
+    /// In memory the first record whose copy did not fit: the stretch ends before it.
+    pub(super) ended_at: Option<u64>,
+}
+
+/// Small, for there are many.
+struct Doubt {
+    /// The cold record that the entry leads to.
+    other: u64,
+    /// From the beginning of the stretch.
+    at: u32,
+    /// In `keys`.
+    key_start: u32,
+    key_bytes: u32,
+    /// Nothing is behind it.
+    ends_chain: bool,
+}
+
+impl Visitor for Mover<'_> {
+    fn expect(&mut self, hash: u64) {
+        self.engine.index.prefetch(hash);
+    }
+
+    fn visit(&mut self, scanned: &Scanned, bytes: &[u8]) -> Result<()> {
+        if self.ended_at.is_some() {
+            return Ok(());
+        }
+        self.visited += 1;
+        if self.visited.is_multiple_of(VISITS_AHEAD) {
+            // Who closes waits for this stretch.
+            if self.engine.epochs.is_closed() {
+                return Err(Error::Closed);
+            }
+            // The driver is here and not in its loop; without this lines wait, and those who write pay for page faults and flushes.
+            self.engine.keep_up();
+        }
+        self.consider(scanned.at, scanned.hash, bytes, None)?;
+        // Where most entries are shared nearly every record is in doubt; the doubts of a stretch may be as long as it is.
+        if self.doubt_bytes() > self.engine.log.budget.load(Relaxed) / DOUBT_PART { self.settle_all() } else { Ok(()) }
+    }
+}
+
+impl<'a> Mover<'a> {
+    pub(super) fn new(engine: &'a Engine, stretch: Range<u64>, caching: Option<&'a Caching>) -> Self {
+        let (from, stretch) = (stretch.start, stretch.end - stretch.start);
+        let (doubtful, keys) = (Vec::new(), Vec::new());
+        Self { engine, visited: 0, moved: 0, expired: 0, from, doubtful, keys, caching, stretch, ended_at: None }
+    }
+}
+
+impl Mover<'_> {
+    /// `known`: the entry's head under which the record was found to be the newest by reading.
+    fn consider(&mut self, at: u64, hash: u64, bytes: &[u8], known: Option<u64>) -> Result<()> {
+        let engine = self.engine;
+        let key = &bytes[record::key_range(engine.layout, bytes)];
+        let mut has_room = true;
+        loop {
+            let pin = engine.epochs.pin_anyway()?;
+            let seen = engine.index.lookup(hash);
+            match engine.newest(&seen, key) {
+                Newest::At(newest) if newest != at => return Ok(()),
+                Newest::At(_) => {}
+                Newest::Cold(other) if other == at || known == Some(seen.address()) => {}
+                // It may be a bucket that moves: what follows says that the record is dead because it is not in this chain.
+                Newest::Cold(_) if !engine.index.is_settled(&seen) => continue,
+                // Chains descend; or this one is another key's, or its first record is a newer one of this key.
+                Newest::Cold(other) if other < at || seen.is_sole() => return Ok(()),
+                // A cache drops what is on a device anyway.
+                Newest::Cold(_) if self.caching.is_some() => return Ok(()),
+                Newest::Cold(other) => {
+                    // A stretch and the keys of its doubts are far shorter than 4 GiB.
+                    let (key_start, key_bytes) = (self.keys.len() as u32, key.len() as u32);
+                    self.keys.extend_from_slice(key);
+                    let ends_chain = self.is_gone(record::word_at(bytes, 0) & ADDRESS_MASK);
+                    self.doubtful.push(Doubt { other, at: (at - self.from) as u32, key_start, key_bytes, ends_chain });
+                    return Ok(());
+                }
+                Newest::Nowhere if engine.index.is_settled(&seen) => return Ok(()),
+                Newest::Nowhere => continue,
+            }
+            let is_tombstone = record::word_at(bytes, 0) & ABSENT != 0;
+            let has_expired = !is_tombstone && self.has_expired(bytes);
+            if is_tombstone || has_expired || !has_room || self.is_unwanted(bytes, hash) {
+                // Its bytes stay if the stretch is not given back, and no entry leads to them: a scan must ask.
+                self.mark_superseded(at);
+                // As below: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
+                let previous = record::word_at(bytes, 0) & ADDRESS_MASK;
+                // While doubts are settled those that are left are not on the list.
+                let leads_nowhere =
+                    self.caching.is_some() || self.is_gone(previous) || known.is_none() && self.is_settled_down_to(previous);
+                if seen.address() == at && leads_nowhere && !engine.index.remove(hash, &seen) {
+                    continue;
+                }
+                drop(pin);
+                if has_expired {
+                    self.expired += bytes.len() as u64;
+                    engine.expiry.drop_record(bytes.len() as u64);
+                }
+                if let Some(caching) = self.caching.filter(|_| !is_tombstone) {
+                    caching.depart(engine.layout, bytes, has_expired);
+                }
+                return Ok(());
+            }
+            match self.copy(pin, at, hash, &seen, bytes) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(Error::Full) if self.caching.is_some() => has_room = false,
+                Err(Error::Full) => {
+                    self.ended_at = Some(at);
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// True if whatever lived there has a copy above: a chain that leads there leads to nothing.
+    fn is_gone(&self, at: u64) -> bool {
+        at < self.from
+    }
+
+    /// True if whatever lives between there and where we are has a copy above, and nobody needs the rest: then a chain that leads
+    /// there leads to nothing.
+    fn is_settled_down_to(&self, at: u64) -> bool {
+        at >= self.from && self.doubtful.is_empty() && !self.engine.holds.is_any()
+    }
+
+    /// An expired record is a tombstone, unless a snapshot has it as a value: what is older lies lower and went before.
+    fn has_expired(&self, bytes: &[u8]) -> bool {
+        let expires = record::expiry_of(bytes);
+        if expires == NEVER {
+            return false;
+        }
+        self.engine.expiry.watch();
+        self.engine.has_passed(expires) && self.engine.holds.have_seen(expires)
+    }
+
+    /// A cache does without it.
+    fn is_unwanted(&self, bytes: &[u8], hash: u64) -> bool {
+        self.caching.is_some_and(|caching| !caching.keeps(bytes, hash, self.moved, self.stretch))
+    }
+
+    /// Only what is in memory has a window: of a cold record the mark would be another address's, some laps later, and would take
+    /// memory that nobody counts. Under a pin.
+    fn mark_superseded(&self, at: u64) {
+        let log = &self.engine.log;
+        if at >= log.bounds.head.load(Acquire) {
+            log.windows.mark_superseded(at);
+        }
+    }
+
+    /// Appends a copy of a living record; false to look again.
+    fn copy(&mut self, pin: Pin<'_>, at: u64, hash: u64, seen: &Seen, bytes: &[u8]) -> Result<bool> {
+        let engine = self.engine;
+        let Some(to) = engine.log.allocate_from_reserve(pin.slot, bytes.len() as u64) else {
+            drop(pin);
+            engine.make_room_for_copy(bytes.len() as u64)?;
+            return Ok(false);
+        };
+        // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.
+        let copy = unsafe { Record::new(engine.log.pointer(to)) };
+        // A key that shares the entry may lie behind the record and still be in doubt: the copy leads there too.
+        let is_held = at < engine.log.bounds.held.load(Acquire);
+        let previous = if seen.address() == at && !is_held { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
+        self.mark_superseded(at);
+        copy.write_copy(bytes, previous, engine.log.line_flag() | record::lives_after(record::word_at(bytes, 0)));
+        let keys = if self.is_gone(previous) { Keys::OwnAlone } else { Keys::OwnIsThere };
+        match engine.index.publish(hash, seen, to, keys, &mut false, |previous| copy.set_previous(previous)) {
+            Published::Done => {
+                self.moved += bytes.len() as u64;
+                Ok(true)
+            }
+            _ => {
+                copy.abandon();
+                pin.slot.end.store(0, Relaxed);
+                Ok(false)
+            }
+        }
+    }
+
+    fn key_of(&self, doubt: &Doubt) -> &[u8] {
+        &self.keys[doubt.key_start as usize..(doubt.key_start + doubt.key_bytes) as usize]
+    }
+
+    /// Memory that doubts take.
+    fn doubt_bytes(&self) -> u64 {
+        (self.doubtful.len() * size_of::<Doubt>() + self.keys.len()) as u64
+    }
+
+    /// Leaves no doubt.
+    pub(super) fn settle_all(&mut self) -> Result<()> {
+        self.settle()?;
+        self.keys.clear();
+        Ok(())
+    }
+
+    /// Reads, in the order of their addresses, the records that doubtful ones may have been superseded by.
+    fn settle(&mut self) -> Result<()> {
+        let mut doubtful = std::mem::take(&mut self.doubtful);
+        doubtful.sort_unstable_by_key(|doubt| doubt.other);
+        let Some(device) = self.engine.log.device.as_ref().filter(|_| !doubtful.is_empty()) else { return Ok(()) };
+        let late = self.engine.taken_to_allowed() - 1.25;
+        let at_a_time = (DOUBT_READS * (1.0 + 4.0 * late)).clamp(DOUBT_READS, DOUBT_READS_MAX) as usize;
+        let mut settling =
+            Settling { mover: self, doubtful: &doubtful, next: 0, under_way: 0, at_a_time, slow: Vec::new(), result: Ok(()) };
+        device.read_stream(&mut settling);
+        let Settling { slow, result, .. } = settling;
+        result?;
+        slow.into_iter().try_for_each(|doubt| self.settle_slowly(doubt))
+    }
+
+    /// Another key's record, or one that reaches into the next block: walk the chain.
+    fn settle_slowly(&mut self, doubt: &Doubt) -> Result<()> {
+        let key = self.key_of(doubt).to_vec();
+        let (at, hash) = (self.from + u64::from(doubt.at), self.engine.hash_of(&key));
+        // From where the entry leads now: a newer record may have come and gone cold since the doubt arose.
+        let Some((head, first)) = self.cold_part(hash, &key)? else { return Ok(()) };
+        let found = chain::find(self.engine, first, &key)?;
+        if found == Some(at) {
+            let bytes = chain::record_bytes(self.engine, at)?;
+            // Should the entry have changed since, it leads to something newer: doubtful again, or dead.
+            self.consider(at, hash, &bytes, Some(head))?;
+            return self.settle();
+        }
+        Ok(())
+    }
+}
+
+impl Mover<'_> {
+    /// The head of the key's entry and the first cold record of its chain; `None` if memory knows the key, or nobody does.
+    fn cold_part(&self, hash: u64, key: &[u8]) -> Result<Option<(u64, u64)>> {
+        let engine = self.engine;
+        loop {
+            let _pin = engine.epochs.pin_anyway()?;
+            let seen = engine.index.lookup(hash);
+            match engine.newest(&seen, key) {
+                Newest::At(_) => return Ok(None),
+                _ if !engine.index.is_settled(&seen) => {}
+                Newest::Cold(first) => return Ok(Some((seen.address(), first))),
+                Newest::Nowhere => return Ok(None),
+            }
+        }
+    }
+}
+
+/// Doubts that are settled by what the device has: a source of its reads, block by block.
+struct Settling<'m, 'e, 'd> {
+    mover: &'m Mover<'e>,
+    /// In the order of the blocks that are read for them.
+    doubtful: &'d [Doubt],
+    /// The first one whose block was not asked for yet.
+    next: usize,
+    under_way: usize,
+    at_a_time: usize,
+    /// Those that another key's record, or none that is whole, was read for.
+    slow: Vec<&'d Doubt>,
+    result: Result<()>,
+}
+
+impl<'d> Settling<'_, '_, 'd> {
+    /// The doubts from there on that one block is read for.
+    fn of_block(&self, from: usize) -> &'d [Doubt] {
+        let rest = &self.doubtful[from..];
+        let block = |doubt: &Doubt| doubt.other / BLOCK_BYTES;
+        let count = rest.iter().take_while(|doubt| block(doubt) == block(&rest[0])).count();
+        &rest[..count]
+    }
+
+    fn settle(&mut self, read: &DeviceRead) -> Result<()> {
+        let Mover { engine, from, .. } = self.mover;
+        let doubts = self.of_block(read.token() as usize);
+        let payload = engine.log.verify_block(doubts[0].other / BLOCK_BYTES, read.bytes())?;
+        for doubt in doubts {
+            let other = &payload[(doubt.other % BLOCK_BYTES) as usize..];
+            let key = self.mover.key_of(doubt);
+            if !is_record_of(engine.layout, other, key) {
+                self.slow.push(doubt);
+            } else if doubt.ends_chain && record::word_at(other, 0) & ADDRESS_MASK == from + u64::from(doubt.at) {
+                // These two are all of the chain, so the next one that dies need not be asked about.
+                engine.index.confirm_sole(engine.hash_of(key), doubt.other);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ReadSource for Settling<'_, '_, '_> {
+    fn next(&mut self) -> Option<DeviceRead> {
+        if self.result.is_err() || self.next == self.doubtful.len() || self.under_way == self.at_a_time {
+            return None;
+        }
+        self.mover.engine.keep_up();
+        let (first, block) = (self.next, self.doubtful[self.next].other / BLOCK_BYTES);
+        self.next += self.of_block(first).len();
+        self.under_way += 1;
+        Some(DeviceRead::new(block * SECTOR_BYTES as u64, 1, first as u64))
+    }
+
+    fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
+        self.under_way -= 1;
+        let settled = result.map_err(Error::from).and_then(|()| self.settle(&read));
+        self.result = std::mem::replace(&mut self.result, Ok(())).and(settled);
+    }
+}
+
+/// True if these bytes begin with a whole header and key, and the key is this one.
+fn is_record_of(layout: Layout, bytes: &[u8], key: &[u8]) -> bool {
+    if bytes.len() < record::BYTES_HEADER_BYTES as usize || record::word_at(bytes, 0) & VALID == 0 {
+        return false;
+    }
+    bytes.get(record::key_range(layout, bytes)) == Some(key)
+}
