@@ -35,6 +35,9 @@ pub(crate) trait Visitor {
     /// A record with this hash will be visited soon.
     fn expect(&mut self, _hash: u64) {}
 
+    /// So will this one, and it was expected some records before.
+    fn expect_soon(&mut self, _record: &Scanned) {}
+
     fn visit(&mut self, record: &Scanned, bytes: &[u8]) -> Result<()>;
 }
 
@@ -258,6 +261,7 @@ impl<'a> Scan<'a> {
     }
 
     fn visit_group(&mut self, bytes: &[u8], visitor: &mut impl Visitor) -> Result<()> {
+        self.group.iter().for_each(|record| visitor.expect_soon(record));
         for record in self.group.drain(..) {
             visitor.visit(&record, &bytes[record.offset..record.offset + record.bytes])?;
         }

@@ -20,6 +20,7 @@ use crate::epoch::Pin;
 use crate::error::{Error, Result};
 use crate::index::{Keys, Published, Seen};
 use crate::log::BLOCK_BYTES;
+use crate::memory::prefetch;
 use crate::record::{self, ABSENT, ADDRESS_MASK, NEVER, Record, VALID};
 use crate::store::chain;
 use crate::sync::atomic::Ordering::*;
@@ -72,6 +73,13 @@ struct Doubt {
 impl Visitor for Mover<'_> {
     fn expect(&mut self, hash: u64) {
         self.engine.index.prefetch(hash);
+    }
+
+    fn expect_soon(&mut self, record: &Scanned) {
+        let newest = self.engine.index.prefetch_behind(record.hash);
+        if newest != record.at {
+            prefetch(self.engine.log.pointer(newest));
+        }
     }
 
     fn visit(&mut self, scanned: &Scanned, bytes: &[u8]) -> Result<()> {

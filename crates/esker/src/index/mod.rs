@@ -399,6 +399,17 @@ impl Index {
         prefetch(self.bucket_at(self.locate(hash).offset));
     }
 
+    /// Fetches the bucket behind the hash's first one, which should be here by now, for who will walk through them. The address of the first
+    /// entry that matches, or 0.
+    #[inline(always)]
+    pub(crate) fn prefetch_behind(&self, hash: u64) -> u64 {
+        let next = self.bucket_at(self.locate(hash).offset).next();
+        if next != 0 {
+            prefetch(self.overflow.bucket(next));
+        }
+        self.first_match_in_front(hash).0
+    }
+
     #[inline(always)]
     pub(crate) fn probe(&self, hash: u64) -> Probe<'_> {
         let place = self.locate(hash);
