@@ -6,8 +6,8 @@
 //! records, in memory with their index, and the rest is what was deleted and not won back yet. A store in memory that has no room
 //! left says so: its row tells after how many turnovers.
 //!
-//! The rate of the last turnover against the second says whether anything piles up (the first also fills what was free); the rate
-//! against the row with the smallest live part, what a full store costs. Afterwards each record is read back, and as many that were
+//! The later turnovers' rate against the earlier ones' says whether anything piles up; the rate against the row with the smallest live part,
+//! what a full store costs. Afterwards each record is read back, and as many that were
 //! deleted are asked for in vain.
 
 use std::ops::Range;
@@ -21,7 +21,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::keys::{Distribution, Sequence};
-use crate::report::{self, Latency};
+use crate::report::{self, Latency, Spread};
 use crate::{Outputs, Place, chart, keys, progress, run, size};
 
 /// Live data on a device, in memories.
@@ -94,9 +94,9 @@ struct Row {
     turnover_per_second: Vec<f64>,
     /// Of a batch that is replaced.
     latency_ns: Latency,
-    /// The rate of the last turnover against that of the second.
+    /// The median rate of the later half of the turnovers to that of the earlier; the first, which finds a store with room to spare, is of neither.
     #[serde(skip_serializing_if = "Option::is_none")]
-    last_to_second: Option<f64>,
+    late_to_early: Option<f64>,
     /// The rate of all against that at the smallest live part.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_emptiest: Option<f64>,
@@ -200,7 +200,7 @@ fn measure(arguments: &Arguments, home: Home, order: Order, live: u64, bar: &Pro
         records: records.live.len() as u64,
         value_bytes: arguments.value_bytes,
         memory_bytes: arguments.memory,
-        last_to_second: rates.get(1).zip(rates.last()).map(|(second, last)| last / second),
+        late_to_early: late_to_early(&rates),
         turnover_per_second: rates,
         latency_ns: Latency::of(&latency),
         ratio_to_emptiest: None,
@@ -309,12 +309,18 @@ impl Records {
     }
 }
 
+fn late_to_early(rates: &[f64]) -> Option<f64> {
+    let rates = rates.get(1..)?;
+    let (early, late) = rates.split_at(rates.len() / 2);
+    (!early.is_empty()).then(|| Spread::of(late).median / Spread::of(early).median)
+}
+
 fn print(rows: &[Row]) {
-    let head = ["home", "goes", "live", "records", "replaced", "last/second", "to emptiest", "p50", "p99", "p99.9", "max", "full after"];
+    let head = ["home", "goes", "live", "records", "replaced", "late/early", "to emptiest", "p50", "p99", "p99.9", "max", "full after"];
     let body = rows.iter().map(|row| {
         let mut cells = vec![row.home.to_owned(), row.order.to_owned(), format!("{} %", row.live_percent), row.records.to_string()];
         cells.push(report::rate(Some(row.rate()).filter(|rate| rate.is_finite()).unwrap_or(0.0)));
-        cells.extend([row.last_to_second, row.ratio_to_emptiest].map(report::optional));
+        cells.extend([row.late_to_early, row.ratio_to_emptiest].map(report::optional));
         let Latency { p50, p99, p999, max } = row.latency_ns;
         cells.extend([p50, p99, p999, max].map(report::nanoseconds));
         cells.push(row.full_after.map_or("-".to_owned(), |turnovers| format!("{turnovers:.1}")));
@@ -356,6 +362,15 @@ mod tests {
                 assert_eq!((row.turnover_per_second.len(), row.full_after), (3, None), "{row:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_rate_that_falls_is_told() {
+        assert_eq!(late_to_early(&[9.0]), None);
+        assert_eq!(late_to_early(&[9.0, 4.0, 2.0]), Some(0.5));
+        // One slow turnover is none that stays.
+        assert_eq!(late_to_early(&[9.0, 4.0, 4.0, 4.0, 4.0, 4.0, 1.0]), Some(1.0));
+        assert_eq!(late_to_early(&[9.0, 4.0, 4.0, 4.0, 3.0, 2.0, 3.0]), Some(0.75));
     }
 
     #[test]

@@ -66,6 +66,12 @@ impl View {
         (at < self.window || at < self.cut && header & ODD_LINE == self.flag) && header & ABANDONED == 0
     }
 
+    /// True if a record of a chain is known to be part of the view by its address alone.
+    #[inline(always)]
+    pub(crate) fn surely_counts(&self, at: u64) -> bool {
+        at < self.window
+    }
+
     /// True if a record with this header, which ends then, holds a value.
     #[inline(always)]
     pub(crate) fn is_value(&self, header: u64, expires: u64) -> bool {
@@ -222,7 +228,11 @@ impl Engine {
             self.epochs.drain();
         }
         let boundaries = lock(&self.boundaries);
-        let line = self.last_line_again(&boundaries).unwrap_or_else(|| self.draw(&boundaries, false).0);
+        let mut line = self.last_line_again(&boundaries).unwrap_or_else(|| self.draw(&boundaries, false).0);
+        if line.window < self.log.bounds.head.load(Relaxed) {
+            // One more, right behind it: what is cold is known to count then, without a look at its header.
+            line = self.draw(&boundaries, false).0;
+        }
         drop(boundaries);
         hold.set_line(line);
         let view = View::of(line, hold.held.begin);

@@ -303,6 +303,24 @@ fn all_of_a_store_in_memory_is_read_from_its_log() {
     }
 }
 
+/// What died in memory and went cold since, with what it died of: the index knows, and nothing is read to find out.
+#[test]
+fn what_a_chain_of_one_key_superseded_is_not_asked_about() {
+    const KEYS: u64 = 200_000;
+    let options = Options::new().memory("16MiB").background(false).promotion(false);
+    let store: Store<u64, [u8]> = options.open_temporary().unwrap();
+    for key in 0..KEYS {
+        store.put(&key, &[1; 100]).unwrap();
+        store.put(&key, &[2; 120]).unwrap();
+    }
+    let before = store.stats().operations.device_reads;
+    let sum: i128 =
+        store.scan().by(Strategy::ByLog).aggregate(Sum(|_: u64, value: &[u8]| u64::from(value[0]) * value.len() as u64)).unwrap();
+    assert_eq!(sum, i128::from(KEYS) * 240);
+    let reads = store.stats().operations.device_reads - before;
+    assert!(reads < KEYS / 50, "{reads} records were read to know what is dead");
+}
+
 #[test]
 fn a_list_with_a_test_is_either() {
     for store in both::<u64, u64>() {

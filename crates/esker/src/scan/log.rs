@@ -250,6 +250,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
             // The wrong bucket, if it was moving.
             _ if !frame.engine().index.is_settled(seen) => Verdict::Again,
             Newest::Nowhere { .. } => Verdict::Dead,
+            // Newer, and of this key, or all of the chain is of another.
+            Newest::Cold(other) if seen.is_sole() && frame.view.surely_counts(other) => Verdict::Dead,
             Newest::Cold(other) => Verdict::Doubtful(other),
         }
     }
