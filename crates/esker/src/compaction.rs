@@ -159,12 +159,11 @@ impl Engine {
         Pass { until: block_floor(self.log.tail()), counted: self.counted_dead_bytes() }
     }
 
-    /// Notes what a stretch gave back.
+    /// Notes what a stretch gives back, by and by.
     fn note_stretch(&self, stretch: Copied) {
         let Compaction { given_back, pass, done, .. } = &self.compaction;
         let mut done = lock(done);
         done.stretches += 1;
-        done.given_back_bytes += stretch.reached - stretch.from;
         done.moved_bytes += stretch.moved;
         let given = given_back.fetch_add(stretch.dead, Relaxed) + stretch.dead;
         if let Some(pass) = lock(pass).take_if(|pass| stretch.reached >= pass.until) {
@@ -385,10 +384,12 @@ impl Engine {
     fn begin_at_compacted(&self, _: &MutexGuard<'_, ()>) -> Result<bool> {
         let bounds = &self.log.bounds;
         let (from, to) = (bounds.begin.load(Relaxed), bounds.compacted.load(Relaxed));
+        let given_back = || lock(&self.compaction.done).given_back_bytes += to - from;
         if self.is_in_memory() {
             let _guard = lock(&self.boundaries);
             bounds.begin.store(to, SeqCst);
             self.evict(to);
+            given_back();
             return Ok(true);
         }
         // What goes with the store needs no line.
@@ -399,6 +400,7 @@ impl Engine {
         if let Some(device) = &self.log.device {
             device.discard(sectors(from), sectors(to)).map_err(|error| self.latch(error))?;
         }
+        given_back();
         Ok(true)
     }
 

@@ -118,6 +118,7 @@ impl Record {
         unsafe { &*self.at.add(offset as usize).cast::<AtomicU64>() }
     }
 
+    #[inline(always)]
     fn words(&self, offset: u64, count: usize) -> &[AtomicU64] {
         // SAFETY: as `word`, for all of them.
         unsafe { std::slice::from_raw_parts(self.at.add(offset as usize).cast::<AtomicU64>(), count) }
@@ -250,6 +251,7 @@ impl Record {
         self.header().store(previous | kept | flags | VALID, Release);
     }
 
+    #[inline(always)]
     fn key_len(&self) -> usize {
         (self.word(8).load(Relaxed) & KEY_BITS) as usize
     }
@@ -257,6 +259,13 @@ impl Record {
     pub(crate) fn bytes_key(&self) -> &[u8] {
         // SAFETY: as `word_key`; the length never changes.
         unsafe { std::slice::from_raw_parts(self.at.add(BYTES_HEADER_BYTES as usize), self.key_len()) }
+    }
+
+    /// True if the key is this one, where keys have this width: a comparison whose length the compiler knows.
+    #[inline(always)]
+    pub(crate) fn has_key_of(&self, width: usize, key: &[u8]) -> bool {
+        // SAFETY: as `word_key`; the length was just compared.
+        self.key_len() == width && unsafe { std::slice::from_raw_parts(self.at.add(BYTES_HEADER_BYTES as usize), width) } == &key[..width]
     }
 
     /// How often a bytes record has changed in place.
@@ -289,6 +298,21 @@ impl Record {
             spins += 1;
             if spins < 64 { hint::spin_loop() } else { thread::yield_now() }
         }
+    }
+
+    /// Copies the value, if there is room for just all of it and the key has this width, and nobody changes it meanwhile. True if it did.
+    #[inline(always)]
+    pub(crate) fn read_short(&self, key_width: usize, into: &mut [u8]) -> bool {
+        let version = self.word(8);
+        // Acquire: as in `read_value`.
+        let before = version.load(Acquire);
+        if before & (LATCH | KEY_BITS) != key_width as u64 || (self.word(16).load(Relaxed) as u32) as usize != into.len() {
+            return false;
+        }
+        let from = BYTES_HEADER_BYTES + padded(key_width);
+        words::read_short(self.words(from, into.len().div_ceil(8)), into);
+        fence(Acquire);
+        version.load(Relaxed) == before || broken(Rule::VersionStandsStill)
     }
 
     fn copy_value(&self, into: &mut Vec<u8>) {

@@ -35,6 +35,11 @@ pub trait Value {
     fn view(bytes: &[u8]) -> Self::View<'_>;
     /// An own copy of the same.
     fn own(bytes: &[u8]) -> Self::Owned;
+    /// A value of the one length that all have, if `fill` has filled it.
+    #[doc(hidden)]
+    fn filled(_fill: impl FnOnce(&mut [u8]) -> bool) -> Option<Self::Owned> {
+        None
+    }
 }
 
 /// What a key can be: any [`Value`].
@@ -60,6 +65,12 @@ impl<T: Copy + FromBytes + IntoBytes + Immutable + KnownLayout> Value for T {
     #[inline(always)]
     fn own(bytes: &[u8]) -> T {
         T::read_from_bytes(bytes).unwrap_or_else(|_| unreachable!("the width was checked when the record was read"))
+    }
+
+    #[inline(always)]
+    fn filled(fill: impl FnOnce(&mut [u8]) -> bool) -> Option<T> {
+        let mut value = T::new_zeroed();
+        fill(value.as_mut_bytes()).then_some(value)
     }
 }
 

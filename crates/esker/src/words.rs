@@ -23,6 +23,53 @@ pub(crate) fn read(words: &[AtomicU64], bytes: &mut [u8]) {
     unsafe { read_to(words, bytes.as_mut_ptr()) };
 }
 
+/// Copies a value that is short and read back at once, as many bytes as there is room for: by two words where there are two, as its reader
+/// will load them, for a load that meets two stores must wait until both are done.
+#[inline(always)]
+pub(crate) fn read_short(words: &[AtomicU64], bytes: &mut [u8]) {
+    let (length, mut at) = (bytes.len(), 0);
+    while at + 16 <= length {
+        // SAFETY: two words, and room for as many.
+        unsafe { read_pair(words[at / 8..][..2].as_ptr().cast(), bytes[at..][..16].as_mut_ptr()) };
+        at += 16;
+    }
+    if at + 8 <= length {
+        bytes[at..at + 8].copy_from_slice(&words[at / 8].load(Relaxed).to_ne_bytes());
+        at += 8;
+    }
+    if at < length {
+        bytes[at..].copy_from_slice(&words[at / 8].load(Relaxed).to_ne_bytes()[..length - at]);
+    }
+}
+
+/// # Safety
+/// Two words may be read at `from`, where they are aligned and others may be at work meanwhile, and written at `to`.
+#[cfg(all(target_arch = "x86_64", not(any(loom, shuttle, miri))))]
+#[inline(always)]
+unsafe fn read_pair(from: *const u8, to: *mut u8) {
+    // SAFETY: as the caller says; for the race, as `in_turns`.
+    unsafe {
+        std::arch::asm!(
+            "movups {pair}, [{from}]",
+            "movups [{to}], {pair}",
+            from = in(reg) from,
+            to = in(reg) to,
+            pair = out(xmm_reg) _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(any(loom, shuttle, miri)))))]
+#[inline(always)]
+unsafe fn read_pair(from: *const u8, to: *mut u8) {
+    let from = from.cast::<AtomicU64>();
+    for i in 0..2 {
+        // SAFETY: as the caller says; of no alignment at `to`.
+        unsafe { to.add(8 * i).cast::<[u8; 8]>().write((*from.add(i)).load(Relaxed).to_ne_bytes()) };
+    }
+}
+
 /// Copies `bytes`, a multiple of eight, into as many words. Who else writes them is kept out; readers are not.
 pub(crate) fn write(bytes: &[u8], words: &[AtomicU64]) {
     let words = &words[..bytes.len() / 8];
@@ -94,6 +141,18 @@ unsafe fn in_turns(_: *const u8, _: *mut u8, _: usize) -> usize {
 mod tests {
     use super::*;
     use crate::sync::atomic::{AtomicBool, Ordering::*, fence};
+
+    #[test]
+    fn every_length_of_a_short_value_is_copied() {
+        let words: Vec<AtomicU64> = (1..10).map(|i| AtomicU64::new(0x0102_0304_0506_0708_u64.wrapping_mul(i))).collect();
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
+        for length in 0..=72_usize {
+            let mut room = [9; 80];
+            read_short(&words[..length.div_ceil(8)], &mut room[1..=length]);
+            assert_eq!(room[1..=length], bytes[..length], "{length}");
+            assert!(room[0] == 9 && room[length + 1..].iter().all(|byte| *byte == 9), "{length}");
+        }
+    }
 
     #[test]
     fn every_number_of_words_is_copied_and_no_byte_beyond() {

@@ -352,7 +352,7 @@ fn the_log_does_not_begin_behind_records_whose_copies_are_of_the_next_line() {
     let compact_meanwhile = {
         let (store, compacting) = (store.clone(), compacting.clone());
         move || {
-            let before = store.stats().space.moved_bytes;
+            let before = store.stats().space.given_back_bytes;
             let mover = store.clone();
             *compacting.lock().unwrap() = Some(std::thread::spawn(move || mover.compact().map(drop)));
             // Until it waits for the line after this one.
@@ -361,7 +361,7 @@ fn the_log_does_not_begin_behind_records_whose_copies_are_of_the_next_line() {
                 tail = store.stats().log.tail;
                 std::thread::sleep(Duration::from_millis(100));
             }
-            assert_eq!(store.stats().space.moved_bytes, before, "it gave something back without a line");
+            assert_eq!(store.stats().space.given_back_bytes, before, "it gave something back without a line");
         }
     };
     let copy_files = {
@@ -371,7 +371,7 @@ fn the_log_does_not_begin_behind_records_whose_copies_are_of_the_next_line() {
     hooks.lock().unwrap().extend([Box::new(copy_files) as Box<dyn FnOnce() + Send>, Box::new(compact_meanwhile)]);
     store.commit().unwrap();
     compacting.lock().unwrap().take().unwrap().join().unwrap().unwrap();
-    assert!(store.stats().space.moved_bytes > 0 && hooks.lock().unwrap().is_empty());
+    assert!(store.stats().space.given_back_bytes > 0 && hooks.lock().unwrap().is_empty());
     let copy: MemoryStorage = copy.lock().unwrap().take().unwrap();
     let reopened: Store<u64, u64> = options().open_in(Arc::new(copy)).unwrap();
     for n in 0..2 * COUNT {

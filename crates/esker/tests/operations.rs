@@ -239,3 +239,32 @@ fn absent_keys_of_batches_stay_absent_while_the_index_grows() {
         }
     });
 }
+
+/// A value of some words that changes in place is read as it was at one moment, each way that a get may go.
+#[test]
+fn no_short_value_is_torn() {
+    fn check<V: esker::Value<Owned = V> + Copy + PartialEq + std::fmt::Debug + Send + Sync>(values: [V; 2])
+    where
+        for<'a> V: esker::Value<View<'a> = V>,
+    {
+        const ROUNDS: usize = 100_000;
+        let store: Store<u64, V> = Options::new().memory("16MiB").in_memory().unwrap();
+        store.put(&1, &values[0]).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..ROUNDS).for_each(|round| store.put(&1, &values[round % 2]).unwrap()));
+            for round in 0..ROUNDS {
+                let seen = if round % 2 == 0 { store.get(&1).unwrap() } else { store.get_with(&1, |view| view).unwrap() };
+                assert!(values.map(Some).contains(&seen), "{seen:?}");
+            }
+        });
+        assert_eq!(store.get(&1).unwrap(), Some(values[(ROUNDS - 1) % 2]));
+        assert_eq!(store.get_with(&2, |view| view).unwrap(), None);
+    }
+    check([[1u64; 2], [2; 2]]);
+    check([[1u64; 4], [2; 4]]);
+    check([[1u8; 21], [2; 21]]);
+    check([[1u32; 3], [2; 3]]);
+    check([[1u64; 8], [2; 8]]);
+    // With a buffer.
+    check([[1u64; 9], [2; 9]]);
+}

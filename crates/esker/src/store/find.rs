@@ -73,6 +73,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         match Self::WORD {
             true if Self::KEY_WIDTH == 8 => record.word_key_as_word() == super::to_word(key),
             true => record.word_key(Self::KEY_WIDTH) == key,
+            false if Self::KEY_WIDTH > 0 => record.has_key_of(Self::KEY_WIDTH, key),
             false => record.bytes_key() == key,
         }
     }

@@ -102,6 +102,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> std::fmt::Debug for Store<K, V> {
     }
 }
 
+/// The longest values that a get has no buffer for.
+const SHORT_BYTES: usize = 64;
+
 /// A value of at most eight bytes as the atomic word that holds it.
 #[inline(always)]
 fn to_word(bytes: &[u8]) -> u64 {
@@ -120,6 +123,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Some(width) => width,
         None => 0,
     };
+    /// Bytes records whose keys have one length, and their values one that is short: a get needs no buffer.
+    const IS_SHORT: bool = !Self::WORD && K::WIDTH.is_some() && V::WIDTH.is_some() && Self::VALUE_WIDTH <= SHORT_BYTES;
 
     pub(crate) fn start(engine: Engine) -> Result<Self> {
         debug_assert_eq!(Self::WORD, matches!(engine.layout, Layout::Word { .. }));
@@ -214,6 +219,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let word = self.get_word(key.bytes())?;
             return Ok(word.map(|word| V::own(&word.to_ne_bytes()[..Self::VALUE_WIDTH])));
         }
+        if Self::IS_SHORT {
+            return self.get_short(key.bytes());
+        }
         self.get_bytes(key.bytes(), V::own)
     }
 
@@ -226,6 +234,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if Self::WORD {
             let word = self.get_word(key.bytes())?;
             return Ok(word.map(|word| read(V::view(&word.to_ne_bytes()[..Self::VALUE_WIDTH]))));
+        }
+        if Self::IS_SHORT {
+            return Ok(self.get_short(key.bytes())?.map(|value| read(V::view(value.borrow().bytes()))));
         }
         self.get_bytes(key.bytes(), |bytes| read(V::view(bytes)))
     }

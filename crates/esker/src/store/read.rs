@@ -3,7 +3,7 @@
 use super::Store;
 use super::find::Found;
 use super::step::{Held, Known, Step};
-use crate::epoch::Counter;
+use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::Seen;
 use crate::record::Record;
@@ -74,10 +74,35 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline]
     pub(super) fn get_bytes<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         Self::check_key(key)?;
+        self.get_bytes_under(self.engine.epochs.pin_to_read(), key, self.hash(key), read)
+    }
+
+    /// The same for values of one short length.
+    #[inline(always)]
+    pub(super) fn get_short(&self, key: &[u8]) -> Result<Option<V::Owned>> {
+        Self::check_key(key)?;
         let hash = self.hash(key);
-        let pin = self.engine.epochs.pin()?;
-        pin.slot.count(Counter::Get, 1);
-        if !self.engine.is_held(hash)
+        match V::filled(|value| self.get_short_at_once(key, hash, value)) {
+            Some(value) => Ok(Some(value)),
+            None => Self::with_copy(key, |key| self.get_bytes_under(None, key, hash, V::own)),
+        }
+    }
+
+    /// Where the key's record is live, the first of its entry, in memory, and nobody changes it.
+    #[inline(always)]
+    fn get_short_at_once(&self, key: &[u8], hash: u64, into: &mut [u8]) -> bool {
+        let Some(_pin) = self.engine.epochs.pin_to_read() else { return false };
+        self.find_fast(key, hash).is_some_and(|(_, record)| record.read_short(Self::KEY_WIDTH, into))
+    }
+
+    /// A get that was counted, under the pin that it was counted with, if the door was open.
+    #[inline(never)]
+    fn get_bytes_under<R>(&self, pin: Option<Pin<'_>>, key: &[u8], hash: u64, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        let pin = match pin {
+            Some(pin) => Some(pin),
+            None => Some(self.engine.epochs.pin()?).filter(|_| !self.engine.is_held(hash)),
+        };
+        if let Some(pin) = pin
             && let Some((_, record)) = self.find_fast(key, hash).or_else(|| self.find_old(key, hash))
         {
             return with_scratch(|buffer| {
@@ -86,7 +111,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Ok(Some(read(buffer)))
             });
         }
-        drop(pin);
         Ok(self.get_slowly(key, hash)?.map(|held| read(&held.value)))
     }
 
