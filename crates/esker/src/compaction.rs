@@ -87,7 +87,6 @@ pub(crate) struct Compaction {
 /// A stretch from the log's beginning to `reached`, all of whose living records have copies.
 #[derive(Clone, Copy)]
 struct Copied {
-    from: u64,
     reached: u64,
     moved: u64,
     /// Bytes that had been counted as dead.
@@ -313,7 +312,7 @@ impl Engine {
                 }
                 let dead = (reached - from).saturating_sub(mover.moved + mover.expired);
                 self.holds.set_copied(reached);
-                let given = self.give_back(&one, Copied { from, reached, moved: mover.moved, dead });
+                let given = self.give_back(&one, Copied { reached, moved: mover.moved, dead });
                 // What could not be read is told when it is asked for.
                 let _ = self.shrink_index(&one);
                 return given;
