@@ -243,10 +243,7 @@ fn absent_keys_of_batches_stay_absent_while_the_index_grows() {
 /// A value of some words that changes in place is read as it was at one moment, each way that a get may go.
 #[test]
 fn no_short_value_is_torn() {
-    fn check<V: esker::Value<Owned = V> + Copy + PartialEq + std::fmt::Debug + Send + Sync>(values: [V; 2])
-    where
-        for<'a> V: esker::Value<View<'a> = V>,
-    {
+    fn check<V: for<'a> esker::Value<Owned = V, View<'a> = V> + Copy + PartialEq + std::fmt::Debug + Send + Sync>(values: [V; 2]) {
         const ROUNDS: usize = 100_000;
         let store: Store<u64, V> = Options::new().memory("16MiB").in_memory().unwrap();
         store.put(&1, &values[0]).unwrap();
