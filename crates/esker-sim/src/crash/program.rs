@@ -214,9 +214,9 @@ mod tests {
 
     #[test]
     fn short_programs_are_all_there_and_differ() {
-        // One key or none: 4 + 4 programs of one step; then 4 + 4 or 4 + 8 continuations.
-        assert_eq!(all(Layout::Blobs, 1).len(), 8);
-        assert_eq!(all(Layout::Blobs, 2).len(), 4 * 8 + 4 * 12);
+        // One key or none: 5 + 4 programs of one step; then 5 + 4 or 5 + 8 continuations.
+        assert_eq!(all(Layout::Blobs, 1).len(), 9);
+        assert_eq!(all(Layout::Blobs, 2).len(), 5 * 9 + 4 * 13);
         let programs = all(Layout::Pairs, 3);
         assert!(programs.iter().enumerate().all(|(i, p)| programs[..i].iter().all(|q| p.steps != q.steps)));
     }
