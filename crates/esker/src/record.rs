@@ -225,6 +225,7 @@ impl Record {
     }
 
     /// Fills a fresh bytes record; the value room is zero and is filled by `set_value`. `expires` counts if the flags say so.
+    #[inline]
     pub(crate) fn write_bytes(&self, key: &[u8], value: &[u8], capacity: usize, expires: u64, previous: u64, flags: u64) {
         self.word(8).store(key.len() as u64, Relaxed);
         self.word(16).store(((padded(capacity)) << 32) | value.len() as u64, Relaxed);
@@ -358,6 +359,12 @@ impl Latched {
         let len = (self.0.word(16).load(Relaxed) as u32) as usize;
         // SAFETY: inside the record (length <= capacity); writers are excluded by the latch.
         unsafe { std::slice::from_raw_parts(self.0.at.add(self.0.value_offset() as usize), len) }
+    }
+
+    /// True if the record is a value and nothing else, and no newer one has taken its place: it may have been otherwise before the latch.
+    #[inline(always)]
+    pub(crate) fn is_whole_truth(&self) -> bool {
+        self.0.header().load(Acquire) & (SPECIAL | SEALED) == 0 || broken(Rule::LatchedLooksAgain)
     }
 
     /// Replaces the value from byte `from` on. `from + bytes.len() <= capacity`.

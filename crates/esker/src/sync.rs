@@ -160,6 +160,8 @@ pub(crate) enum Rule {
     HoldDrains,
     /// A reader of a bytes record checks the version again.
     VersionStandsStill,
+    /// Who latched a bytes record that he saw plain asks again whether it is.
+    LatchedLooksAgain,
     /// Where keys have latches, a plain writer holds its key's.
     WritersLatch,
     /// A plain reader looks whether its key's latch is held.

@@ -96,10 +96,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         for part in pairs.chunks(GROUP) {
             let group = self.fetch_group(part.iter().map(|(key, _)| key.borrow()));
             if !Self::WORD {
-                for ((key, value), hash) in part.iter().zip(group.hashes) {
-                    let key = key.borrow().bytes();
-                    Self::check_key(key)?;
-                    self.put_bytes_hashed(key, hash, value.borrow().bytes())?;
+                for (i, (key, value)) in part.iter().enumerate() {
+                    let (key, value) = (key.borrow().bytes(), Self::value_of_known_length(value.borrow().bytes()));
+                    self.check_put(key, value)?;
+                    if !self.put_fetched(group.firsts[i], key, group.hashes[i], value) {
+                        self.put_bytes_slowly(key, group.hashes[i], value)?;
+                    }
                 }
                 continue;
             }
@@ -110,7 +112,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 let (key, value) = (key.borrow().bytes(), super::to_word(value.borrow().bytes()));
                 let (hash, first) = (group.hashes[i], group.firsts[i]);
                 // Looked up before the pin; a live record above `read_only` is still the newest one.
-                let at_once = || self.put_word_at(first, key, value) || self.insert_word(&pin, key, hash, value);
+                let at_once = || self.put_at(first, key, value) || self.put_probing(&pin, key, hash, value);
                 if !self.engine.epochs.is_latching() && at_once() {
                     continue;
                 }
@@ -150,12 +152,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ) -> Result<()> {
         let group = self.fetch_group(keys.iter().map(Borrow::borrow));
         self.engine.check_writable()?;
-        self.engine.epochs.count(Counter::Rmw, keys.len() as u64)?;
+        if Self::WORD {
+            self.engine.epochs.count(Counter::Rmw, keys.len() as u64)?;
+        }
         let mut pin = if Self::WORD { Some(self.engine.epochs.pin()?) } else { None };
         for (i, key) in keys.iter().enumerate() {
             let (key, hash) = (key.borrow().bytes(), group.hashes[i]);
             Self::check_key(key)?;
             if cold.puts_off(first + i, hash) {
+                if !Self::WORD {
+                    self.count(Counter::Rmw)?;
+                }
                 continue;
             }
             let mut update = |old: Option<V::View<'_>>| update(first + i, old);
@@ -165,6 +172,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 if is_plain && self.rmw_word_from(held, group.firsts[i], key, hash, &mut update).is_some() {
                     continue;
                 }
+            } else if self.rmw_bytes_at_once(group.firsts[i], key, &mut update).is_some() {
+                continue;
             }
             drop(pin.take());
             cold.attempt(self, first + i, hash, |known| self.rmw_step(key, hash, known, &mut update))?;
@@ -205,12 +214,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     fn delete_group<Q: Borrow<K>>(&self, first: usize, keys: &[Q], cold: &mut Cold) -> Result<usize> {
         let group = self.fetch_group(keys.iter().map(Borrow::borrow));
-        self.engine.epochs.count(Counter::Delete, keys.len() as u64)?;
         let mut count = 0;
         for (i, (key, hash)) in keys.iter().zip(group.hashes).enumerate() {
             let key = key.borrow().bytes();
             Self::check_key(key)?;
-            if !cold.puts_off(first + i, hash) {
+            if cold.puts_off(first + i, hash) {
+                self.count(Counter::Delete)?;
+            } else if self.delete_now(group.firsts[i], key) {
+                count += 1;
+            } else {
                 let was_there = cold.attempt(self, first + i, hash, |known| self.delete_step(key, hash, known))?;
                 count += usize::from(was_there == Some(true));
             }
@@ -452,17 +464,14 @@ impl<K: Key + ?Sized> Store<K, [u8]> {
     fn append_group<Q: Borrow<K>, U: AsRef<[u8]>>(&self, first: usize, pairs: &[(Q, U)], cold: &mut Cold) -> Result<()> {
         let group = self.fetch_group(pairs.iter().map(|(key, _)| key.borrow()));
         self.engine.check_writable()?;
-        self.engine.epochs.count(Counter::Append, pairs.len() as u64)?;
         for (i, ((key, bytes), hash)) in pairs.iter().zip(group.hashes).enumerate() {
             let (key, bytes) = (key.borrow().bytes(), bytes.as_ref());
             Self::check_key(key)?;
             if cold.puts_off(first + i, hash) {
+                self.count(Counter::Append)?;
                 continue;
             }
-            let pin = self.engine.epochs.pin()?;
-            let is_done = self.append_in_place(&pin, key, hash, bytes).is_some();
-            drop(pin);
-            if !is_done {
+            if self.append_at_once(group.firsts[i], key, bytes).is_none() {
                 cold.attempt(self, first + i, hash, |known| self.append_step(key, hash, known, bytes, &mut 0))?;
             }
         }

@@ -39,20 +39,29 @@ struct Sight<'a> {
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    #[inline(always)]
     pub(super) fn put_bytes(&self, key: &[u8], value: &[u8]) -> Result<()> {
-        Self::check_key(key)?;
-        self.put_bytes_hashed(key, self.hash(key), value)
+        self.check_put(key, value)?;
+        if self.put_now(key, Self::value_of_known_length(value)) {
+            return Ok(());
+        }
+        Self::with_copy(key, |key| self.put_bytes_surely(key, value))
+    }
+
+    #[inline(never)]
+    fn put_bytes_surely(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.put_bytes_slowly(key, self.hash(key), value)?;
+        self.written(())
     }
 
     /// Whether key and value can be put at all.
+    #[inline(always)]
     pub(super) fn check_put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         Self::check_key(key)?;
         self.check_value(value.len())
     }
 
-    pub(super) fn put_bytes_hashed(&self, key: &[u8], hash: u64, value: &[u8]) -> Result<()> {
-        self.check_value(value.len())?;
-        self.count(Counter::Put)?;
+    pub(super) fn put_bytes_slowly(&self, key: &[u8], hash: u64, value: &[u8]) -> Result<()> {
         self.run(key, |known| self.put_bytes_step(key, hash, known, value, NEVER)).map(|_| ())
     }
 
@@ -79,10 +88,33 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn rmw_bytes(&self, key: &[u8], mut update: impl FnMut(Option<V::View<'_>>) -> V::Owned) -> Result<V::Owned> {
         Self::check_key(key)?;
         let hash = self.hash(key);
-        self.count(Counter::Rmw)?;
+        if let Some(new) = self.rmw_bytes_at_once(self.engine.index.first_match(hash), key, &mut update) {
+            return Ok(new);
+        }
         let mut last = None;
         self.run(key, |known| self.rmw_bytes_step(key, hash, known, &mut last, &mut update))?;
         Ok(last.unwrap_or_else(|| unreachable!("a successful update ran the closure")))
+    }
+
+    /// Counts it, and does it where the first record of the key's entry is the key's, and mutable; where values have one length, for the new one
+    /// must fit: the closure should not run twice because it did not.
+    #[inline(always)]
+    pub(super) fn rmw_bytes_at_once(
+        &self,
+        first: u64,
+        key: &[u8],
+        update: &mut impl FnMut(Option<V::View<'_>>) -> V::Owned,
+    ) -> Option<V::Owned> {
+        let pin = self.engine.epochs.pin_to_write(Counter::Rmw)?;
+        V::WIDTH?;
+        let record = self.mutable_record_of(first, key)?;
+        let latched = record.latch();
+        if !latched.is_whole_truth() {
+            return None;
+        }
+        let new = self.engine.epochs.within(&pin, || update(Some(V::view(latched.value()))));
+        latched.set_value(0, Self::value_of_known_length(new.borrow().bytes()));
+        Some(new)
     }
 
     /// One attempt at a read-modify-write; `last` becomes what `update` made last.
@@ -110,7 +142,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn append_bytes(&self, key: &[u8], bytes: &[u8]) -> Result<usize> {
         Self::check_key(key)?;
         let hash = self.hash(key);
-        if let Some(length) = self.append_at_once(key, hash, bytes)? {
+        if let Some(length) = self.append_at_once(self.engine.index.first_match(hash), key, bytes) {
             return Ok(length);
         }
         let mut length = 0;
@@ -124,13 +156,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if old.is_empty() { length } else { (length + length / 2).min(most.max(length)) }
     }
 
-    /// Where the key's record is mutable and has room.
+    /// Counts it, and does it where the first record of the key's entry is the key's, mutable, and has room. The new length.
     #[inline(always)]
-    pub(super) fn append_at_once(&self, key: &[u8], hash: u64, bytes: &[u8]) -> Result<Option<usize>> {
-        self.engine.check_writable()?;
-        let pin = self.engine.epochs.pin()?;
-        pin.slot.count(Counter::Append, 1);
-        Ok(self.append_in_place(&pin, key, hash, bytes))
+    pub(super) fn append_at_once(&self, first: u64, key: &[u8], bytes: &[u8]) -> Option<usize> {
+        let _pin = self.engine.epochs.pin_to_write(Counter::Append)?;
+        let record = self.mutable_record_of(first, key)?;
+        let latched = record.latch();
+        let length = latched.value().len();
+        if !latched.is_whole_truth() || length + bytes.len() > record.capacity() {
+            return None;
+        }
+        latched.set_value(length, bytes);
+        Some(length + bytes.len())
     }
 
     /// One attempt at an append; `length` becomes the new one.
@@ -143,23 +180,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Change::Set(Cow::Owned([old, bytes].concat()), Self::room_to_grow(old, *length, most), expires)
         };
         self.change(key, hash, known, false, &mut decide)
-    }
-
-    /// The new length. `None` also if the key is held by another: the next attempt waits.
-    #[inline(always)]
-    pub(super) fn append_in_place(&self, _: &Pin<'_>, key: &[u8], hash: u64, bytes: &[u8]) -> Option<usize> {
-        let _held = self.engine.hold(hash)?;
-        let (at, record) = self.find_fast(key, hash)?;
-        if !matches!(self.region(at), Region::Mutable) {
-            return None;
-        }
-        let latched = record.latch();
-        let length = latched.value().len();
-        if record.is_sealed() || !self.is_live(record) || length + bytes.len() > record.capacity() {
-            return None;
-        }
-        latched.set_value(length, bytes);
-        Some(length + bytes.len())
     }
 
     /// One attempt at the one way a bytes record changes. `decide` sees the old value (never for a blind update, which may

@@ -87,23 +87,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.record_of(at, key).filter(Record::is_plain).map(|record| (at, record))
     }
 
-    /// The same where [`Store::find_fast`] ended because the record is old: in a cache in memory, which takes note of the read.
-    #[inline(never)]
-    pub(super) fn find_old(&self, key: &[u8], hash: u64) -> Option<(u64, Record)> {
-        let caching = self.engine.caching.as_ref().filter(|caching| caching.is_in_memory())?;
-        let at = self.engine.index.lookup(hash).address();
-        if at < self.engine.log.bounds.head.load(Acquire) {
-            return None;
-        }
-        // SAFETY: `at >= head` under the caller's pin; entries hold published addresses only.
-        let record = unsafe { Record::new(self.engine.log.pointer(at)) };
-        if !record.is_plain() || !self.is_of(record, key) {
-            return None;
-        }
-        self.notice(caching, &Found::Memory { at, record });
-        Some((at, record))
-    }
-
     #[inline(always)]
     pub(super) fn locate(&self, key: &[u8], hash: u64) -> (Seen, Found) {
         let seen = self.engine.index.lookup(hash);

@@ -14,7 +14,7 @@
 //!
 //! Blocking calls wait themselves, asynchronous ones (`waiting.rs`) have it done by helper threads (`helpers.rs`).
 //!
-//! `find.rs` finds records, `chain.rs` those on the device, `read.rs` reads, `word.rs` and `bytes.rs` change the two layouts, `batch.rs` does many keys,
+//! `find.rs` finds records, `chain.rs` those on the device, `read.rs` reads, `put.rs` puts in one attempt, `word.rs` and `bytes.rs` change the two layouts, `batch.rs` does many keys,
 //! `history.rs` reads older versions, `expire.rs` ends keys, `load.rs` loads what is missed, `promote.rs` keeps what a cache reads.
 
 mod batch;
@@ -28,6 +28,7 @@ mod helpers;
 mod history;
 mod load;
 mod promote;
+mod put;
 mod read;
 mod step;
 mod transaction;
@@ -37,12 +38,13 @@ mod word;
 use crate::backup::{Backup, existing, target};
 use crate::cache::Flights;
 use crate::device::Storage;
-use crate::engine::{Engine, Layout};
+use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
-use crate::record::KEY_BYTES_MAX;
+use crate::record::{ABSENT, KEY_BYTES_MAX, TOMBSTONE};
 use crate::stats::Stats;
 use crate::sync::Mutex;
+use crate::sync::atomic::Ordering::AcqRel;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
@@ -172,13 +174,20 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// A key whose length the compiler knows where keys have one: for functions that are not compiled into their callers.
     #[inline(always)]
     fn of_known_length(key: &[u8]) -> &[u8] {
-        if Self::WORD { &key[..Self::KEY_WIDTH] } else { key }
+        if K::WIDTH.is_some() { &key[..Self::KEY_WIDTH] } else { key }
+    }
+
+    /// The same for a value.
+    #[inline(always)]
+    fn value_of_known_length(value: &[u8]) -> &[u8] {
+        if V::WIDTH.is_some() { &value[..Self::VALUE_WIDTH] } else { value }
     }
 
     fn count(&self, what: Counter) -> Result<()> {
         self.engine.epochs.count(what, 1)
     }
 
+    #[inline(always)]
     fn check_key(key: &[u8]) -> Result<()> {
         if key.len() > KEY_BYTES_MAX {
             return Err(Error::invalid(format!("a key has at most {KEY_BYTES_MAX} bytes key={}", key.len())));
@@ -186,7 +195,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(())
     }
 
+    #[inline(always)]
     fn check_value(&self, bytes: usize) -> Result<()> {
+        if bytes as u64 <= BUDGET_BYTES_MIN / 4 { Ok(()) } else { self.check_long_value(bytes) }
+    }
+
+    #[cold]
+    fn check_long_value(&self, bytes: usize) -> Result<()> {
         let most = self.engine.value_bytes_max();
         if bytes as u64 > most {
             return Err(Error::invalid(format!("a value has at most 16 MiB or a quarter of the budget max={most} value={bytes}")));
@@ -263,8 +278,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if Self::WORD {
             return self.put_word(key.bytes(), to_word(value.bytes()));
         }
-        self.put_bytes(key.bytes(), value.bytes())?;
-        self.written(())
+        self.put_bytes(key.bytes(), value.bytes())
     }
 
     /// Sets the value of `key` to what `update` makes of the old one; returns the new one.
@@ -299,9 +313,25 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Self::check_key(key)?;
         }
         let hash = self.hash(key);
-        self.count(Counter::Delete)?;
+        if self.delete_now(self.engine.index.first_match(hash), key) {
+            return Ok(true);
+        }
         let was_there = self.run(key, |known| self.delete_step(key, hash, known))?;
         self.written(was_there)
+    }
+
+    /// Counts a delete, and does it where the first record of the key's entry is the key's, and mutable. True if it had a value.
+    #[inline(always)]
+    fn delete_now(&self, first: u64, key: &[u8]) -> bool {
+        let Some(pin) = self.engine.epochs.pin_to_write(Counter::Delete) else { return false };
+        let Some(record) = self.mutable_record_of(first, key) else { return false };
+        let latched = (!Self::WORD).then(|| record.latch());
+        if latched.is_some_and(|latched| !latched.is_whole_truth()) {
+            return false;
+        }
+        let was_there = record.header().fetch_or(TOMBSTONE, AcqRel) & ABSENT == 0;
+        pin.slot.count(Counter::DeadByte, if was_there { record.bytes(self.engine.layout) } else { 0 });
+        was_there
     }
 
     /// One attempt at a delete, in either layout. Done: whether a value was there.

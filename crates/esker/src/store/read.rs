@@ -3,7 +3,7 @@
 use super::Store;
 use super::find::Found;
 use super::step::{Held, Known, Step};
-use crate::epoch::{Counter, Pin};
+use crate::epoch::Counter;
 use crate::error::Result;
 use crate::index::Seen;
 use crate::record::Record;
@@ -48,33 +48,83 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(never)]
     fn get_word_slowly(&self, key: &[u8]) -> Result<Option<u64>> {
         let key = Self::of_known_length(key);
-        let hash = self.hash(key);
+        let read = |record: Record| Some(record.word_value(Self::KEY_WIDTH).load(Acquire));
+        self.get_surely(key, self.hash(key), read, |held| super::to_word(&held.value))
+    }
+
+    /// A get that was counted, by `read` of a record in memory, if that can, else by `own` of what was copied from there, or read from the device.
+    #[inline(always)]
+    fn get_surely<R>(
+        &self,
+        key: &[u8],
+        hash: u64,
+        read: impl FnOnce(Record) -> Option<R>,
+        own: impl FnOnce(Held) -> R,
+    ) -> Result<Option<R>> {
         let pin = self.engine.epochs.pin()?;
         if !self.engine.is_held(hash) {
             let (seen, found) = self.locate(key, hash);
-            if let Some(word) = self.word_if_known(&seen, &found) {
-                self.count_miss(&pin, word.is_none());
-                self.promote_in_memory(&pin, key, hash, seen, found);
-                return Ok(word);
+            if let Some(record) = self.record_if_known(&seen, &found) {
+                let value = record.and_then(read);
+                if record.is_none() || value.is_some() {
+                    self.count_miss(&pin, record.is_none());
+                    self.promote_in_memory(&pin, key, hash, seen, found);
+                    return Ok(value);
+                }
             }
         }
         drop(pin);
-        Ok(self.get_slowly(key, hash)?.map(|held| super::to_word(&held.value)))
+        Ok(self.get_slowly(key, hash)?.map(own))
     }
 
-    /// The key's value or that it has none, if memory alone can tell. Under a pin.
-    pub(super) fn word_if_known(&self, seen: &Seen, found: &Found) -> Option<Option<u64>> {
+    /// The record of the key's value, or that it has none, if memory alone can tell. Under a pin.
+    #[inline(always)]
+    fn record_if_known(&self, seen: &Seen, found: &Found) -> Option<Option<Record>> {
         match found {
-            Found::Memory { record, .. } => Some(self.is_live(*record).then(|| record.word_value(Self::KEY_WIDTH).load(Acquire))),
+            Found::Memory { record, .. } => Some(Some(*record).filter(|record| self.is_live(*record))),
             Found::Absent if self.engine.index.is_settled(seen) => Some(None),
             _ => None,
         }
     }
 
+    /// The same with the value of the record.
+    pub(super) fn word_if_known(&self, seen: &Seen, found: &Found) -> Option<Option<u64>> {
+        let record = self.record_if_known(seen, found)?;
+        Some(record.map(|record| record.word_value(Self::KEY_WIDTH).load(Acquire)))
+    }
+
     #[inline]
     pub(super) fn get_bytes<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         Self::check_key(key)?;
-        self.get_bytes_under(self.engine.epochs.pin_to_read(), key, self.hash(key), read)
+        let hash = self.hash(key);
+        with_scratch(|buffer| {
+            let is_there = self.get_bytes_at_once(key, hash, buffer) || self.get_bytes_slowly(key, hash, buffer)?;
+            Ok(is_there.then(|| read(buffer)))
+        })
+    }
+
+    /// Where the key's record is live, the first of its entry, and in memory.
+    #[inline(always)]
+    fn get_bytes_at_once(&self, key: &[u8], hash: u64, into: &mut Vec<u8>) -> bool {
+        let Some(_pin) = self.engine.epochs.pin_to_read() else { return false };
+        self.find_fast(key, hash).is_some_and(|(_, record)| {
+            record.read_value(into);
+            true
+        })
+    }
+
+    #[inline(never)]
+    fn get_bytes_slowly(&self, key: &[u8], hash: u64, into: &mut Vec<u8>) -> Result<bool> {
+        let mut held = None;
+        let read = |record: Record| {
+            record.read_value(into);
+            Some(())
+        };
+        let is_there = self.get_surely(key, hash, read, |read| held = Some(read.value))?.is_some();
+        if let Some(value) = held {
+            *into = value;
+        }
+        Ok(is_there)
     }
 
     /// The same for values of one short length.
@@ -84,8 +134,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let hash = self.hash(key);
         match V::filled(|value| self.get_short_at_once(key, hash, value)) {
             Some(value) => Ok(Some(value)),
-            None => Self::with_copy(key, |key| self.get_bytes_under(None, key, hash, V::own)),
+            None => Self::with_copy(key, |key| self.get_short_slowly(key, hash)),
         }
+    }
+
+    #[inline(never)]
+    fn get_short_slowly(&self, key: &[u8], hash: u64) -> Result<Option<V::Owned>> {
+        let read = |record: Record| V::filled(|value| record.read_short(Self::KEY_WIDTH, value));
+        self.get_surely(Self::of_known_length(key), hash, read, |held| V::own(&held.value))
     }
 
     /// Where the key's record is live, the first of its entry, in memory, and nobody changes it.
@@ -93,25 +149,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     fn get_short_at_once(&self, key: &[u8], hash: u64, into: &mut [u8]) -> bool {
         let Some(_pin) = self.engine.epochs.pin_to_read() else { return false };
         self.find_fast(key, hash).is_some_and(|(_, record)| record.read_short(Self::KEY_WIDTH, into))
-    }
-
-    /// A get that was counted, under the pin that it was counted with, if the door was open.
-    #[inline(never)]
-    fn get_bytes_under<R>(&self, pin: Option<Pin<'_>>, key: &[u8], hash: u64, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
-        let pin = match pin {
-            Some(pin) => Some(pin),
-            None => Some(self.engine.epochs.pin()?).filter(|_| !self.engine.is_held(hash)),
-        };
-        if let Some(pin) = pin
-            && let Some((_, record)) = self.find_fast(key, hash).or_else(|| self.find_old(key, hash))
-        {
-            return with_scratch(|buffer| {
-                record.read_value(buffer);
-                drop(pin);
-                Ok(Some(read(buffer)))
-            });
-        }
-        Ok(self.get_slowly(key, hash)?.map(|held| read(&held.value)))
     }
 
     /// A get of any key, wherever its record is.

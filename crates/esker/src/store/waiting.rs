@@ -160,12 +160,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if !Self::WORD {
             self.check_put(key, value)?;
             let hash = self.hash(key);
-            self.count(Counter::Put)?;
-            self.run_async(key, |known| self.put_bytes_step(key, hash, known, value, NEVER)).await?;
+            if !self.put_hashed(key, hash, value) {
+                self.run_async(key, |known| self.put_bytes_step(key, hash, known, value, NEVER)).await?;
+            }
             return self.written_async(()).await;
         }
         let (hash, value) = (self.hash(key), super::to_word(value));
-        if !self.put_word_at_once(key, hash, value) {
+        if !self.put_hashed(key, hash, value) {
             self.run_async(key, |_| self.put_word_step(key, hash, value, NEVER)).await?;
         }
         self.written_async(()).await
@@ -183,7 +184,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if !Self::WORD {
             Self::check_key(key)?;
             let hash = self.hash(key);
-            self.count(Counter::Rmw)?;
+            if let Some(new) = self.rmw_bytes_at_once(self.engine.index.first_match(hash), key, &mut update) {
+                return self.written_async(new).await;
+            }
             let mut last = None;
             self.run_async(key, |known| self.rmw_bytes_step(key, hash, known, &mut last, &mut update)).await?;
             let new = last.unwrap_or_else(|| unreachable!("a successful update ran the closure"));
@@ -208,7 +211,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Self::check_key(key)?;
         }
         let hash = self.hash(key);
-        self.count(Counter::Delete)?;
+        if self.delete_now(self.engine.index.first_match(hash), key) {
+            return Ok(true);
+        }
         let was_there = self.run_async(key, |known| self.delete_step(key, hash, known)).await?;
         self.written_async(was_there).await
     }
@@ -224,7 +229,7 @@ impl<K: Key + ?Sized> Store<K, [u8]> {
         let key = key.bytes();
         Self::check_key(key)?;
         let hash = self.hash(key);
-        if let Some(length) = self.append_at_once(key, hash, bytes)? {
+        if let Some(length) = self.append_at_once(self.engine.index.first_match(hash), key, bytes) {
             return self.written_async(length).await;
         }
         let mut length = 0;

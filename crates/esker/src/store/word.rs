@@ -5,125 +5,21 @@ use super::find::{Found, Region};
 use super::step::{Known, Step};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
-use crate::index::{Keys, Looked, Probe, Published, Seen};
+use crate::index::{Looked, Seen};
 use crate::latches::Hold;
 use crate::record::{self, ABSENT, NEVER, Record, TOMBSTONE};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
 
-/// Entries a thread adds before it counts them for all, and pays for the index's growth.
-const ENTRIES_UNCOUNTED: u64 = 16;
-
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
-    const RECORD_BYTES: u64 = record::word_record_bytes(Self::KEY_WIDTH);
+    pub(super) const RECORD_BYTES: u64 = record::word_record_bytes(Self::KEY_WIDTH);
 
     #[inline(always)]
     pub(super) fn put_word(&self, key: &[u8], value: u64) -> Result<()> {
-        if let Some(pin) = self.engine.epochs.pin_to_write(Counter::Put) {
-            let hash = self.hash(key);
-            let at = self.engine.index.first_match(hash);
-            if self.put_word_at(at, key, value) {
-                return Ok(());
-            }
-            if Self::with_copy(key, |key| self.put_word_elsewhere(pin, key, hash, value)) {
-                return Ok(());
-            }
+        if self.put_now(key, value) {
+            return Ok(());
         }
         Self::with_copy(key, |key| self.put_word_surely(key, value))
-    }
-
-    /// Where the key's first bucket does not lead to a record of it that may change in place.
-    #[inline(never)]
-    fn put_word_elsewhere(&self, pin: Pin<'_>, key: &[u8], hash: u64, value: u64) -> bool {
-        self.insert_word(&pin, Self::of_known_length(key), hash, value)
-    }
-
-    /// In place, or where no entry could be the key's own; false if it takes more than that.
-    pub(super) fn put_word_at_once(&self, key: &[u8], hash: u64, value: u64) -> bool {
-        self.engine.epochs.pin_to_write(Counter::Put).is_some_and(|pin| self.insert_word(&pin, key, hash, value))
-    }
-
-    #[inline(always)]
-    pub(super) fn put_word_at(&self, at: u64, key: &[u8], value: u64) -> bool {
-        let record = self.mutable_record_of(at, key);
-        record.map(|record| record.word_value(Self::KEY_WIDTH).store(value, Release)).is_some()
-    }
-
-    /// A record for a key whose hash no entry has; in place or over a frozen record if one has. False if nothing was done.
-    #[inline(always)]
-    pub(super) fn insert_word(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: u64) -> bool {
-        let probe = self.engine.index.probe(hash);
-        let claim = match probe.search() {
-            Looked::Entry(entry, at) => {
-                let replace =
-                    || self.frozen_record_of(at, key).is_some_and(|old| self.replace_word(pin, &probe, (entry, at, old), key, value));
-                return self.put_word_at(at, key, value) || replace();
-            }
-            Looked::Free(entry) => probe.claim(entry),
-            Looked::Unclear => None,
-        };
-        let Some(claim) = claim else { return self.insert_word_slowly(pin, key, hash, value) };
-        let Some(at) = self.make_word(pin, key, value) else { return false };
-        claim.fill(at);
-        self.count_entry(pin);
-        true
-    }
-
-    /// Makes a record that takes the place of a frozen one: the copy that each update is after a line was drawn, so as few instructions as
-    /// can be, for as many calls as fit a processor's window have their misses at the same time. `over`: the entry, and what it led to when the
-    /// probe was made. False if somebody was quicker or there is no room: then nothing was done.
-    #[inline(always)]
-    fn replace_word(&self, pin: &Pin<'_>, probe: &Probe<'_>, over: (&AtomicU64, u64, Record), key: &[u8], value: u64) -> bool {
-        let (log, (entry, at, old)) = (&self.engine.log, over);
-        let Some(to) = log.allocate(pin.slot, Self::RECORD_BYTES) else { return false };
-        debug_assert!(to > at, "what is mutable lies above what is frozen");
-        // SAFETY: just allocated under the pin: ours alone, in memory.
-        let record = unsafe { Record::new(log.pointer(to)) };
-        record.write_word(&key[..Self::KEY_WIDTH], value, self.previous_over(key, at, old), log.line_flag());
-        // Before it is, as in `publish`.
-        log.windows.mark_superseded(at);
-        let Some(claim) = probe.claim(entry) else {
-            record.abandon();
-            return false;
-        };
-        claim.refill(to);
-        pin.slot.count(Counter::DeadByte, Self::RECORD_BYTES);
-        true
-    }
-
-    #[inline(never)]
-    fn insert_word_slowly(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: u64) -> bool {
-        let log = &self.engine.log;
-        // SAFETY: called with the record just made, under the pin it was made under.
-        let record = |at| unsafe { Record::new(log.pointer(at)) };
-        let mut made = None;
-        let make = || {
-            made = self.make_word(pin, key, value);
-            made
-        };
-        let added = self.engine.index.add(hash, make, |at, previous| record(at).set_previous(previous));
-        match (added, made) {
-            (Some(true), _) => self.count_entry(pin),
-            (None, Some(at)) => self.give_up(pin, record(at)),
-            _ => {}
-        }
-        added.is_some()
-    }
-
-    /// A record was made that cannot be published here.
-    pub(super) fn give_up(&self, pin: &Pin<'_>, record: Record) {
-        record.abandon();
-        // Should the reason be that our piece lies below another thread's newer record: leave it.
-        pin.slot.leave_piece();
-    }
-
-    #[inline(always)]
-    fn make_word(&self, pin: &Pin<'_>, key: &[u8], value: u64) -> Option<u64> {
-        let log = &self.engine.log;
-        let at = log.allocate(pin.slot, Self::RECORD_BYTES)?;
-        // SAFETY: just allocated under the pin: ours alone, in memory.
-        unsafe { Record::new(log.pointer(at)) }.write_word(&key[..Self::KEY_WIDTH], value, 0, log.line_flag());
-        Some(at)
     }
 
     #[inline(never)]
@@ -180,54 +76,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.publish(pin, held, hash, seen, found, at, record, bytes) { Step::Done(()) } else { Step::Again }
     }
 
-    /// Makes the index lead to a new record; false when somebody was quicker.
-    #[expect(clippy::too_many_arguments, reason = "the facts of one publication")]
-    pub(super) fn publish(
-        &self,
-        pin: &Pin<'_>,
-        _: &Hold<'_>,
-        hash: u64,
-        seen: &Seen,
-        found: &Found,
-        at: u64,
-        record: Record,
-        bytes: u64,
-    ) -> bool {
-        let mut added = false;
-        // Before it is: under this pin, which a snapshot waits for. What is cold needs no mark.
-        if let Found::Memory { at, .. } = found {
-            self.engine.log.windows.mark_superseded(*at);
-        }
-        let keys = match found {
-            _ if self.engine.log.is_gone(record.previous()) => Keys::OwnAlone,
-            Found::Memory { .. } | Found::Cold { is_own: true, .. } => Keys::OwnIsThere,
-            _ => Keys::Unknown,
-        };
-        match self.engine.index.publish(hash, seen, at, keys, &mut added, |address| record.set_previous(address)) {
-            Published::Done => {
-                if added {
-                    self.count_entry(pin);
-                } else {
-                    // What the entry led to is, nearly always, an older version, and as long.
-                    pin.slot.count(Counter::DeadByte, bytes);
-                }
-                return true;
-            }
-            Published::Changed => record.abandon(),
-            Published::TooLow => self.give_up(pin, record),
-        }
-        false
-    }
-
-    #[inline(always)]
-    fn count_entry(&self, pin: &Pin<'_>) {
-        let entries = pin.slot.entries.load(Relaxed) + 1;
-        pin.slot.entries.store(entries, Relaxed);
-        if entries >= ENTRIES_UNCOUNTED {
-            self.engine.entries_added(pin);
-        }
-    }
-
     #[inline(always)]
     pub(super) fn rmw_word(&self, key: &[u8], update: &mut impl FnMut(Option<u64>) -> u64) -> Result<u64> {
         let hash = self.hash(key);
@@ -270,7 +118,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let old = record.word_value(Self::KEY_WIDTH).load(Acquire);
         let new = self.engine.epochs.within(pin, || update(Some(old)));
         // If the claim is ours nothing changed since the probe, and what was read is what is superseded.
-        self.replace_word(pin, &probe, (entry, at, record), key, new).then_some(new)
+        self.supersede_frozen(pin, &probe, (entry, at, record), key, new).then_some(new)
     }
 
     #[inline(never)]

@@ -1,0 +1,242 @@
+//! Putting, in either layout, where one attempt does it: nearly always. As few instructions as can be, for as many calls as fit a
+//! processor's window have their misses at the same time.
+//!
+//! | the key's entry leads to                | a put                                                        |
+//! |-----------------------------------------|--------------------------------------------------------------|
+//! | the key's mutable record, with room     | changes it: a word by a store, bytes under the record's latch |
+//! | the key's frozen record                 | makes a record; claims the entry, if that stood still        |
+//! | there is none                           | makes a record; claims a free one, if the bucket stood still |
+//!
+//! For all else there are steps (`word.rs`, `bytes.rs`), which publish here too.
+
+use super::Store;
+use super::find::Found;
+use crate::epoch::{Counter, Pin};
+use crate::index::{Keys, Looked, Probe, Published, Seen};
+use crate::latches::Hold;
+use crate::record::{self, NEVER, Record};
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::types::{Key, Value};
+
+/// Entries a thread adds before it counts them for all, and pays for the index's growth.
+const ENTRIES_UNCOUNTED: u64 = 16;
+
+/// A value as a put brings it: a word, or bytes. Keys have the length that the layout says.
+pub(super) trait Fresh: Copy {
+    fn record_bytes(self, key: &[u8]) -> u64;
+    /// Fills a fresh record.
+    fn write(self, record: Record, key: &[u8], previous: u64, flags: u64);
+    /// Takes the place of the value of a record that was seen plain and mutable under the caller's pin. False if that cannot be.
+    fn replace(self, record: Record, key: &[u8]) -> bool;
+}
+
+impl Fresh for u64 {
+    #[inline(always)]
+    fn record_bytes(self, key: &[u8]) -> u64 {
+        record::word_record_bytes(key.len())
+    }
+
+    #[inline(always)]
+    fn write(self, record: Record, key: &[u8], previous: u64, flags: u64) {
+        record.write_word(key, self, previous, flags);
+    }
+
+    #[inline(always)]
+    fn replace(self, record: Record, key: &[u8]) -> bool {
+        record.word_value(key.len()).store(self, Release);
+        true
+    }
+}
+
+impl Fresh for &[u8] {
+    #[inline(always)]
+    fn record_bytes(self, key: &[u8]) -> u64 {
+        record::bytes_record_bytes(key.len(), self.len())
+    }
+
+    #[inline(always)]
+    fn write(self, record: Record, key: &[u8], previous: u64, flags: u64) {
+        record.write_bytes(key, self, self.len(), NEVER, previous, flags);
+    }
+
+    #[inline(always)]
+    fn replace(self, record: Record, _: &[u8]) -> bool {
+        if self.len() > record.capacity() {
+            return false;
+        }
+        let latched = record.latch();
+        let stands = latched.is_whole_truth();
+        if stands {
+            latched.set_value(0, self);
+        }
+        stands
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    /// Counts a put and does it, or nothing: then it takes more.
+    #[inline(always)]
+    pub(super) fn put_now(&self, key: &[u8], value: impl Fresh) -> bool {
+        let Some(pin) = self.engine.epochs.pin_to_write(Counter::Put) else { return false };
+        let hash = self.hash(key);
+        let at = self.engine.index.first_match(hash);
+        self.put_at(at, key, value) || Self::with_copy(key, |key| self.put_elsewhere(pin, key, hash, value))
+    }
+
+    /// Where the key's first bucket does not lead to a record of it that may change in place.
+    #[inline(never)]
+    fn put_elsewhere(&self, pin: Pin<'_>, key: &[u8], hash: u64, value: impl Fresh) -> bool {
+        self.put_probing(&pin, key, hash, value)
+    }
+
+    /// The same where the hash is known.
+    pub(super) fn put_hashed(&self, key: &[u8], hash: u64, value: impl Fresh) -> bool {
+        self.engine.epochs.pin_to_write(Counter::Put).is_some_and(|pin| self.put_probing(&pin, key, hash, value))
+    }
+
+    /// The same where the first record of the key's entry was known before.
+    #[inline(always)]
+    pub(super) fn put_fetched(&self, first: u64, key: &[u8], hash: u64, value: impl Fresh) -> bool {
+        let Some(pin) = self.engine.epochs.pin_to_write(Counter::Put) else { return false };
+        // A live record above `read_only` is still the newest one.
+        self.put_at(first, key, value) || self.put_probing(&pin, key, hash, value)
+    }
+
+    /// In place.
+    #[inline(always)]
+    pub(super) fn put_at(&self, at: u64, key: &[u8], value: impl Fresh) -> bool {
+        self.mutable_record_of(at, key).is_some_and(|record| value.replace(record, key))
+    }
+
+    /// A record for a key whose hash no entry has; in place or over a frozen record if one has. False if nothing was done.
+    #[inline(always)]
+    pub(super) fn put_probing(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: impl Fresh) -> bool {
+        let key = Self::of_known_length(key);
+        let probe = self.engine.index.probe(hash);
+        let claim = match probe.search() {
+            Looked::Entry(entry, at) => {
+                let supersede =
+                    || self.frozen_record_of(at, key).is_some_and(|old| self.supersede_frozen(pin, &probe, (entry, at, old), key, value));
+                return self.put_at(at, key, value) || supersede();
+            }
+            Looked::Free(entry) => probe.claim(entry),
+            Looked::Unclear => None,
+        };
+        let Some(claim) = claim else { return self.insert_slowly(pin, key, hash, value) };
+        let Some(at) = self.make_record(pin, key, value) else { return false };
+        claim.fill(at);
+        self.count_entry(pin);
+        true
+    }
+
+    /// Makes a record that takes the place of a frozen one: the copy that each update is after a line was drawn. `over`: the entry, and what it
+    /// led to when the probe was made. False if somebody was quicker or there is no room: then nothing was done.
+    #[inline(always)]
+    pub(super) fn supersede_frozen(
+        &self,
+        pin: &Pin<'_>,
+        probe: &Probe<'_>,
+        over: (&AtomicU64, u64, Record),
+        key: &[u8],
+        value: impl Fresh,
+    ) -> bool {
+        let (log, (entry, at, old)) = (&self.engine.log, over);
+        let Some(to) = log.allocate(pin.slot, value.record_bytes(key)) else { return false };
+        debug_assert!(to > at, "what is mutable lies above what is frozen");
+        // SAFETY: just allocated under the pin: ours alone, in memory.
+        let record = unsafe { Record::new(log.pointer(to)) };
+        value.write(record, key, self.previous_over(key, at, old), log.line_flag());
+        // Before it is, as in `publish`.
+        log.windows.mark_superseded(at);
+        let Some(claim) = probe.claim(entry) else {
+            record.abandon();
+            return false;
+        };
+        claim.refill(to);
+        pin.slot.count(Counter::DeadByte, if Self::WORD { Self::RECORD_BYTES } else { old.bytes(self.engine.layout) });
+        true
+    }
+
+    #[inline(never)]
+    fn insert_slowly(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: impl Fresh) -> bool {
+        let log = &self.engine.log;
+        // SAFETY: called with the record just made, under the pin it was made under.
+        let record = |at| unsafe { Record::new(log.pointer(at)) };
+        let mut made = None;
+        let make = || {
+            made = self.make_record(pin, key, value);
+            made
+        };
+        let added = self.engine.index.add(hash, make, |at, previous| record(at).set_previous(previous));
+        match (added, made) {
+            (Some(true), _) => self.count_entry(pin),
+            (None, Some(at)) => self.give_up(pin, record(at)),
+            _ => {}
+        }
+        added.is_some()
+    }
+
+    #[inline(always)]
+    fn make_record(&self, pin: &Pin<'_>, key: &[u8], value: impl Fresh) -> Option<u64> {
+        let (log, key) = (&self.engine.log, Self::of_known_length(key));
+        let at = log.allocate(pin.slot, value.record_bytes(key))?;
+        // SAFETY: just allocated under the pin: ours alone, in memory.
+        value.write(unsafe { Record::new(log.pointer(at)) }, key, 0, log.line_flag());
+        Some(at)
+    }
+
+    /// A record was made that cannot be published here.
+    pub(super) fn give_up(&self, pin: &Pin<'_>, record: Record) {
+        record.abandon();
+        // Should the reason be that our piece lies below another thread's newer record: leave it.
+        pin.slot.leave_piece();
+    }
+
+    /// Makes the index lead to a new record; false when somebody was quicker.
+    #[expect(clippy::too_many_arguments, reason = "the facts of one publication")]
+    pub(super) fn publish(
+        &self,
+        pin: &Pin<'_>,
+        _: &Hold<'_>,
+        hash: u64,
+        seen: &Seen,
+        found: &Found,
+        at: u64,
+        record: Record,
+        bytes: u64,
+    ) -> bool {
+        let mut added = false;
+        // Before it is: under this pin, which a snapshot waits for. What is cold needs no mark.
+        if let Found::Memory { at, .. } = found {
+            self.engine.log.windows.mark_superseded(*at);
+        }
+        let keys = match found {
+            _ if self.engine.log.is_gone(record.previous()) => Keys::OwnAlone,
+            Found::Memory { .. } | Found::Cold { is_own: true, .. } => Keys::OwnIsThere,
+            _ => Keys::Unknown,
+        };
+        match self.engine.index.publish(hash, seen, at, keys, &mut added, |address| record.set_previous(address)) {
+            Published::Done => {
+                if added {
+                    self.count_entry(pin);
+                } else {
+                    // What the entry led to is, nearly always, an older version, and as long.
+                    pin.slot.count(Counter::DeadByte, bytes);
+                }
+                return true;
+            }
+            Published::Changed => record.abandon(),
+            Published::TooLow => self.give_up(pin, record),
+        }
+        false
+    }
+
+    #[inline(always)]
+    fn count_entry(&self, pin: &Pin<'_>) {
+        let entries = pin.slot.entries.load(Relaxed) + 1;
+        pin.slot.entries.store(entries, Relaxed);
+        if entries >= ENTRIES_UNCOUNTED {
+            self.engine.entries_added(pin);
+        }
+    }
+}
