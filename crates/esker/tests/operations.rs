@@ -1,6 +1,6 @@
 //! Every operation, in memory and spilling to a device, on both layouts; reopening keeps all.
 
-use esker::{Error, MemoryDevice, Options, Store, Warning};
+use esker::{Durability, Error, MemoryDevice, MemoryStorage, Options, Store, Warning};
 use std::sync::Arc;
 
 const KEYS: u64 = 400_000;
@@ -264,4 +264,90 @@ fn no_short_value_is_torn() {
     check([[1u64; 8], [2; 8]]);
     // With a buffer.
     check([[1u64; 9], [2; 9]]);
+}
+
+/// Single calls and batches on keys that are there, cold where the store has a device, and on absent ones; each is counted once.
+fn every_call_is_counted<V: esker::Value + ?Sized>(name: &str, store: &Store<u64, V>, head: u64, value: &V, own: impl Fn() -> V::Owned)
+where
+    V::Owned: Clone,
+{
+    let mut fresh = 1_000..;
+    let mut puts = 0;
+    let mut put = |key: u64| {
+        store.put(&key, value).unwrap();
+        puts += 1;
+    };
+    (0..1_000).for_each(&mut put);
+    // On a device what was first is cold then.
+    while store.stats().log.head < head {
+        fresh.by_ref().take(10_000).for_each(&mut put);
+    }
+    let before = store.stats().operations;
+    assert_eq!(before.puts, puts, "{name}");
+
+    let absent = 1 << 40;
+    let batch: Vec<u64> = (100..300).chain(absent + 100..absent + 110).collect();
+    for key in [0, 1, absent] {
+        store.get(&key).unwrap();
+        store.get_with(&key, |_| ()).unwrap();
+        store.contains(&key).unwrap();
+        // On what is cold or frozen, then on what the first one made mutable.
+        for _ in 0..2 {
+            store.rmw(&key, |_| own()).unwrap();
+            store.put(&key, value).unwrap();
+        }
+        store.delete(&key).unwrap();
+        store.delete(&key).unwrap();
+    }
+    store.get_many(&batch, |_, _| ()).unwrap();
+    for _ in 0..2 {
+        store.rmw_many(&batch, |_, _| own()).unwrap();
+        store.put_many(&batch.iter().map(|key| (*key, own())).collect::<Vec<_>>()).unwrap();
+    }
+    assert_eq!(store.delete_many(&batch).unwrap(), batch.len());
+    assert_eq!(store.delete_many(&batch).unwrap(), 0);
+    let (after, calls) = (store.stats().operations, batch.len() as u64);
+    let counted = |count: fn(&esker::OperationStats) -> u64| count(&after) - count(&before);
+    assert_eq!(counted(|count| count.gets), 9 + calls, "{name}: gets");
+    assert_eq!(counted(|count| count.misses), 3 + 10, "{name}: gets that found nothing");
+    assert_eq!(counted(|count| count.rmws), 6 + 2 * calls, "{name}: updates");
+    assert_eq!(counted(|count| count.puts), 6 + 2 * calls, "{name}: puts");
+    assert_eq!(counted(|count| count.deletes), 6 + 2 * calls, "{name}: deletes");
+}
+
+#[test]
+fn every_call_is_counted_once() {
+    const COLD: u64 = 4 << 20;
+    let options = || Options::new().memory("16MiB");
+    every_call_is_counted::<u64>("words in memory", &options().in_memory().unwrap(), 0, &7, || 8);
+    every_call_is_counted::<u64>("words on a device", &options().open_on(Arc::new(MemoryDevice::new())).unwrap(), COLD, &7, || 8);
+    every_call_is_counted::<[u64; 4]>("short values in memory", &options().in_memory().unwrap(), 0, &[7; 4], || [8; 4]);
+    let store = options().open_on(Arc::new(MemoryDevice::new())).unwrap();
+    every_call_is_counted::<[u64; 4]>("short values on a device", &store, COLD, &[7; 4], || [8; 4]);
+    every_call_is_counted::<[u8]>("bytes in memory", &options().in_memory().unwrap(), 0, &[7; 300], || vec![8; 320]);
+    let store = options().open_on(Arc::new(MemoryDevice::new())).unwrap();
+    every_call_is_counted::<[u8]>("bytes on a device", &store, COLD, &[7; 300], || vec![8; 320]);
+    // Where each call waits for a line no write is done at once.
+    let always = || options().durability(Durability::Always);
+    let storage = Arc::new(MemoryStorage::new());
+    every_call_is_counted::<[u64; 4]>("durable calls", &always().open_in(storage).unwrap(), 0, &[7; 4], || [8; 4]);
+}
+
+#[test]
+fn every_append_is_counted_once() {
+    for in_memory in [true, false] {
+        let options = Options::new().memory("16MiB");
+        let store: Store<u64, [u8]> =
+            if in_memory { options.in_memory().unwrap() } else { options.open_on(Arc::new(MemoryDevice::new())).unwrap() };
+        let keys = if in_memory { 1_000 } else { 60_000 };
+        for key in 0..keys {
+            store.append(&key, &[1; 300]).unwrap();
+        }
+        for _ in 0..3 {
+            store.append_many(&(0..100).map(|key| (key, [2; 10])).collect::<Vec<_>>()).unwrap();
+            (0..100).for_each(|key| assert!(store.append(&key, &[3; 10]).unwrap() > 300));
+        }
+        assert_eq!(store.stats().operations.appends, keys + 600, "in memory: {in_memory}");
+        assert_eq!(store.get(&7).unwrap().unwrap().len(), 360);
+    }
 }
