@@ -372,3 +372,47 @@ fn amplification_has_a_meaning_where_nothing_lives() {
     store.delete(&1).unwrap();
     assert_eq!(store.stats().space.amplification, f64::INFINITY);
 }
+
+/// Deletes half and puts it again in each way there is, three times: what the counts say lives is what lives, of records of this length.
+fn counts_are_true<V: esker::Value + ?Sized>(name: &str, store: &Store<u64, V>, record_bytes: u64, value: &V, own: impl Fn() -> V::Owned) {
+    const KEYS: u64 = 20_000;
+    let check = |what: &str, keys: u64| {
+        let (space, live) = (store.stats().space, keys * record_bytes);
+        // A piece of the log is begun, and what is left at its end will be dead.
+        assert!(space.live_bytes.abs_diff(live) < live / 50 + (64 << 10), "{name}, {what}: {live} bytes live, {space:?}");
+    };
+    let again = |round: u64, keys: &[u64]| match round {
+        0 => keys.iter().for_each(|key| store.put(key, value).unwrap()),
+        1 => keys.iter().for_each(|key| _ = store.rmw(key, |old| if old.is_none() { own() } else { panic!("deleted") }).unwrap()),
+        _ => store.put_many(&keys.iter().map(|key| (*key, own())).collect::<Vec<_>>()).unwrap(),
+    };
+    let keys: Vec<u64> = (0..KEYS).collect();
+    again(0, &keys);
+    check("filled", KEYS);
+    for round in 0..3 {
+        let gone = &keys[..keys.len() / 2];
+        assert_eq!(store.delete_many(gone).unwrap(), gone.len());
+        check("half deleted", KEYS / 2);
+        assert_eq!(store.delete_many(gone).unwrap(), 0);
+        check("deleted again", KEYS / 2);
+        again(round, gone);
+        check("put again", KEYS);
+        keys.iter().for_each(|key| store.put(key, value).unwrap());
+        check("overwritten", KEYS);
+        if !store.stats().in_memory {
+            // Freezes all.
+            store.commit().unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_deleted_and_put_again_is_counted_once() {
+    let options = || Options::new().memory("16MiB").background(false);
+    counts_are_true::<u64>("words in memory", &options().in_memory().unwrap(), 24, &7, || 8);
+    counts_are_true::<u64>("words in files", &options().open_temporary().unwrap(), 24, &7, || 8);
+    counts_are_true::<[u64; 4]>("short values in memory", &options().in_memory().unwrap(), 64, &[7; 4], || [8; 4]);
+    counts_are_true::<[u64; 4]>("short values in files", &options().open_temporary().unwrap(), 64, &[7; 4], || [8; 4]);
+    counts_are_true::<[u8]>("bytes in memory", &options().in_memory().unwrap(), 24 + 8 + 96, &[7; 96], || vec![8; 96]);
+    counts_are_true::<[u8]>("bytes in files", &options().open_temporary().unwrap(), 24 + 8 + 96, &[7; 96], || vec![8; 96]);
+}

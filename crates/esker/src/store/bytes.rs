@@ -223,18 +223,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             // A bucket was moving: nobody must take for absent what is not.
             return Ok(Step::Again);
         }
-        let old_bytes = old.map_or(0, |(value, _)| record::bytes_record_bytes(key.len(), value.len()));
+        let old_bytes = old.map(|(value, _)| record::bytes_record_bytes(key.len(), value.len()));
         let change = decide(old);
         if matches!((&change, was_there), (Change::Remove, false) | (Change::Keep, _)) {
             // Removing what is not there changes nothing.
             return Ok(Step::Done(was_there));
         }
-        let found = if was_there { found.with_own() } else { found };
+        let found = if blind { found } else { found.with_own(old_bytes) };
         let step = self.supersede(&pin, &held, &Sight { key, hash, seen, found }, &change)?;
-        if let (Step::Done(()), Change::Remove) = (&step, &change) {
-            // A deletion is dead as soon as it is made, and counted as what it stands for: so is that.
-            pin.slot.count(Counter::DeadByte, old_bytes);
-        }
         Ok(step.then(|| was_there))
     }
 
@@ -311,7 +307,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let previous = self.previous_for(sight.key, &sight.seen, &sight.found);
         record.write_bytes(sight.key, value, capacity, expires, previous, flags | log.line_flag());
-        let published = self.publish(pin, held, sight.hash, &sight.seen, &sight.found, at, record, bytes);
+        let published = self.publish(pin, held, sight.hash, &sight.seen, &sight.found, at, record);
         Ok(if published { Step::Done(()) } else { Step::Again })
     }
 }

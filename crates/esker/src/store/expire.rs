@@ -241,7 +241,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         };
         match old {
             Step::Done(Some((_, expires))) if !end.changes(expires) => Ok(Step::Done(false)),
-            Step::Done(Some((value, _))) => Ok(self.add_word(&pin, &hold, key, hash, &seen, &found, value, end.expires(), 0).then(|| true)),
+            Step::Done(Some((value, _))) => {
+                let found = found.with_own(Some(Self::RECORD_BYTES));
+                Ok(self.add_word(&pin, &hold, key, hash, &seen, &found, value, end.expires(), 0).then(|| true))
+            }
             Step::Done(None) if !matches!(found, Found::Absent) || self.engine.index.is_settled(&seen) => Ok(Step::Done(false)),
             Step::Done(None) => Ok(Step::Again),
             missing => Ok(missing.then(|| false)),

@@ -14,12 +14,23 @@ pub(super) enum Found {
         at: u64,
         record: Record,
     },
-    /// The chain goes on on the device; `is_own`: a record of the key was read there.
+    /// The chain goes on on the device.
     Cold {
         at: u64,
-        is_own: bool,
+        own: Own,
     },
     Absent,
+}
+
+/// What is known of the key in a chain on the device.
+#[derive(Clone, Copy)]
+pub(super) enum Own {
+    /// Nobody has looked there.
+    Unknown,
+    /// It has no value.
+    None,
+    /// It has one, in a record of so many bytes.
+    Bytes(u64),
 }
 
 impl Found {
@@ -27,9 +38,9 @@ impl Found {
         matches!(self, Self::Memory { .. })
     }
 
-    /// The same, when a record of the key was found where it leads.
-    pub(super) fn with_own(self) -> Self {
-        if let Self::Cold { at, .. } = self { Self::Cold { at, is_own: true } } else { self }
+    /// The same, when it was read where it leads: a value of the key in a record of so many bytes, or none.
+    pub(super) fn with_own(self, bytes: Option<u64>) -> Self {
+        if let Self::Cold { at, .. } = self { Self::Cold { at, own: bytes.map_or(Own::None, Own::Bytes) } } else { self }
     }
 }
 
@@ -117,7 +128,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         while at != 0 {
             if at < head {
                 // Below the log's beginning is nothing, and nothing is missing.
-                return if at < log.bounds.begin.load(Acquire) { Found::Absent } else { Found::Cold { at, is_own: false } };
+                return if at < log.bounds.begin.load(Acquire) { Found::Absent } else { Found::Cold { at, own: Own::Unknown } };
             }
             // SAFETY: `at >= head` under the caller's pin; chains hold published addresses only.
             let record = unsafe { Record::new(log.pointer(at)) };

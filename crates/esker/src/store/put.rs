@@ -10,11 +10,11 @@
 //! For all else there are steps (`word.rs`, `bytes.rs`), which publish here too.
 
 use super::Store;
-use super::find::Found;
+use super::find::{Found, Own};
 use crate::epoch::{Counter, Pin};
 use crate::index::{Keys, Looked, Probe, Published, Seen};
 use crate::latches::Hold;
-use crate::record::{self, NEVER, Record};
+use crate::record::{self, ABSENT, NEVER, Record};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
 
@@ -194,17 +194,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Makes the index lead to a new record; false when somebody was quicker.
     #[expect(clippy::too_many_arguments, reason = "the facts of one publication")]
-    pub(super) fn publish(
-        &self,
-        pin: &Pin<'_>,
-        _: &Hold<'_>,
-        hash: u64,
-        seen: &Seen,
-        found: &Found,
-        at: u64,
-        record: Record,
-        bytes: u64,
-    ) -> bool {
+    pub(super) fn publish(&self, pin: &Pin<'_>, _: &Hold<'_>, hash: u64, seen: &Seen, found: &Found, at: u64, record: Record) -> bool {
         let mut added = false;
         // Before it is: under this pin, which a snapshot waits for. What is cold needs no mark.
         if let Found::Memory { at, .. } = found {
@@ -212,23 +202,37 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let keys = match found {
             _ if self.engine.log.is_gone(record.previous()) => Keys::OwnAlone,
-            Found::Memory { .. } | Found::Cold { is_own: true, .. } => Keys::OwnIsThere,
+            Found::Memory { .. } | Found::Cold { own: Own::Bytes(_), .. } => Keys::OwnIsThere,
             _ => Keys::Unknown,
         };
         match self.engine.index.publish(hash, seen, at, keys, &mut added, |address| record.set_previous(address)) {
             Published::Done => {
                 if added {
                     self.count_entry(pin);
-                } else {
-                    // What the entry led to is, nearly always, an older version, and as long.
-                    pin.slot.count(Counter::DeadByte, bytes);
                 }
+                pin.slot.count(Counter::DeadByte, self.dying_bytes(found, record));
                 return true;
             }
             Published::Changed => record.abandon(),
             Published::TooLow => self.give_up(pin, record),
         }
         false
+    }
+
+    /// What dies when this record takes the place of what was found. A deletion is dead as soon as it is made, and so is what it stands for:
+    /// what comes after it kills nothing.
+    fn dying_bytes(&self, found: &Found, record: Record) -> u64 {
+        let is_deletion = |record: Record| record.header().load(Relaxed) & ABSENT != 0;
+        let bytes = |record: Record| record.bytes(self.engine.layout);
+        let own = if is_deletion(record) { bytes(record) } else { 0 };
+        own + match found {
+            Found::Memory { record: old, .. } if is_deletion(*old) => 0,
+            Found::Memory { record: old, .. } => bytes(*old),
+            Found::Cold { own: Own::Bytes(bytes), .. } => *bytes,
+            // Nearly always an older version, and as long.
+            Found::Cold { own: Own::Unknown, .. } => bytes(record),
+            Found::Cold { own: Own::None, .. } | Found::Absent => 0,
+        }
     }
 
     #[inline(always)]

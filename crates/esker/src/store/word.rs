@@ -73,7 +73,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let previous = self.previous_for(key, seen, found);
         record.write_word(&key[..Self::KEY_WIDTH], value, previous, flags | log.line_flag());
-        if self.publish(pin, held, hash, seen, found, at, record, bytes) { Step::Done(()) } else { Step::Again }
+        if self.publish(pin, held, hash, seen, found, at, record) { Step::Done(()) } else { Step::Again }
     }
 
     #[inline(always)]
@@ -148,7 +148,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Step::Done(old) => old,
             missing => return Ok(missing.then(|| 0)),
         };
-        let found = if old.is_some() { found.with_own() } else { found };
+        let found = found.with_own(old.map(|_| Self::RECORD_BYTES));
         let new = self.engine.epochs.within(&pin, || update(old.map(|(value, _)| value)));
         let expires = old.map_or(NEVER, |(_, expires)| expires);
         Ok(self.add_word(&pin, &held, key, hash, &seen, &found, new, expires, 0).then(|| new))
@@ -200,11 +200,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         match self.old_word(&found, known) {
             Step::Done(Some(_)) => {
-                let found = found.with_own();
-                let step = self.add_word(&pin, &held, key, hash, &seen, &found, 0, NEVER, TOMBSTONE);
-                // A deletion is dead as soon as it is made, and so is what it stands for.
-                pin.slot.count(Counter::DeadByte, if let Step::Done(()) = step { Self::RECORD_BYTES } else { 0 });
-                Ok(step.then(|| true))
+                let found = found.with_own(Some(Self::RECORD_BYTES));
+                Ok(self.add_word(&pin, &held, key, hash, &seen, &found, 0, NEVER, TOMBSTONE).then(|| true))
             }
             Step::Done(None) if self.engine.index.is_settled(&seen) => Ok(Step::Done(false)),
             Step::Done(None) => Ok(Step::Again),

@@ -389,9 +389,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Makes the index lead to a record, or to another one like it.
     fn publish_made(&self, pin: &Pin<'_>, change: &Change<'_, K, V>, made: &Made) {
-        let bytes = Self::record_bytes_of(change.touched, change.write);
-        let publish =
-            |made: &Made| self.publish(pin, change.held, change.touched.hash, &made.seen, &made.found, made.at, made.record, bytes);
+        let publish = |made: &Made| self.publish(pin, change.held, change.touched.hash, &made.seen, &made.found, made.at, made.record);
         if !publish(made) {
             while !publish(&self.make_anyway(pin, change)) {}
         }
