@@ -20,6 +20,8 @@
 //!
 //! **When**: dead bytes are counted where records are superseded or deleted. Above the space target, and by half a file on a device,
 //! the driver compacts, a stretch at a time; of a store in memory also when its budget is nearly full, and whoever finds it full does it himself.
+//! On a device the driver may be too slow for those who write: where keys share entries most records are in doubt, the more the longer the log is. So it must not grow without end:
+//! from twice the length on that it had when compaction had last done its work, whoever needs room does a stretch first, or waits a little.
 
 mod mover;
 #[cfg(all(test, not(loom), not(shuttle)))]
@@ -49,13 +51,15 @@ const STRETCH_BYTES_MIN: u64 = 1 << 20;
 const STRETCH_BYTES_MAX: u64 = 64 << 20;
 /// Compaction draws a line for this part of the log at least.
 const LINE_PART: u64 = 16;
+/// Those who write help when the log is so many times as long as when compaction was last done with it.
+const LATE: u64 = 2;
 /// In memory those who find the store full wait for a stretch: a millisecond or two.
 const STRETCH_IN_MEMORY_MAX: u64 = 512 << 10;
 /// A log is left alone for so much longer than the target, at most: what is given back within a file saves nothing yet.
 const SLACK_BYTES_MAX: u64 = 32 << 20;
 /// A log below this is left alone.
 const LOG_BYTES_MIN: u64 = 4 << 20;
-/// How long and how often a full store waits for those who hold what would make room.
+/// How long and how often those who need room wait for those who hold what would make it.
 const HELD_PAUSE: Duration = Duration::from_millis(1);
 const HELD_PAUSES: u32 = 16;
 
@@ -80,6 +84,8 @@ pub(crate) struct Compaction {
     done: Mutex<Done>,
     /// A stretch that somebody held when it had been copied.
     copied: Mutex<Option<Copied>>,
+    /// The log's length when compaction was last not due, or what lived in it when compaction had been through all of it.
+    rested_at: AtomicU64,
     /// The tail when two chains could not be joined (`joining.rs`).
     pub(crate) joined_in_vain_at: AtomicU64,
 }
@@ -89,7 +95,7 @@ pub(crate) struct Compaction {
 struct Copied {
     reached: u64,
     moved: u64,
-    /// Bytes that had been counted as dead.
+    /// Bytes that had been counted as dead, in it or by a wrong guess.
     dead: u64,
 }
 
@@ -97,7 +103,10 @@ struct Copied {
 /// counted. So errors of the count do not add up, and where all lives compaction rests after one pass. What died since may have been given back,
 /// too: of that no more than was counted.
 struct Pass {
+    from: u64,
     until: u64,
+    /// Bytes that lived, of those it went through.
+    moved: u64,
     /// All dead bytes that had been counted.
     counted: u64,
 }
@@ -155,7 +164,8 @@ impl Engine {
     }
 
     fn begin_pass(&self) -> Pass {
-        Pass { until: block_floor(self.log.tail()), counted: self.counted_dead_bytes() }
+        let (from, until) = (self.log.bounds.compacted.load(Relaxed), block_floor(self.log.tail()));
+        Pass { from, until, moved: 0, counted: self.counted_dead_bytes() }
     }
 
     /// Notes what a stretch gives back, by and by.
@@ -165,8 +175,16 @@ impl Engine {
         done.stretches += 1;
         done.moved_bytes += stretch.moved;
         let given = given_back.fetch_add(stretch.dead, Relaxed) + stretch.dead;
-        if let Some(pass) = lock(pass).take_if(|pass| stretch.reached >= pass.until) {
+        let mut pass = lock(pass);
+        if let Some(pass) = &mut *pass {
+            pass.moved += stretch.moved;
+        }
+        if let Some(pass) = pass.take_if(|pass| stretch.reached >= pass.until) {
             given_back.store(given.max(pass.counted).min(self.counted_dead_bytes()), Relaxed);
+            // Should the count be wrong, and most of the log live: as much of what came meanwhile as of what was before.
+            let part = pass.moved as f64 / (pass.until - pass.from).max(1) as f64;
+            let living = (part * self.log_extent() as f64) as u64;
+            self.compaction.rested_at.fetch_max(living, Relaxed);
         }
     }
 
@@ -214,7 +232,34 @@ impl Engine {
             return Ok(false);
         }
         self.begin_if_told()?;
-        if self.is_compaction_due() { self.compact_stretch() } else { Ok(false) }
+        if self.is_compaction_due() {
+            return self.compact_stretch();
+        }
+        self.rest_compaction();
+        Ok(false)
+    }
+
+    /// Nothing is due, or nobody has looked yet.
+    pub(crate) fn rest_compaction(&self) {
+        self.compaction.rested_at.store(self.log_extent(), Relaxed);
+    }
+
+    /// True if the background cannot keep up with those who write.
+    pub(crate) fn is_compaction_late(&self) -> bool {
+        let can_be = self.in_background && !self.is_in_memory() && self.caching.is_none();
+        can_be && self.log_extent() > LATE * self.compaction.rested_at.load(Relaxed) + LOG_BYTES_MIN + slack(self.segment_bytes)
+    }
+
+    /// For those who write then: a stretch, or a wait while others do one. Not for long, for it may be an image or a backup that holds compaction.
+    pub(crate) fn help_compaction(&self) -> Result<()> {
+        for _ in 0..HELD_PAUSES {
+            if !self.is_compaction_held() {
+                self.compact_if_due()?;
+                break;
+            }
+            std::thread::sleep(HELD_PAUSE);
+        }
+        Ok(())
     }
 
     /// The same, due or not.
@@ -310,7 +355,7 @@ impl Engine {
                 if let Some(caching) = caching {
                     caching.adapt(mover.moved, reached - from);
                 }
-                let dead = (reached - from).saturating_sub(mover.moved + mover.expired);
+                let dead = (reached - from).saturating_sub(mover.moved + mover.expired) + mover.taken_back.get();
                 self.holds.set_copied(reached);
                 let given = self.give_back(&one, Copied { reached, moved: mover.moved, dead });
                 // What could not be read is told when it is asked for.

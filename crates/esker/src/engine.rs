@@ -220,6 +220,7 @@ impl Engine {
         if has_home {
             engine.recover(&parts.recovery)?;
             engine.share_budget();
+            engine.rest_compaction();
         }
         Ok(engine)
     }
@@ -295,6 +296,14 @@ impl Engine {
     /// Waits until `bytes` more can be allocated. Must not be called under a pin.
     #[cold]
     pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
+        if self.is_compaction_late() {
+            self.help_compaction()?;
+        }
+        self.make_room_now(bytes)
+    }
+
+    /// The same for compaction itself.
+    fn make_room_now(&self, bytes: u64) -> Result<()> {
         self.seekers.fetch_add(1, Relaxed);
         let guard = lock(&self.boundaries);
         self.seekers.fetch_sub(1, Relaxed);
@@ -333,7 +342,7 @@ impl Engine {
         if self.is_in_memory() {
             return Err(Error::Full);
         }
-        self.make_room(bytes)
+        self.make_room_now(bytes)
     }
 
     /// What the driver does in its loop, for where it is away longer: lines that are due; room for those who write, backed by memory.
@@ -358,7 +367,8 @@ impl Engine {
         let (bounds, budget) = (&self.log.bounds, self.log.budget.load(Relaxed));
         // Boundaries lie between blocks.
         let tail = block_floor(self.log.tail());
-        let spare = room.max(budget / 16);
+        // Where those who write are to help compaction they get what they ask for and no more.
+        let spare = if self.is_compaction_late() { room } else { room.max(budget / 16) };
         // What was backed ahead of the tail is there, though the budget may be lower since. It once was not counted: 8 MiB too many
         // after 128 MiB had become 32.
         let top = (tail + spare).max(bounds.populated.load(Relaxed));

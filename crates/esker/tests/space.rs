@@ -3,9 +3,10 @@
 #[path = "common/raise.rs"]
 mod raise;
 
-use esker::{Error, Options, Store};
+use esker::{Error, MemoryDevice, Options, Store};
 use raise::Raise;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// What the files of a directory have, in bytes: what `ls` shows and `du` too, for no file has holes.
@@ -415,4 +416,31 @@ fn what_is_deleted_and_put_again_is_counted_once() {
     counts_are_true::<[u64; 4]>("short values in files", &options().open_temporary().unwrap(), 64, &[7; 4], || [8; 4]);
     counts_are_true::<[u8]>("bytes in memory", &options().in_memory().unwrap(), 24 + 8 + 96, &[7; 96], || vec![8; 96]);
     counts_are_true::<[u8]>("bytes in files", &options().open_temporary().unwrap(), 24 + 8 + 96, &[7; 96], || vec![8; 96]);
+}
+
+/// As many records come as go, the oldest first, so many times over. The figures after it, and how many bytes live.
+fn turn_over(live: u64, turnovers: u64) -> (esker::Stats, u64) {
+    let store: Store<u64, [u64; 13]> = Options::new().memory("16MiB").open_on(Arc::new(MemoryDevice::new())).unwrap();
+    (0..live).for_each(|key| store.put(&key, &[key; 13]).unwrap());
+    for first in (0..turnovers * live).step_by(64) {
+        for key in first..first + 64 {
+            store.put(&(key + live), &[key; 13]).unwrap();
+        }
+        assert_eq!(store.delete_many(&(first..first + 64).collect::<Vec<_>>()).unwrap(), 64);
+    }
+    (store.stats(), live * (24 + 8 + 104))
+}
+
+#[test]
+fn a_store_turned_over_many_times_knows_what_lives() {
+    let (stats, live) = turn_over(128_000, 24);
+    assert!(stats.space.live_bytes.abs_diff(live) < live / 50, "{live} bytes live, {:?}", stats.space);
+    assert!(stats.index.overflow_buckets < stats.index.buckets * 2 / 5, "{:?}", stats.index);
+}
+
+/// Three keys share an entry, so compaction finds most records in doubt, the more the longer the log is: those who write must wait for it.
+#[test]
+fn the_log_does_not_run_away_from_compaction() {
+    let (stats, live) = turn_over(384_000, 8);
+    assert!(stats.space.log_bytes < 6 * live, "{live} bytes live, {:?}", stats.space);
 }

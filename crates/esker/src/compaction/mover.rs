@@ -11,6 +11,9 @@
 //! * **Whether a cold record is the newest** is known at once if its entry leads to it. If the entry leads to another cold
 //!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses,
 //!   some at a time. If the entry says that its chain is of one key, none is needed.
+//! * **A guess** (`index/mod.rs`) was wrong if a deletion turns out to be superseded, or if its key goes, or a record lives, where another key's record heads the
+//!   chain: then what was counted is taken back. It was right if a record is superseded by the next one. Else it stays open: a later
+//!   record of the chain may tell.
 
 use super::Newest;
 use crate::cache::Caching;
@@ -25,6 +28,7 @@ use crate::record::{self, ABSENT, ADDRESS_MASK, NEVER, Record, VALID};
 use crate::store::chain;
 use crate::sync::atomic::Ordering::*;
 use crate::traverse::{Scanned, Visitor};
+use std::cell::Cell;
 use std::io;
 use std::ops::Range;
 
@@ -45,6 +49,11 @@ pub(super) struct Mover<'a> {
     pub(super) moved: u64,
     /// Bytes of expired records dropped: nobody counted them.
     pub(super) expired: u64,
+    /// Bytes that were counted as dead where nothing had died.
+    pub(super) taken_back: Cell<u64>,
+    /// Records that are no deletions, and their bytes.
+    values: u64,
+    value_bytes: u64,
     /// Where the stretch begins; whatever lived below has a copy above.
     from: u64,
     /// Records whose entry leads to another cold record, and their keys.
@@ -68,6 +77,9 @@ struct Doubt {
     key_bytes: u32,
     /// Nothing is behind it.
     ends_chain: bool,
+    is_deletion: bool,
+    /// The other one's entry says that somebody guessed.
+    is_guessed: bool,
 }
 
 impl Visitor for Mover<'_> {
@@ -87,6 +99,10 @@ impl Visitor for Mover<'_> {
             return Ok(());
         }
         self.visited += 1;
+        if !is_deletion(bytes) {
+            self.values += 1;
+            self.value_bytes += bytes.len() as u64;
+        }
         if self.visited.is_multiple_of(VISITS_AHEAD) {
             // Who closes waits for this stretch.
             if self.engine.epochs.is_closed() {
@@ -105,7 +121,21 @@ impl<'a> Mover<'a> {
     pub(super) fn new(engine: &'a Engine, stretch: Range<u64>, caching: Option<&'a Caching>) -> Self {
         let (from, stretch) = (stretch.start, stretch.end - stretch.start);
         let (doubtful, keys) = (Vec::new(), Vec::new());
-        Self { engine, visited: 0, moved: 0, expired: 0, from, doubtful, keys, caching, stretch, ended_at: None }
+        Self {
+            engine,
+            visited: 0,
+            moved: 0,
+            expired: 0,
+            taken_back: Cell::new(0),
+            values: 0,
+            value_bytes: 0,
+            from,
+            doubtful,
+            keys,
+            caching,
+            stretch,
+            ended_at: None,
+        }
     }
 }
 
@@ -119,7 +149,15 @@ impl Mover<'_> {
             let pin = engine.epochs.pin_anyway()?;
             let seen = engine.index.lookup(hash);
             match engine.newest(&seen, key) {
-                Newest::At(newest) if newest != at => return Ok(()),
+                Newest::At(newest) if newest != at => {
+                    let is_deletion = is_deletion(bytes);
+                    // SAFETY: in memory under our pin, as `newest` says.
+                    let follows = || unsafe { Record::new(engine.log.pointer(newest)) }.previous() == at;
+                    if seen.is_guessed() && (is_deletion || follows()) {
+                        self.settle_guess(hash, seen.address(), is_deletion.then_some(0));
+                    }
+                    return Ok(());
+                }
                 Newest::At(_) => {}
                 Newest::Cold(other) if other == at || known == Some(seen.address()) => {}
                 // It may be a bucket that moves: what follows says that the record is dead because it is not in this chain.
@@ -133,13 +171,19 @@ impl Mover<'_> {
                     let (key_start, key_bytes) = (self.keys.len() as u32, key.len() as u32);
                     self.keys.extend_from_slice(key);
                     let ends_chain = self.is_gone(record::word_at(bytes, 0) & ADDRESS_MASK);
-                    self.doubtful.push(Doubt { other, at: (at - self.from) as u32, key_start, key_bytes, ends_chain });
+                    let (at, is_deletion) = ((at - self.from) as u32, is_deletion(bytes));
+                    let is_guessed = seen.is_guessed() && seen.address() == other;
+                    self.doubtful.push(Doubt { other, at, key_start, key_bytes, ends_chain, is_deletion, is_guessed });
                     return Ok(());
                 }
                 Newest::Nowhere if engine.index.is_settled(&seen) => return Ok(()),
                 Newest::Nowhere => continue,
             }
-            let is_tombstone = record::word_at(bytes, 0) & ABSENT != 0;
+            let is_tombstone = is_deletion(bytes);
+            if seen.is_guessed() && seen.address() != at {
+                self.settle_guess(hash, seen.address(), Some(bytes.len() as u64));
+                continue;
+            }
             let has_expired = !is_tombstone && self.has_expired(bytes);
             if is_tombstone || has_expired || !has_room || self.is_unwanted(bytes, hash) {
                 // Its bytes stay if the stretch is not given back, and no entry leads to them: a scan must ask.
@@ -172,6 +216,15 @@ impl Mover<'_> {
                 }
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// It is known of a guess whether it was right; if not, what it counted is taken back: a record at least as long as this one, or as most are.
+    fn settle_guess(&self, hash: u64, head: u64, wrong: Option<u64>) {
+        if self.engine.index.settle_guess(hash, head)
+            && let Some(bytes) = wrong
+        {
+            self.taken_back.set(self.taken_back.get() + bytes.max(self.value_bytes / self.values.max(1)));
         }
     }
 
@@ -336,9 +389,15 @@ impl<'d> Settling<'_, '_, 'd> {
             let key = self.mover.key_of(doubt);
             if !is_record_of(engine.layout, other, key) {
                 self.slow.push(doubt);
-            } else if doubt.ends_chain && record::word_at(other, 0) & ADDRESS_MASK == from + u64::from(doubt.at) {
+                continue;
+            }
+            let (hash, follows) = (engine.hash_of(key), record::word_at(other, 0) & ADDRESS_MASK == from + u64::from(doubt.at));
+            if doubt.is_guessed && (doubt.is_deletion || follows) {
+                self.mover.settle_guess(hash, doubt.other, doubt.is_deletion.then_some(0));
+            }
+            if doubt.ends_chain && follows {
                 // These two are all of the chain, so the next one that dies need not be asked about.
-                engine.index.confirm_sole(engine.hash_of(key), doubt.other);
+                engine.index.confirm_sole(hash, doubt.other);
             }
         }
         Ok(())
@@ -362,6 +421,10 @@ impl ReadSource for Settling<'_, '_, '_> {
         let settled = result.map_err(Error::from).and_then(|()| self.settle(&read));
         self.result = std::mem::replace(&mut self.result, Ok(())).and(settled);
     }
+}
+
+fn is_deletion(record: &[u8]) -> bool {
+    record::word_at(record, 0) & ABSENT != 0
 }
 
 /// True if these bytes begin with a whole header and key, and the key is this one.

@@ -10,7 +10,7 @@
 //! processors, whoever splits is often asleep, for as long as all others take their turns, and they would fill buckets that nobody splits: so who
 //! finds more than a turn's splits left undone lets others run first.
 
-use super::bucket::{Bucket, ENTRIES, SOLE, address_of, entry_word, tag_of};
+use super::bucket::{Bucket, ENTRIES, MARKS, address_of, entry_word, tag_of};
 use super::{BUCKET_BITS, DOUBLING, FULL, Index, Shape, TURNING, base, full_tag, valid_bits};
 use crate::memory::prefetch_to_write;
 use crate::sync::atomic::{Ordering::*, fence};
@@ -27,6 +27,8 @@ const RESERVE: u64 = 2 * SPLITS_PER_TURN;
 const AHEAD_BYTES: RangeInclusive<u64> = 1 << 20..=8 << 20;
 /// The same as a part of the table: it is part of what an entry costs.
 const AHEAD_PART: u64 = 128;
+/// Free entries that a bucket must have before one behind it is given back.
+const CLOSED_UP_SPARE: usize = if cfg!(loom) { 0 } else { 2 };
 
 /// A record as a split sees it.
 pub(crate) enum Chain {
@@ -287,18 +289,18 @@ impl Index {
         let bit = level - base(level);
         for &word in words.iter() {
             // Wherever it goes, the chain stays what it is.
-            let (tag, address, sole) = (tag_of(word), address_of(word), word & SOLE);
+            let (tag, address, marks) = (tag_of(word), address_of(word), word & MARKS);
             if rebase > 0
                 && let Chain::Alone(hash) = records.chain(address)
             {
                 debug_assert_eq!((hash >> BUCKET_BITS) & ((1 << level) - 1), at);
                 let side = if hash >> BUCKET_BITS >> level & 1 == 1 { &mut *go } else { &mut *stay };
-                push_unless_shadowed(side, entry_word(full_tag(hash >> BUCKET_BITS >> base(level + 1)), address) | sole);
+                push_unless_shadowed(side, entry_word(full_tag(hash >> BUCKET_BITS >> base(level + 1)), address) | marks);
                 continue;
             }
             let known = valid_bits(tag) > bit;
             let short = if rebase == 0 { tag } else { (tag >> rebase).max(1) };
-            let short = entry_word(short, address) | sole;
+            let short = entry_word(short, address) | marks;
             if !known || tag >> bit & 1 == 0 {
                 push_unless_shadowed(stay, short);
             }
@@ -329,6 +331,20 @@ impl Index {
             part.set_next(next);
             part = self.overflow.bucket(next);
             (now, rest) = rest.split_at(rest.len().min(ENTRIES));
+        }
+    }
+
+    /// An entry went out of latched bucket `at` or of one behind it: does without the last of these if there is room before it, and to spare: who comes
+    /// next should not need it again. Where as many entries come as go nothing else gives overflow buckets back.
+    pub(super) fn close_up(&self, at: u64) {
+        let root = self.bucket(at);
+        let free: u32 = self.chain(root).map(|part| part.tags().empty().count_ones()).sum();
+        if free as usize >= ENTRIES + CLOSED_UP_SPARE {
+            let entries = self.chain(root).flat_map(Bucket::entries);
+            let words: Vec<u64> = entries.map(|slot| slot.load(Relaxed)).filter(|word| *word != 0).collect();
+            root.begin_move();
+            self.refill(at, &words);
+            root.end_move();
         }
     }
 

@@ -559,6 +559,37 @@ fn lookup_while_overflow_moves(model: Model, bits: u64) {
     });
 }
 
+/// Bucket 0 has one entry in an overflow bucket and two before it; one of those goes, and the bucket closes up.
+fn lookup_while_a_bucket_closes_up(model: Model) {
+    model.check(move || {
+        let index = with_entries(&[]);
+        for bits in [STAYS, 0b1000, GOES] {
+            assert!(insert(&index, bits));
+        }
+        let other = spawn(1, {
+            let index = index.clone();
+            move || assert!(index.remove(hash(STAYS), &index.lookup(hash(STAYS))))
+        });
+        find(&index, GOES);
+        other.join();
+        assert_eq!(index.bucket(0).next(), 0, "the overflow bucket was not given back");
+        assert_eq!(index.lookup(hash(GOES)).address(), address_for(GOES), "an entry was lost");
+        assert_eq!(index.lookup(hash(0b1000)).address(), address_for(0b1000), "an entry was lost");
+        assert_eq!(index.lookup(hash(STAYS)).address(), 0, "an entry is still there");
+    });
+}
+
+#[test]
+fn a_lookup_finds_what_moves_when_a_bucket_closes_up() {
+    lookup_while_a_bucket_closes_up(sound().preemptions(2));
+}
+
+#[test]
+#[should_panic(expected = "a present entry was found absent")]
+fn twin_bucket_closes_up_with_an_even_version() {
+    lookup_while_a_bucket_closes_up(without(Rule::MoveIsOdd));
+}
+
 #[test]
 fn a_lookup_finds_what_moves_in_the_overflow_pool() {
     lookup_while_overflow_moves(sound().preemptions(2), GOES);

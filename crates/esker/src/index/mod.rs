@@ -20,6 +20,9 @@
 //! **One key a chain**: an entry says so if that is known. Then a record of the hash that the chain does not begin with is dead, and compaction need
 //! not read what superseded it. Who publishes over an entry without having seen a record of his key in the chain takes that back; who begins a chain says it anew.
 //!
+//! **A guess**: who puts over a cold chain without reading it counts an older version as dead. If there was none, for the key is new there or had been deleted,
+//! the store believes that it is emptier than it is. The entry says that somebody guessed, until compaction finds out.
+//!
 //! **Who may do what**: readers take no latch; whoever changes an entry holds the bucket's latch. A change that *moves*
 //! entries makes the version odd first and even after; "not found" counts only if version and shape stood still.
 
@@ -38,7 +41,7 @@ use crate::memory::{Region, prefetch};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
 use crate::sync::{Mutex, Rule, broken, hint, thread};
 pub(crate) use bucket::address_of;
-use bucket::{Base, Bucket, SOLE, VERSION, VERSION_MASK, Wanted, entry_word, near_address_of, next_of, tag_of};
+use bucket::{Base, Bucket, GUESSED, MARKS, SOLE, VERSION, VERSION_MASK, Wanted, entry_word, near_address_of, next_of, tag_of};
 use overflow::Overflow;
 use std::hint::select_unpredictable;
 
@@ -205,9 +208,9 @@ impl Claim<'_> {
     /// Makes it the entry of the record `at`, of the same key as the one it led to.
     #[inline(always)]
     pub(crate) fn refill(self, at: u64) {
-        let sole = self.entry.load(Relaxed) & SOLE;
+        let marks = self.entry.load(Relaxed) & MARKS;
         // Release: as above.
-        self.entry.store(entry_word(full_tag(self.bits), at) | sole, Release);
+        self.entry.store(entry_word(full_tag(self.bits), at) | marks, Release);
     }
 }
 
@@ -268,6 +271,11 @@ impl Seen {
     pub(crate) fn is_sole(&self) -> bool {
         self.entry & SOLE != 0
     }
+
+    /// True if somebody guessed that he superseded a record of the chain.
+    pub(crate) fn is_guessed(&self) -> bool {
+        self.entry & GUESSED != 0
+    }
 }
 
 /// What is known of the chain that a record to be published heads.
@@ -275,6 +283,8 @@ impl Seen {
 pub(crate) enum Keys {
     /// Nothing.
     Unknown,
+    /// Nothing, and it was counted as if there were another record of the key.
+    Guessed,
     /// There is another record of the key in it.
     OwnIsThere,
     /// The record is alone in it.
@@ -600,6 +610,9 @@ impl Index {
         if let (Some((slot, _)), true) = (found, is_last) {
             slot.store(0, Release);
             self.entries.0.fetch_add(1u64.wrapping_neg(), Relaxed);
+            if bucket.next() != 0 {
+                self.close_up(place.number());
+            }
         }
         bucket.unlatch();
         found.is_some()
@@ -610,9 +623,22 @@ impl Index {
         let place = self.latch(hash);
         let bucket = self.bucket_at(place.offset);
         if let Some((slot, word)) = self.find(bucket, place.tag()).filter(|(_, word)| address_of(*word) == head) {
-            slot.store(word | SOLE, Release);
+            // And where somebody guessed, he was right.
+            slot.store((word | SOLE) & !GUESSED, Release);
         }
         bucket.unlatch();
+    }
+
+    /// Whether it was right or wrong is known of a guess in the chain that begins at `head`. False if there is none any more.
+    pub(crate) fn settle_guess(&self, hash: u64, head: u64) -> bool {
+        let place = self.latch(hash);
+        let bucket = self.bucket_at(place.offset);
+        let guessed = self.find(bucket, place.tag()).filter(|(_, word)| address_of(*word) == head && word & GUESSED != 0);
+        if let Some((slot, word)) = guessed {
+            slot.store(word & !GUESSED, Release);
+        }
+        bucket.unlatch();
+        guessed.is_some()
     }
 
     /// How many entries stand for a full tag.
@@ -626,12 +652,13 @@ impl Index {
             Some((_, word)) if address_of(word) != seen.address() && !broken(Rule::LookLatched) => Published::Changed,
             Some((_, word)) if address_of(word) > at => Published::TooLow,
             Some((slot, word)) => {
-                let sole = match keys {
-                    Keys::Unknown => 0,
-                    Keys::OwnIsThere => word & SOLE,
+                let marks = match keys {
+                    Keys::Unknown => word & GUESSED,
+                    Keys::Guessed => GUESSED,
+                    Keys::OwnIsThere => word & MARKS,
                     Keys::OwnAlone => SOLE,
                 };
-                slot.store(entry_word(tag_of(word), at) | sole, Release);
+                slot.store(entry_word(tag_of(word), at) | marks, Release);
                 Published::Done
             }
             None if seen.entry != 0 => Published::Changed,
@@ -654,7 +681,7 @@ impl Index {
         self.shared.store(true, Relaxed);
         link_to(address_of(word));
         let short = (1 << common) | (place.tag() & ((1 << common) - 1));
-        slot.store(entry_word(short, at), Release);
+        slot.store(entry_word(short, at) | word & GUESSED, Release);
         Published::Done
     }
 
@@ -759,7 +786,7 @@ impl Index {
             words.clear();
             let before = bucket.link(Acquire);
             let all = self.chain(bucket).flat_map(Bucket::entries);
-            words.extend(all.map(|slot| slot.load(Acquire) & !SOLE).filter(|word| *word != 0));
+            words.extend(all.map(|slot| slot.load(Acquire) & !MARKS).filter(|word| *word != 0));
             // Acquire fence: the entries were loaded before the link is looked at again. Whoever changes one holds the latch, and
             // leaves another version.
             fence(Acquire);
@@ -906,6 +933,25 @@ mod tests {
         insert_growing(&index, 1..60_000, &mut previous);
         assert!(index.buckets() > 60_000 / 10, "{} buckets", index.buckets());
         all_reachable(&index, 1..60_000, &previous);
+    }
+
+    /// As many come as go: overflow buckets are those that this many entries need, however long it goes on.
+    #[test]
+    fn where_as_many_go_as_come_overflow_stays_small() {
+        let index = Index::new().unwrap();
+        let mut previous = std::collections::HashMap::new();
+        const LIVE: u64 = 20_000;
+        insert_growing(&index, 1..LIVE, &mut previous);
+        let first = index.overflow_buckets();
+        for n in LIVE..40 * LIVE {
+            insert(&index, mix(n), n * 8);
+            let gone = mix(n - LIVE + 1);
+            let seen = index.lookup(gone);
+            // Two that share an entry went with the first.
+            assert!(seen.entry == 0 || index.remove(gone, &seen));
+        }
+        let (last, buckets) = (index.overflow_buckets(), index.buckets());
+        assert!(last < first + buckets / 4, "{first} overflow buckets, then {last}, of {buckets} buckets");
     }
 
     #[test]

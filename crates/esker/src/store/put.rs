@@ -203,6 +203,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let keys = match found {
             _ if self.engine.log.is_gone(record.previous()) => Keys::OwnAlone,
             Found::Memory { .. } | Found::Cold { own: Own::Bytes(_), .. } => Keys::OwnIsThere,
+            Found::Cold { own: Own::Unknown, .. } => Keys::Guessed,
             _ => Keys::Unknown,
         };
         match self.engine.index.publish(hash, seen, at, keys, &mut added, |address| record.set_previous(address)) {
@@ -229,7 +230,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Found::Memory { record: old, .. } if is_deletion(*old) => 0,
             Found::Memory { record: old, .. } => bytes(*old),
             Found::Cold { own: Own::Bytes(bytes), .. } => *bytes,
-            // Nearly always an older version, and as long.
+            // Nearly always an older version, and as long: `Keys::Guessed`.
             Found::Cold { own: Own::Unknown, .. } => bytes(record),
             Found::Cold { own: Own::None, .. } | Found::Absent => 0,
         }
