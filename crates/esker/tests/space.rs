@@ -444,3 +444,19 @@ fn the_log_does_not_run_away_from_compaction() {
     let (stats, live) = turn_over(384_000, 8);
     assert!(stats.space.log_bytes < 6 * live, "{live} bytes live, {:?}", stats.space);
 }
+
+#[test]
+fn what_values_outgrow_is_counted_with_its_room() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).open_on(Arc::new(MemoryDevice::new())).unwrap();
+    const KEYS: u64 = 100_000;
+    (0..KEYS).for_each(|key| store.put(&key, &vec![1; key as usize * 7 % 400]).unwrap());
+    for round in 0..2 * KEYS {
+        store.append(&(round * 40_503 % KEYS), &[2; 16]).unwrap();
+    }
+    assert!(store.stats().log.head > 16 << 20, "most is in memory");
+    let counted = store.stats().space.live_bytes;
+    store.compact().unwrap();
+    // Nothing else is left now.
+    let live = store.stats().space.log_bytes;
+    assert!(counted.abs_diff(live) < live / 50, "{counted} bytes were to live, {live} do");
+}

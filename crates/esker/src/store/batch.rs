@@ -532,7 +532,7 @@ where
         result?;
         let key = self.keys[get.key].borrow().bytes();
         match get.walk.advance(&self.store.engine, &mut read, key)? {
-            Walked::Value(value, _) => (self.visit)(get.key, Some(V::view(value))),
+            Walked::Value { value, .. } => (self.visit)(get.key, Some(V::view(value))),
             Walked::Absent => self.absent(get),
             Walked::On => self.waiting.push(get),
         }

@@ -198,6 +198,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let (seen, found) = self.locate(key, hash);
         let mut decide = |old: Old<'_>| self.engine.epochs.within(&pin, || decide(old));
         let copied;
+        let mut old_bytes = None;
         let old = match &found {
             Found::Memory { at, record } => match self.region(*at) {
                 Region::Mutable => {
@@ -213,7 +214,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             },
             Found::Cold { .. } if blind => None,
             Found::Cold { at, .. } => match known.at(*at) {
-                Some(held) => self.still(held).map(|held| (&*held.value, held.expires)),
+                Some(held) => {
+                    old_bytes = held.map(|held| held.bytes);
+                    self.still(held).map(|held| (&*held.value, held.expires))
+                }
                 None => return Ok(Step::Read(*at)),
             },
             Found::Absent => None,
@@ -223,7 +227,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             // A bucket was moving: nobody must take for absent what is not.
             return Ok(Step::Again);
         }
-        let old_bytes = old.map(|(value, _)| record::bytes_record_bytes(key.len(), value.len()));
         let change = decide(old);
         if matches!((&change, was_there), (Change::Remove, false) | (Change::Keep, _)) {
             // Removing what is not there changes nothing.

@@ -26,8 +26,8 @@ pub(super) struct Walk {
 
 /// What one read told a walk.
 pub(super) enum Walked<'r> {
-    /// The key's value, and when it ends.
-    Value(&'r [u8], u64),
+    /// The key's value, when it ends, and all bytes of its record.
+    Value { value: &'r [u8], expires: u64, bytes: u64 },
     /// The key has no value on the device.
     Absent,
     /// There is more to read.
@@ -38,7 +38,7 @@ impl Walked<'_> {
     /// What the key holds on the device, once that is known.
     pub(super) fn held(self) -> Option<Option<Held>> {
         match self {
-            Self::Value(value, expires) => Some(Some(Held { value: value.to_vec(), expires })),
+            Self::Value { value, expires, bytes } => Some(Some(Held { value: value.to_vec(), expires, bytes })),
             Self::Absent => Some(None),
             Self::On => None,
         }
@@ -97,7 +97,12 @@ impl Walk {
             {
                 engine.promote(hash, &ColdFind { start, at, bytes });
             }
-            return Ok(if is_live { Walked::Value(record.value, record.expires) } else { Walked::Absent });
+            if !is_live {
+                return Ok(Walked::Absent);
+            }
+            let first = cold.get(at, record::first_bytes(engine.layout));
+            let bytes = first.and_then(|first| record::scanned_record_bytes(engine.layout, first)).unwrap_or(0);
+            return Ok(Walked::Value { value: record.value, expires: record.expires, bytes });
         }
         *self = Self { get: self.get, ..Self::new(engine, record.header & ADDRESS_MASK) };
         Ok(if self.is_over() { Walked::Absent } else { Walked::On })

@@ -28,7 +28,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return;
         }
         let Some(hold) = self.engine.hold(hash) else { return };
-        let held = Held { value: self.value_of(record), expires: self.engine.expiry_of(record) };
+        let (value, expires) = (self.value_of(record), self.engine.expiry_of(record));
+        let held = Held { value, expires, bytes: record.bytes(self.engine.layout) };
         let step = if Self::WORD {
             self.add_word(pin, &hold, key, hash, &seen, &found, super::to_word(&held.value), held.expires, 0)
         } else {

@@ -171,7 +171,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(match found {
             Found::Memory { record, .. } => {
                 let expires = self.engine.expiry_of(record);
-                let held = self.is_live(record).then(|| Held { value: self.value_of(record), expires });
+                let held =
+                    self.is_live(record).then(|| Held { value: self.value_of(record), expires, bytes: record.bytes(self.engine.layout) });
                 self.promote_in_memory(&pin, key, hash, seen, found);
                 Step::Done(held)
             }

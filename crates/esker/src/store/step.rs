@@ -50,6 +50,8 @@ pub(super) struct Held {
     pub(super) value: Vec<u8>,
     /// Until when, in milliseconds since 1970.
     pub(super) expires: u64,
+    /// All of its record, room to grow included.
+    pub(super) bytes: u64,
 }
 
 /// What was read from the device.
