@@ -84,7 +84,8 @@ pub(crate) struct Compaction {
     done: Mutex<Done>,
     /// A stretch that somebody held when it had been copied.
     copied: Mutex<Option<Copied>>,
-    /// The log's length when compaction was last not due, or what lived in it when compaction had been through all of it.
+    /// The log's length when compaction was last not due, or what lived in it when compaction had been through all of it. 0: nobody has looked,
+    /// as in recovery.
     rested_at: AtomicU64,
     /// The tail when two chains could not be joined (`joining.rs`).
     pub(crate) joined_in_vain_at: AtomicU64,
@@ -239,27 +240,28 @@ impl Engine {
         Ok(false)
     }
 
-    /// Nothing is due, or nobody has looked yet.
+    /// Nothing is due now.
     pub(crate) fn rest_compaction(&self) {
         self.compaction.rested_at.store(self.log_extent(), Relaxed);
     }
 
     /// True if the background cannot keep up with those who write.
     pub(crate) fn is_compaction_late(&self) -> bool {
-        let can_be = self.in_background && !self.is_in_memory() && self.caching.is_none();
-        can_be && self.log_extent() > LATE * self.compaction.rested_at.load(Relaxed) + LOG_BYTES_MIN + slack(self.segment_bytes)
+        let rested_at = self.compaction.rested_at.load(Relaxed);
+        let can_be = rested_at > 0 && self.in_background && !self.is_in_memory() && self.caching.is_none();
+        can_be && self.log_extent() > LATE * rested_at + LOG_BYTES_MIN + slack(self.segment_bytes)
     }
 
     /// For those who write then: a stretch, or a wait while others do one. Not for long, for it may be an image or a backup that holds compaction.
-    pub(crate) fn help_compaction(&self) -> Result<()> {
+    pub(crate) fn help_compaction(&self) {
         for _ in 0..HELD_PAUSES {
             if !self.is_compaction_held() {
-                self.compact_if_due()?;
+                // A failure to write is latched, and damage told to who reads it.
+                let _ = self.compact_if_due();
                 break;
             }
             std::thread::sleep(HELD_PAUSE);
         }
-        Ok(())
     }
 
     /// The same, due or not.

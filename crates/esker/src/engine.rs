@@ -297,7 +297,7 @@ impl Engine {
     #[cold]
     pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
         if self.is_compaction_late() {
-            self.help_compaction()?;
+            self.help_compaction();
         }
         self.make_room_now(bytes)
     }
