@@ -579,6 +579,34 @@ fn lookup_while_a_bucket_closes_up(model: Model) {
     });
 }
 
+/// One overflow bucket is free and another is given back, while somebody else forgets free ones at the end.
+fn give_back_while_the_pool_is_trimmed(model: Model) {
+    model.check(|| {
+        let index = with_entries(&[]);
+        let taken = [0, 1, 2].map(|owner| index.overflow.take(owner, true).expect("room"));
+        index.overflow.give_back(taken[0]);
+        let other = spawn(1, {
+            let index = index.clone();
+            move || index.overflow.give_back(taken[2])
+        });
+        index.overflow.last_beyond(0);
+        other.join();
+        let again = [0, 2].map(|owner| index.overflow.take(owner, true).expect("room"));
+        assert!(again[0] != again[1] && !again.contains(&taken[1]), "a bucket was handed out twice: {taken:?}, then {again:?}");
+    });
+}
+
+#[test]
+fn an_overflow_bucket_is_handed_out_once() {
+    give_back_while_the_pool_is_trimmed(sound());
+}
+
+#[test]
+#[should_panic(expected = "a bucket was handed out twice")]
+fn twin_overflow_bucket_is_free_before_it_is_listed() {
+    give_back_while_the_pool_is_trimmed(without(Rule::FreeIsListed));
+}
+
 #[test]
 fn a_lookup_finds_what_moves_when_a_bucket_closes_up() {
     lookup_while_a_bucket_closes_up(sound().preemptions(2));

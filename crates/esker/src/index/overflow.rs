@@ -2,7 +2,8 @@
 //!
 //! Numbers `1 .. next` exist; each is in use (its link names its owner, a bucket of the table) or free (a list through
 //! the free buckets' first two entries, so that any of them can be taken out). Whoever splits buckets also moves the last
-//! buckets in use into free ones (`growth.rs`), so the pool shrinks with its use and its pages go back to the system.
+//! buckets in use into free ones (`growth.rs`), so the pool shrinks with its use and its pages go back to the system. Anybody who removes an entry may
+//! give a bucket back meanwhile: under the list's lock a bucket is either owned or listed.
 //! A reader may still be in a bucket that was freed: it finds no tag there (list numbers have none), and the moved
 //! version of its own bucket tells it to look again.
 
@@ -10,7 +11,7 @@ use super::bucket::Bucket;
 use crate::error::Result;
 use crate::memory::Region;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, Rule, broken};
 
 /// Free buckets that may stay between those in use.
 const SLACK: u64 = 64;
@@ -99,15 +100,17 @@ impl Overflow {
 
     /// Takes buckets back that no chain leads to any more: `number` and those behind it.
     pub(super) fn give_back(&self, mut number: u64) {
+        let mut list = (!broken(Rule::FreeIsListed)).then(|| self.lock());
         while number != 0 {
             let bucket = self.bucket(number);
             let next = bucket.next();
             bucket.entries().iter().for_each(|entry| entry.store(0, Release));
             bucket.set_next(0);
+            // Under the lock: who has it takes a bucket without an owner for one of the list.
             bucket.set_owner(0);
-            let mut list = self.lock();
-            self.enlist(&mut list, number);
-            self.show(&list);
+            let list = list.get_or_insert_with(|| self.lock());
+            self.enlist(list, number);
+            self.show(list);
             number = next;
         }
     }
@@ -144,13 +147,18 @@ impl Overflow {
 
     /// The last bucket in use and its owner, if it should move into a free one.
     pub(super) fn last_to_move(&self) -> Option<(u64, u64)> {
-        if self.free.load(Relaxed) <= SLACK {
+        self.last_beyond(SLACK)
+    }
+
+    /// The same where so many may stay free.
+    pub(super) fn last_beyond(&self, slack: u64) -> Option<(u64, u64)> {
+        if self.free.load(Relaxed) <= slack {
             return None;
         }
         let mut list = self.lock();
         self.trim(&mut list);
         let last = list.next - 1;
-        (list.count > SLACK && last > 0).then(|| (last, self.bucket(last).owner() - 1))
+        (list.count > slack && last > 0).then(|| (last, self.bucket(last).owner() - 1))
     }
 
     /// Forgets free buckets at the end.
