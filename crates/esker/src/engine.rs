@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 /// Buffers, slots, thread state: what is taken off the budget before log and index share it.
 const FIXED_BYTES: u64 = 2 << 20;
 pub(crate) const BUDGET_BYTES_MIN: u64 = 16 << 20;
+/// With less a log on a device would do nothing but make room.
+const LOG_BYTES_MIN: u64 = BUDGET_BYTES_MIN / 4;
 const HUGE_PAGE_BUDGET_BYTES: u64 = 256 << 20;
 const VALUE_BYTES_MAX: u64 = 16 << 20;
 /// What is written ahead of a line goes in steps of so much at most, some milliseconds each, and in so many rounds: in each less has come meanwhile.
@@ -46,6 +48,8 @@ pub(crate) struct Engine {
     pub(crate) log: Log,
     pub(crate) latches: Latches,
     pub(crate) layout: Layout,
+    /// The width of values where all have the same.
+    value_width: Option<usize>,
     pub(crate) hasher: Hasher,
     /// Where the store lives, until it closes; none for a store in memory or on a bare device.
     pub(crate) home: Mutex<Option<Home>>,
@@ -158,6 +162,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// What an engine is made of.
 pub(crate) struct Parts {
     pub(crate) layout: Layout,
+    /// The width of values where all have the same.
+    pub(crate) value_width: Option<usize>,
     pub(crate) budget: u64,
     pub(crate) device: Option<Arc<dyn Device>>,
     pub(crate) home: Option<Home>,
@@ -189,6 +195,7 @@ impl Engine {
             log: Log::new(parts.device, identity.store_id, FIRST_ADDRESS, huge)?.verifying_reads(parts.verifies_reads),
             latches: Latches::default(),
             layout: parts.layout,
+            value_width: parts.value_width,
             hasher: Hasher::new(identity.hash_seed),
             home: Mutex::new(parts.home),
             commits: Commits::default(),
@@ -228,7 +235,7 @@ impl Engine {
     /// What the index and the rest leave for the log must suffice to work with.
     pub(crate) fn check_index_fits(&self) -> Result<()> {
         let (index, budget) = (self.index.bytes(), self.budget.load(Relaxed));
-        if index + FIXED_BYTES + BUDGET_BYTES_MIN / 4 > budget {
+        if index + FIXED_BYTES + LOG_BYTES_MIN > budget {
             return Err(Error::invalid(format!("the memory budget is below what this store's index needs budget={budget} index={index}")));
         }
         Ok(())
@@ -236,7 +243,7 @@ impl Engine {
 
     /// True if an index of this shape leaves enough for the rest.
     pub(crate) fn fits_shape(&self, shape: u64) -> bool {
-        Index::buckets_of_shape(shape) * 64 + FIXED_BYTES + BUDGET_BYTES_MIN / 4 <= self.budget.load(Relaxed)
+        Index::buckets_of_shape(shape) * 64 + FIXED_BYTES + LOG_BYTES_MIN <= self.budget.load(Relaxed)
     }
 
     pub(crate) fn hash_of(&self, key: &[u8]) -> u64 {
@@ -256,7 +263,7 @@ impl Engine {
         check_budget(bytes)?;
         let held = self.index.bytes()
             + FIXED_BYTES
-            + if self.is_in_memory() && self.caching.is_none() { self.log_bytes() } else { BUDGET_BYTES_MIN / 4 };
+            + if self.is_in_memory() && self.caching.is_none() { self.log_bytes() } else { LOG_BYTES_MIN };
         if bytes < held {
             return Err(Error::invalid(format!("the memory budget is below what cannot be given back budget={bytes} held={held}")));
         }
@@ -273,7 +280,9 @@ impl Engine {
         self.log.tail() - self.log.bounds.evicted.load(Acquire)
     }
 
-    /// The index may take half; the log gets what the index and the rest leave.
+    /// The log gets what the index and the rest leave. On a device the index may take three quarters, where that leaves the log room for some of
+    /// the largest values and to work with; half of it at any rate. An entry more spares device reads, and so does a cold record kept in memory; where
+    /// keys are more than entries, the entry spares more (`docs/performance.md`).
     pub(crate) fn share_budget(&self) {
         let budget = self.budget.load(Relaxed);
         let index = self.index.bytes();
@@ -288,7 +297,9 @@ impl Engine {
             let room = budget.saturating_sub(FIXED_BYTES + self.log_bytes() + index + reserve);
             index + room / 2
         } else {
-            budget / 2
+            let value = self.value_width.map_or_else(|| self.value_bytes_max(), |width| width as u64);
+            let left = budget.saturating_sub(FIXED_BYTES + LOG_BYTES_MIN + value * 5 / 2);
+            (budget / 4 * 3).min(left).max(budget / 2)
         };
         self.index.set_limit(limit);
     }
@@ -699,6 +710,7 @@ impl Engine {
             log,
             latches: Latches::default(),
             layout: Layout::Word { key_bytes: 0, value_bytes: 8 },
+            value_width: Some(8),
             hasher: Hasher::new([1, 2]),
             home: Mutex::new(None),
             commits: Commits::default(),

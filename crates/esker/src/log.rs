@@ -26,13 +26,12 @@ use crate::epoch::{Counter, Slot};
 use crate::error::{Error, Result};
 use crate::lines::{self, LineRecord};
 use crate::manifest::LOG;
-use crate::memory::Region;
+use crate::memory::{Region, ahead};
 use crate::record::ODD_LINE;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Rule, broken};
 use crate::windows::{WINDOW_BYTES, Windows};
 use crate::words;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -50,10 +49,8 @@ const SINGLY_BYTES: u64 = if cfg!(loom) { 0 } else { BLOCK_BYTES / 4 };
 const FIRST_PIECE_BYTES: u64 = if cfg!(loom) { PIECE_BYTES } else { BLOCK_BYTES };
 /// Records above this get an extent of their own: at most a quarter of a piece is left unused.
 const PIECE_RECORD_MAX: u64 = PIECE_BYTES / 4;
-/// Backed above the tail.
-const AHEAD_BYTES: RangeInclusive<u64> = 2 << 20..=16 << 20;
-/// The same as a part of what is in memory: it is part of what an entry costs.
-const AHEAD_PART: u64 = 128;
+/// The log begins in small pages.
+const SMALL_PAGE_BYTES: usize = 4 << 20;
 /// Above every address.
 pub(crate) const NOWHERE: u64 = u64::MAX;
 /// Blocks written by one call.
@@ -118,7 +115,7 @@ impl Log {
     pub(crate) fn new(device: Option<Arc<dyn Device>>, store_id: u64, tail: u64, huge_pages: bool) -> Result<Self> {
         let region = Region::reserve(1 << 42, 1 << 30)?;
         if huge_pages {
-            region.prefer_huge_pages();
+            region.prefer_huge_pages(SMALL_PAGE_BYTES);
         }
         let at = || AtomicU64::new(tail);
         Ok(Self {
@@ -368,7 +365,7 @@ impl Log {
     pub(crate) fn populate_ahead(&self) {
         let tail = self.tail();
         let held = tail.saturating_sub(self.bounds.evicted.load(Relaxed));
-        let bytes = (held / AHEAD_PART).clamp(*AHEAD_BYTES.start(), *AHEAD_BYTES.end()).min(self.budget.load(Relaxed) / 16);
+        let bytes = ahead(held, 2 << 20).min(self.budget.load(Relaxed) / 16);
         let from = self.bounds.populated.load(Relaxed).max(tail);
         let to = (tail + bytes).min(self.bounds.evicted.load(Acquire) + self.budget.load(Relaxed));
         if from + bytes / 2 < to && (from & self.mask) < (to & self.mask) {

@@ -292,6 +292,7 @@ impl Options {
     fn start<K: Key + ?Sized, V: Value + ?Sized>(self, device: Option<Arc<dyn Device>>, home: Option<Home>) -> Result<Store<K, V>> {
         Store::start(Engine::new(Parts {
             layout: layout::<K, V>(),
+            value_width: V::WIDTH,
             budget: self.memory?,
             device,
             home,

@@ -112,6 +112,7 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
 pub(crate) fn resting_engine(storage: &Arc<dyn Storage>, state: &State) -> Result<Engine> {
     Engine::new(Parts {
         layout: state.layout,
+        value_width: None,
         budget: BUDGET_BYTES_MIN,
         device: Some(Arc::new(Segments::open(storage, state.segment_bytes, state.begin / BLOCK_BYTES * SECTOR_BYTES as u64)?)),
         home: None,

@@ -12,10 +12,9 @@
 
 use super::bucket::{Bucket, ENTRIES, MARKS, address_of, entry_word, tag_of};
 use super::{BUCKET_BITS, DOUBLING, FULL, Index, Shape, TURNING, base, full_tag, valid_bits};
-use crate::memory::prefetch_to_write;
+use crate::memory::{ahead, prefetch_to_write};
 use crate::sync::atomic::{Ordering::*, fence};
 use crate::sync::{MutexGuard, Rule, TryLockError, broken, thread};
-use std::ops::RangeInclusive;
 
 /// Splits done at once, at most: some microseconds.
 const SPLITS_PER_TURN: u64 = 32;
@@ -23,10 +22,6 @@ const SPLITS_PER_TURN: u64 = 32;
 const AHEAD_SPLITS: u64 = 8;
 /// Buckets that must be left of the share for a turn to begin: each split may need one more.
 const RESERVE: u64 = 2 * SPLITS_PER_TURN;
-/// Populated ahead of the table's end, in bytes.
-const AHEAD_BYTES: RangeInclusive<u64> = 1 << 20..=8 << 20;
-/// The same as a part of the table: it is part of what an entry costs.
-const AHEAD_PART: u64 = 128;
 /// Free entries that a bucket must have before one behind it is given back.
 const CLOSED_UP_SPARE: usize = if cfg!(loom) { 0 } else { 2 };
 
@@ -377,7 +372,7 @@ impl Index {
     /// Backs the memory that the next splits will use.
     pub(crate) fn populate_ahead(&self) {
         let bytes = self.buckets() * 64;
-        let ahead = (bytes / AHEAD_PART).clamp(*AHEAD_BYTES.start(), *AHEAD_BYTES.end()).min(bytes / 4);
+        let ahead = ahead(bytes, 1 << 20);
         let limit = self.limit.load(Relaxed).saturating_sub(self.overflow.buckets()).saturating_mul(64);
         let to = (bytes + ahead).min(limit).min(self.table.bytes() as u64);
         let from = self.populated.load(Relaxed).max(bytes);

@@ -49,6 +49,9 @@ const TAG_BITS: u32 = 15;
 const FULL: u64 = 1 << TAG_BITS;
 const FIRST_LEVEL: u32 = if cfg!(loom) { 1 } else { 8 };
 
+/// The table begins in small pages.
+const SMALL_PAGE_BYTES: usize = 2 << 20;
+
 /// The table's shape in one word: the byte offset of the last bucket and, above, what goes on. Between two doublings it is
 /// nothing but the mask that makes a hash the offset of its bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -326,7 +329,7 @@ struct Counted(AtomicU64);
 impl Index {
     pub(crate) fn new() -> Result<Self> {
         let table = Region::reserve(1 << 38, 1 << 28)?;
-        table.prefer_huge_pages();
+        table.prefer_huge_pages(SMALL_PAGE_BYTES);
         let geometry = Geometry::default();
         geometry.set(FIRST_LEVEL);
         Ok(Self {

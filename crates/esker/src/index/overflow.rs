@@ -17,6 +17,8 @@ use crate::sync::{Mutex, MutexGuard, Rule, broken};
 const SLACK: u64 = 64;
 /// Buckets taken from the system, and given back to it, together.
 const RELEASE_BUCKETS: u64 = 1024;
+/// The pool has small pages up to here: it is read seldom, and a huge page touched for sixteen buckets is 2 MiB.
+const SMALL_PAGE_BYTES: usize = 32 << 20;
 const NUMBERS: u64 = 1 << 30;
 const PREVIOUS: usize = 0;
 const NEXT: usize = 1;
@@ -41,7 +43,7 @@ impl Overflow {
     pub(super) fn new() -> Result<Self> {
         let list = List { next: 1, first: 0, count: 0, backed: 0 };
         let region = Region::reserve(1 << 36, 1 << 26)?;
-        region.prefer_huge_pages();
+        region.prefer_huge_pages(SMALL_PAGE_BYTES);
         Ok(Self { region, list: Mutex::new(list), next: AtomicU64::new(1), free: AtomicU64::new(0) })
     }
 
