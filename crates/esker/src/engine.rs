@@ -261,9 +261,8 @@ impl Engine {
 
     pub(crate) fn set_budget(&self, bytes: u64) -> Result<()> {
         check_budget(bytes)?;
-        let held = self.index.bytes()
-            + FIXED_BYTES
-            + if self.is_in_memory() && self.caching.is_none() { self.log_bytes() } else { LOG_BYTES_MIN };
+        let held =
+            self.index.bytes() + FIXED_BYTES + if self.is_in_memory() && self.caching.is_none() { self.log_bytes() } else { LOG_BYTES_MIN };
         if bytes < held {
             return Err(Error::invalid(format!("the memory budget is below what cannot be given back budget={bytes} held={held}")));
         }
