@@ -29,7 +29,7 @@ mod tests;
 
 use crate::cache::Caching;
 use crate::device::SECTOR_BYTES;
-use crate::engine::{Engine, Layout, lock};
+use crate::engine::{Engine, Layout, lock, try_lock};
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::index::Seen;
@@ -62,6 +62,8 @@ const LOG_BYTES_MIN: u64 = 4 << 20;
 /// How long and how often those who need room wait for those who hold what would make it.
 const HELD_PAUSE: Duration = Duration::from_millis(1);
 const HELD_PAUSES: u32 = 16;
+/// Between two looks whether a stretch that somebody else does has made room: a part of what one in memory takes.
+const STRETCH_PAUSE: Duration = Duration::from_micros(50);
 
 /// How far a log in files of this length may go beyond its target before it is compacted.
 fn slack(segment_bytes: u64) -> u64 {
@@ -301,7 +303,7 @@ impl Engine {
             if hopeless {
                 return Ok(fits());
             }
-            if !self.compact_stretch()? {
+            if !self.move_stretch_for_room(None, || !fits())? {
                 // A read-only transaction ends soon, a scan may not.
                 let is_held = lock(&self.compaction.copied).is_some();
                 if !is_held || pauses == HELD_PAUSES {
@@ -323,12 +325,26 @@ impl Engine {
     /// asked for. False if there is nothing to give back.
     pub(crate) fn move_stretch(&self, caching: Option<&Caching>, is_due: impl Fn() -> bool) -> Result<bool> {
         let one = lock(&self.compaction.running);
-        if !is_due() {
-            return Ok(true);
+        if is_due() { self.move_stretch_now(&one, caching) } else { Ok(true) }
+    }
+
+    /// The same for who needs room, and looks again whether there is some: while others are at it he waits a little. Not at the lock: the driver, who does
+    /// one stretch after the other, has it again and again before somebody who sleeps there wakes up.
+    pub(crate) fn move_stretch_for_room(&self, caching: Option<&Caching>, is_due: impl Fn() -> bool) -> Result<bool> {
+        match try_lock(&self.compaction.running) {
+            Some(one) if is_due() => self.move_stretch_now(&one, caching),
+            Some(_) => Ok(true),
+            None => {
+                std::thread::sleep(STRETCH_PAUSE);
+                Ok(true)
+            }
         }
+    }
+
+    fn move_stretch_now(&self, one: &MutexGuard<'_, ()>, caching: Option<&Caching>) -> Result<bool> {
         let copied = *lock(&self.compaction.copied);
         if let Some(copied) = copied {
-            return self.give_back(&one, copied);
+            return self.give_back(one, copied);
         }
         if caching.is_some() && self.holds.is_any() {
             return Ok(false);
@@ -359,9 +375,9 @@ impl Engine {
                 }
                 let dead = (reached - from).saturating_sub(mover.moved + mover.expired) + mover.taken_back.get();
                 self.holds.set_copied(reached);
-                let given = self.give_back(&one, Copied { reached, moved: mover.moved, dead });
+                let given = self.give_back(one, Copied { reached, moved: mover.moved, dead });
                 // What could not be read is told when it is asked for.
-                let _ = self.shrink_index(&one);
+                let _ = self.shrink_index(one);
                 return given;
             }
             // A record longer than the stretch, unless it is the log's last or there is no room for its copy.
@@ -452,12 +468,12 @@ impl Engine {
 
     /// True if compaction would wait now: for another, an image or a backup.
     pub(crate) fn is_compaction_held(&self) -> bool {
-        self.compaction.running.try_lock().is_err()
+        try_lock(&self.compaction.running).is_none()
     }
 
     /// The driver's share of shrinking the index. True if there is more to do.
     pub(crate) fn shrink_index_if_due(&self) -> bool {
-        let Ok(running) = self.compaction.running.try_lock() else { return false };
+        let Some(running) = try_lock(&self.compaction.running) else { return false };
         // What could not be read is told when it is asked for.
         self.shrink_index(&running).unwrap_or(false)
     }

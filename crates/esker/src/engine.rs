@@ -21,7 +21,7 @@ use crate::recovery::Manner;
 use crate::snapshot::Holds;
 use crate::stats::{ExpiryStats, IndexStats, LoadStats, LogStats, MemoryStats, OperationStats, Stats};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, TryLockError};
 pub(crate) use crate::types::Layout;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -157,6 +157,15 @@ fn set(number: &AtomicU64, to: u64) {
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// The same if nobody holds it.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// What an engine is made of.

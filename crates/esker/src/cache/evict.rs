@@ -23,7 +23,7 @@ impl Engine {
         let has_room = || self.has_room(caching, bytes);
         let mut result = Ok(());
         while !has_room() && result.is_ok() {
-            result = match self.move_stretch(Some(caching), || !has_room()) {
+            result = match self.move_stretch_for_room(Some(caching), || !has_room()) {
                 Ok(true) => Ok(()),
                 Ok(false) if self.epochs.is_closed() => Err(Error::Closed),
                 Ok(false) => Err(Error::Full),
