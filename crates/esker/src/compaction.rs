@@ -31,7 +31,7 @@ use crate::cache::Caching;
 use crate::device::SECTOR_BYTES;
 use crate::engine::{Engine, Layout, lock, try_lock};
 use crate::epoch::Counter;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::index::Seen;
 use crate::log::{BLOCK_BYTES, NOWHERE, block_floor};
 use crate::manifest::State;
@@ -234,12 +234,20 @@ impl Engine {
         if self.check_writable().is_err() {
             return Ok(false);
         }
-        self.begin_if_told()?;
-        if self.is_compaction_due() {
-            return self.compact_stretch();
+        match self.try_running()? {
+            Some(one) => self.compact_if_due_now(&one),
+            None => Ok(false),
         }
-        self.rest_compaction();
-        Ok(false)
+    }
+
+    fn compact_if_due_now(&self, one: &MutexGuard<'_, ()>) -> Result<bool> {
+        self.begin_if_told(one)?;
+        let moved = if self.is_compaction_due() { self.move_stretch_now(one, None) } else { Ok(false) };
+        // Where a block cannot be read, too, or somebody holds what was superseded: those who write cannot help it.
+        if !matches!(moved, Ok(true)) {
+            self.rest_compaction();
+        }
+        moved
     }
 
     /// Nothing is due now.
@@ -257,26 +265,45 @@ impl Engine {
     /// For those who write then: a stretch, or a wait while others do one. Not for long, for it may be an image or a backup that holds compaction.
     pub(crate) fn help_compaction(&self) {
         for _ in 0..HELD_PAUSES {
-            if !self.is_compaction_held() {
-                // A failure to write is latched, and damage told to who reads it.
-                let _ = self.compact_if_due();
-                break;
+            match self.try_running() {
+                Ok(None) => std::thread::sleep(HELD_PAUSE),
+                Ok(Some(one)) => {
+                    // A failure to write is latched, and damage told to who reads it.
+                    let _ = self.compact_if_due_now(&one);
+                    break;
+                }
+                Err(_) => break,
             }
-            std::thread::sleep(HELD_PAUSE);
         }
     }
 
     /// The same, due or not.
     pub(crate) fn compact_once(&self) -> Result<bool> {
-        self.begin_if_told()?;
-        self.compact_stretch()
+        let one = self.running()?;
+        self.begin_if_told(&one)?;
+        self.move_stretch_now(&one, None)
     }
 
-    fn begin_if_told(&self) -> Result<()> {
+    fn begin_if_told(&self, one: &MutexGuard<'_, ()>) -> Result<()> {
         if self.is_told() {
-            self.begin_at_compacted(&lock(&self.compaction.running))?;
+            self.begin_at_compacted(one)?;
         }
         Ok(())
+    }
+
+    /// One at a time compacts, and none when the store is closed: then there is no line that could tell of the copies, and the files may be another's.
+    fn running(&self) -> Result<MutexGuard<'_, ()>> {
+        self.while_open(lock(&self.compaction.running))
+    }
+
+    /// The same if nobody does.
+    fn try_running(&self) -> Result<Option<MutexGuard<'_, ()>>> {
+        try_lock(&self.compaction.running).map(|one| self.while_open(one)).transpose()
+    }
+
+    /// The close takes the guard too, when the flag is up.
+    fn while_open<T>(&self, one: T) -> Result<T> {
+        if self.epochs.is_closed() { Err(Error::Closed) } else { Ok(one) }
     }
 
     /// Compacts once through all that was in the log when the call began; returns the bytes given back.
@@ -285,9 +312,9 @@ impl Engine {
         *lock(&self.compaction.pass) = Some(self.begin_pass());
         while self.log.bounds.compacted.load(Acquire) < until && self.compact_stretch()? {}
         if self.waiting_bytes() > 0 {
-            self.begin_at_compacted(&lock(&self.compaction.running))?;
+            self.begin_at_compacted(&self.running()?)?;
         }
-        while self.shrink_index(&lock(&self.compaction.running))? {}
+        while self.shrink_index(&self.running()?)? {}
         Ok(before.saturating_sub(self.log_extent() + self.waiting_bytes()))
     }
 
@@ -324,14 +351,14 @@ impl Engine {
     /// Gives the oldest stretch back, if that still `is_due` when nobody else does it; a cache drops from it what nobody
     /// asked for. False if there is nothing to give back.
     pub(crate) fn move_stretch(&self, caching: Option<&Caching>, is_due: impl Fn() -> bool) -> Result<bool> {
-        let one = lock(&self.compaction.running);
+        let one = self.running()?;
         if is_due() { self.move_stretch_now(&one, caching) } else { Ok(true) }
     }
 
     /// The same for who needs room, and looks again whether there is some: while others are at it he waits a little. Not at the lock: the driver, who does
     /// one stretch after the other, has it again and again before somebody who sleeps there wakes up.
     pub(crate) fn move_stretch_for_room(&self, caching: Option<&Caching>, is_due: impl Fn() -> bool) -> Result<bool> {
-        match try_lock(&self.compaction.running) {
+        match self.try_running()? {
             Some(one) if is_due() => self.move_stretch_now(&one, caching),
             Some(_) => Ok(true),
             None => {
@@ -473,7 +500,7 @@ impl Engine {
 
     /// The driver's share of shrinking the index. True if there is more to do.
     pub(crate) fn shrink_index_if_due(&self) -> bool {
-        let Some(running) = try_lock(&self.compaction.running) else { return false };
+        let Ok(Some(running)) = self.try_running() else { return false };
         // What could not be read is told when it is asked for.
         self.shrink_index(&running).unwrap_or(false)
     }

@@ -93,7 +93,7 @@ pub(crate) enum Counter {
 impl Counter {
     pub(crate) const COUNT: usize = 11;
     /// The first so many count what may be done at once. Models count gets alone.
-    const AT_ONCE: usize = if cfg!(loom) { 1 } else { Self::Append as usize };
+    const AT_ONCE: usize = if cfg!(loom) { 1 } else { Self::DeviceRead as usize };
 
     fn is_at_once(self) -> bool {
         (self as usize) < Self::AT_ONCE

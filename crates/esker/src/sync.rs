@@ -164,6 +164,8 @@ pub(crate) enum Rule {
     VersionStandsStill,
     /// Who latched a bytes record that he saw plain asks again whether it is.
     LatchedLooksAgain,
+    /// A bytes record is latched until its deletion is there.
+    DeletionIsLatched,
     /// Where keys have latches, a plain writer holds its key's.
     WritersLatch,
     /// A plain reader looks whether its key's latch is held.

@@ -351,3 +351,52 @@ fn every_append_is_counted_once() {
         assert_eq!(store.get(&7).unwrap().unwrap().len(), 360);
     }
 }
+
+/// What is written at once may be most of the memory that the log has: room was once never found beside the longest record so far.
+#[test]
+fn room_is_found_for_the_longest_values() {
+    let long = vec![7; 16 << 20];
+    let store: Store<u64, [u8]> = Options::new().memory("64MiB").open_temporary().unwrap();
+    for round in 0..2u64 {
+        let put_three = |tx: &mut esker::Transaction<'_, u64, [u8]>| (0..3).try_for_each(|n| tx.put(&(3 * round + n), &long));
+        store.transaction(put_three).unwrap();
+    }
+    // Less than one of them needs.
+    store.set_memory(16 << 20).unwrap();
+    for key in 100..20_000u64 {
+        store.put(&key, &[1; 1024]).unwrap();
+    }
+    assert!((0..6).all(|key| store.get(&key).unwrap().as_ref() == Some(&long)));
+    assert_eq!(store.get(&19_999).unwrap().unwrap(), [1; 1024]);
+    let error = store.put(&0, &long).unwrap_err();
+    assert!(matches!(error, Error::Invalid(_)), "{error}");
+}
+
+#[test]
+fn a_quarter_of_the_budget_fits_beside_an_index_of_half() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").open_temporary().unwrap();
+    let pairs: Vec<(u64, [u8; 1])> = (0..900_000).map(|n| (n, [n as u8])).collect();
+    store.put_many(&pairs).unwrap();
+    let longest = vec![3; 4 << 20];
+    for key in 0..4 {
+        store.put(&key, &longest).unwrap();
+    }
+    assert!((0..4).all(|key| store.get(&key).unwrap().as_ref() == Some(&longest)));
+    assert_eq!(store.get(&899_999).unwrap().unwrap(), [899_999u32 as u8]);
+}
+
+/// An index that has all of its share may be a little larger: for splits under way, and for what recovery finds.
+#[test]
+fn a_store_opens_with_a_little_less_memory_than_its_index_was_made_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |memory| -> Store<u64, u64> { Options::new().memory(memory).open(folder.path()).unwrap() };
+    let (store, keys) = (open("17MiB"), 1_600_000u64);
+    let pairs: Vec<(u64, u64)> = (0..keys).map(|key| (key, !key)).collect();
+    store.put_many(&pairs).unwrap();
+    assert!(store.stats().memory.index_bytes > 10 << 20, "the index has all of its share");
+    store.close().unwrap();
+    let store = open("16MiB");
+    assert!((0..keys).step_by(1009).all(|key| store.get(&key).unwrap() == Some(!key)));
+    store.put(&keys, &1).unwrap();
+    assert_eq!(store.get(&keys).unwrap(), Some(1));
+}

@@ -3,7 +3,7 @@
 #[path = "common/raise.rs"]
 mod raise;
 
-use esker::{Error, MemoryDevice, Options, Store};
+use esker::{Error, MemoryDevice, MemoryStorage, Options, Store};
 use raise::Raise;
 use std::path::Path;
 use std::sync::Arc;
@@ -459,4 +459,20 @@ fn what_values_outgrow_is_counted_with_its_room() {
     // Nothing else is left now.
     let live = store.stats().space.log_bytes;
     assert!(counted.abs_diff(live) < live / 50, "{counted} bytes were to live, {live} do");
+}
+
+/// A closed store took itself for a temporary one: it removed files without a line that told of the copies, which were in memory alone.
+#[test]
+fn a_closed_store_is_not_compacted() {
+    let files = Arc::new(MemoryStorage::new());
+    let open =
+        || -> Store<u64, [u8]> { Options::new().memory("16MiB").segment_bytes(1 << 20).background(false).open_in(files.clone()).unwrap() };
+    let store = open();
+    (0..1000u64).for_each(|key| store.put(&key, &[key as u8; 8192]).unwrap());
+    store.close().unwrap();
+    let error = store.compact().unwrap_err();
+    assert!(matches!(error, Error::Closed), "{error}");
+    drop(store);
+    let store = open();
+    assert!((0..1000u64).all(|key| store.get(&key).unwrap().is_some_and(|value| value == [key as u8; 8192])));
 }

@@ -14,7 +14,7 @@ use crate::sync::{Rule, broken, hint, thread};
 /// Models fill buckets with two, and leave five words alone.
 pub(super) const ENTRIES: usize = if cfg!(loom) { 2 } else { 7 };
 const LINK: usize = 7;
-const TAG_FIELD_BITS: u32 = 16;
+pub(super) const TAG_FIELD_BITS: u32 = 16;
 /// The address's lowest bit: all records of the entry's chain are of one key (`mod.rs`).
 pub(super) const SOLE: u64 = 1 << TAG_FIELD_BITS;
 /// The next one: a record of the chain was counted as if it had superseded another, and nobody knew.

@@ -7,7 +7,7 @@
 //! A reader may still be in a bucket that was freed: it finds no tag there (list numbers have none), and the moved
 //! version of its own bucket tells it to look again.
 
-use super::bucket::Bucket;
+use super::bucket::{Bucket, TAG_FIELD_BITS};
 use crate::error::Result;
 use crate::memory::Region;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -22,6 +22,11 @@ const SMALL_PAGE_BYTES: usize = 32 << 20;
 const NUMBERS: u64 = 1 << 30;
 const PREVIOUS: usize = 0;
 const NEXT: usize = 1;
+
+/// A number of the list as an entry's word: without a tag, so that a late reader takes it for an empty entry.
+fn untagged(number: u64) -> u64 {
+    number << TAG_FIELD_BITS
+}
 
 pub(super) struct Overflow {
     region: Region,
@@ -120,9 +125,9 @@ impl Overflow {
     fn enlist(&self, list: &mut List, number: u64) {
         let bucket = self.bucket(number);
         bucket.entry(PREVIOUS).store(0, Relaxed);
-        bucket.entry(NEXT).store(list.first, Relaxed);
+        bucket.entry(NEXT).store(untagged(list.first), Relaxed);
         if list.first != 0 {
-            self.bucket(list.first).entry(PREVIOUS).store(number, Relaxed);
+            self.bucket(list.first).entry(PREVIOUS).store(untagged(number), Relaxed);
         }
         list.first = number;
         list.count += 1;
@@ -130,14 +135,14 @@ impl Overflow {
 
     fn unlist(&self, list: &mut List, number: u64) {
         let bucket = self.bucket(number);
-        let (previous, next) = (bucket.entry(PREVIOUS).swap(0, Relaxed), bucket.entry(NEXT).swap(0, Relaxed));
+        let [previous, next] = [PREVIOUS, NEXT].map(|way| bucket.entry(way).swap(0, Relaxed) >> TAG_FIELD_BITS);
         if previous == 0 {
             list.first = next;
         } else {
-            self.bucket(previous).entry(NEXT).store(next, Relaxed);
+            self.bucket(previous).entry(NEXT).store(untagged(next), Relaxed);
         }
         if next != 0 {
-            self.bucket(next).entry(PREVIOUS).store(previous, Relaxed);
+            self.bucket(next).entry(PREVIOUS).store(untagged(previous), Relaxed);
         }
         list.count -= 1;
     }

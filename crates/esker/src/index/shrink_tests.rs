@@ -182,7 +182,7 @@ fn a_short_tag_keeps_its_hashes() {
     let long = hash(1 << 23);
     insert(&index, long, 8);
     // Stands for all of bucket 0 but that.
-    index.bucket(0).entry(1).store(super::entry_word(0b1000, 16), super::Release);
+    index.bucket(0).entry(1).store(super::bucket::entry_word(0b1000, 16), super::Release);
     let taken = hash(0);
     assert_eq!(index.lookup(taken).address(), 16);
     assert_eq!(index.shrink_by(u64::MAX, || {}), Err(Collision { chain: 16, onto: 8 }));

@@ -34,6 +34,14 @@ struct Group {
     firsts: [u64; GROUP],
 }
 
+impl Group {
+    /// A call took the long way: while a line's cut was being looked for it may have superseded the first record of its key, which lies above the cut and
+    /// is mutable again when that is known. For another pair of the same key it is not the newest any more.
+    fn forget_firsts(&mut self) {
+        self.firsts = [0; GROUP];
+    }
+}
+
 /// A key of a batch that waits for the device.
 struct ColdGet {
     key: usize,
@@ -94,13 +102,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::put`], the first one met; the pairs before it are in.
     pub fn put_many<Q: Borrow<K>, U: Borrow<V>>(&self, pairs: &[(Q, U)]) -> Result<()> {
         for part in pairs.chunks(GROUP) {
-            let group = self.fetch_group(part.iter().map(|(key, _)| key.borrow()));
+            let mut group = self.fetch_group(part.iter().map(|(key, _)| key.borrow()));
             if !Self::WORD {
                 for (i, (key, value)) in part.iter().enumerate() {
                     let (key, value) = (key.borrow().bytes(), Self::value_of_known_length(value.borrow().bytes()));
                     self.check_put(key, value)?;
                     if !self.put_fetched(group.firsts[i], key, group.hashes[i], value) {
                         self.put_bytes_slowly(key, group.hashes[i], value)?;
+                        group.forget_firsts();
                     }
                 }
                 continue;
@@ -118,6 +127,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
                 drop(pin);
                 self.put_word_slowly(key, hash, value)?;
+                group.forget_firsts();
                 pin = self.engine.epochs.pin()?;
             }
         }

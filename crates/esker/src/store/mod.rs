@@ -18,6 +18,8 @@
 //! `history.rs` reads older versions, `expire.rs` ends keys, `load.rs` loads what is missed, `promote.rs` keeps what a cache reads.
 
 mod batch;
+#[cfg(all(test, not(loom), not(shuttle)))]
+mod batch_tests;
 mod bytes;
 pub(crate) mod chain;
 mod cold;
@@ -43,8 +45,8 @@ use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::record::{ABSENT, KEY_BYTES_MAX, TOMBSTONE};
 use crate::stats::Stats;
-use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::AcqRel;
+use crate::sync::{Mutex, Rule, broken};
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
@@ -325,11 +327,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     fn delete_now(&self, first: u64, key: &[u8]) -> bool {
         let Some(pin) = self.engine.epochs.pin_to_write(Counter::Delete) else { return false };
         let Some(record) = self.mutable_record_of(first, key) else { return false };
+        // Held until the deletion is there: who supersedes the record meanwhile would not see it.
         let latched = (!Self::WORD).then(|| record.latch());
-        if latched.is_some_and(|latched| !latched.is_whole_truth()) {
+        if latched.as_ref().is_some_and(|latched| !latched.is_whole_truth()) {
             return false;
         }
+        let latched = latched.filter(|_| !broken(Rule::DeletionIsLatched));
         let was_there = record.header().fetch_or(TOMBSTONE, AcqRel) & ABSENT == 0;
+        drop(latched);
         pin.slot.count(Counter::DeadByte, if was_there { record.bytes(self.engine.layout) } else { 0 });
         was_there
     }

@@ -18,6 +18,8 @@ use crate::record::{self, ABSENT, NEVER, Record};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
 
+/// Longer records are not written under a bucket's latch.
+const WRITTEN_LATCHED_MAX: u64 = 4096;
 /// Entries a thread adds before it counts them for all, and pays for the index's growth.
 const ENTRIES_UNCOUNTED: u64 = 16;
 
@@ -119,6 +121,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     || self.frozen_record_of(at, key).is_some_and(|old| self.supersede_frozen(pin, &probe, (entry, at, old), key, value));
                 return self.put_at(at, key, value) || supersede();
             }
+            // Long ones are written before a bucket is latched.
+            _ if !Self::WORD && value.record_bytes(key) > WRITTEN_LATCHED_MAX => return false,
             Looked::Free(entry) => probe.claim(entry),
             Looked::Unclear => None,
         };
@@ -206,12 +210,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Found::Cold { own: Own::Unknown, .. } => Keys::Guessed,
             _ => Keys::Unknown,
         };
+        // Before others see it: who deletes it in place then counts it himself.
+        let dying = self.dying_bytes(found, record);
         match self.engine.index.publish(hash, seen, at, keys, &mut added, |address| record.set_previous(address)) {
             Published::Done => {
                 if added {
                     self.count_entry(pin);
                 }
-                pin.slot.count(Counter::DeadByte, self.dying_bytes(found, record));
+                pin.slot.count(Counter::DeadByte, dying);
                 return true;
             }
             Published::Changed => record.abandon(),

@@ -1,0 +1,93 @@
+//! The driver: a thread of the store's that does early what others would have to wait for.
+
+use super::{Engine, lock};
+use crate::commit::Durability;
+use crate::error::Result;
+use crate::sync::Mutex;
+use std::time::{Duration, Instant};
+
+const DRIVER_PAUSE: Duration = Duration::from_millis(1);
+/// After which a slot of the manifest speaks of lines that told of themselves.
+const SLOT_PAUSE: Duration = Duration::from_secs(1);
+/// Between two looks at how much has expired.
+const SAMPLE_PAUSE: Duration = Duration::from_millis(250);
+
+/// When a line was last drawn in the background, and a slot written for those that told of themselves.
+pub(super) struct Drawn {
+    line: Instant,
+    slot: Instant,
+}
+
+impl Drawn {
+    pub(super) fn now() -> Mutex<Self> {
+        Mutex::new(Self { line: Instant::now(), slot: Instant::now() })
+    }
+}
+
+impl Engine {
+    /// The driver thread's loop.
+    pub(crate) fn run_driver(&self) {
+        std::thread::scope(|scope| {
+            let named = || std::thread::Builder::new().name("esker-image".into());
+            // A failure is latched; without a thread there is no image, until one is due again.
+            self.drive(|| named().spawn_scoped(scope, || _ = self.take_image()).is_ok());
+        });
+    }
+
+    /// `take_image` takes one elsewhere: lines must not wait for it.
+    fn drive(&self, take_image: impl Fn() -> bool) {
+        let mut last_sample = Instant::now();
+        while !self.epochs.is_closed() {
+            self.share_budget();
+            if !self.is_in_memory() {
+                let guard = lock(&self.boundaries);
+                // A failure is latched; whoever writes hears of it.
+                let _ = self.shift_boundaries(&guard, 0);
+            }
+            self.draw_due_line();
+            if last_sample.elapsed() >= SAMPLE_PAUSE {
+                last_sample = Instant::now();
+                self.sample_expired();
+            }
+            // A failure is latched.
+            // A backup may hold it: lines must not wait for that.
+            let busy = !self.is_compaction_held() && self.reclaim_if_due().unwrap_or(false) | self.shrink_index_if_due();
+            if self.is_image_due() && !self.is_temporary() && self.check_writable().is_ok() {
+                self.images.announce(true);
+                if !take_image() {
+                    self.images.announce(false);
+                }
+            }
+            self.log.populate_ahead();
+            self.index.populate_ahead();
+            if !busy {
+                std::thread::park_timeout(DRIVER_PAUSE);
+            }
+        }
+    }
+
+    /// A line, if durability asks for one by now, and a slot that speaks of those that told of themselves.
+    pub(super) fn draw_due_line(&self) {
+        // Whoever is at it does it for all.
+        let Ok(mut drawn) = self.drawn.try_lock() else { return };
+        if let Durability::Every(interval) = self.durability
+            && drawn.line.elapsed() >= interval
+        {
+            drawn.line = Instant::now();
+            // A failure is latched; whoever writes hears of it.
+            let _ = self.commit();
+        }
+        if drawn.slot.elapsed() >= SLOT_PAUSE {
+            drawn.slot = Instant::now();
+            self.settle_line();
+        }
+    }
+
+    /// The driver's share of making space come back.
+    fn reclaim_if_due(&self) -> Result<bool> {
+        match &self.caching {
+            Some(caching) => self.evict_if_due(caching),
+            None => self.compact_if_due(),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! The index grows with those who add entries; it asks here for what it cannot know, the hashes of records.
+
+use super::{Engine, Layout};
+use crate::epoch::Pin;
+use crate::index::{Chain, Records};
+use crate::record::Record;
+use crate::sync::atomic::Ordering::*;
+
+impl Engine {
+    /// A thread counted some new index entries: the index grows by as much as they ask for.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn entries_added(&self, pin: &Pin<'_>) {
+        let added = pin.slot.entries.load(Relaxed);
+        pin.slot.entries.store(0, Relaxed);
+        if self.index.grow(added, &PinnedRecords(self)) {
+            self.share_budget();
+        }
+    }
+
+    /// Counts what recovery added, as `entries_added` does for everybody else.
+    pub(crate) fn entries_recovered(&self, pin: &Pin<'_>, added: bool) {
+        if added {
+            pin.slot.entries.store(1, Relaxed);
+            self.entries_added(pin);
+        }
+    }
+}
+
+/// The records that index entries point at, for a caller that holds a pin.
+struct PinnedRecords<'a>(&'a Engine);
+
+impl Records for PinnedRecords<'_> {
+    fn prefetch(&self, address: u64) {
+        crate::memory::prefetch(self.0.log.pointer(address));
+    }
+
+    fn chain(&self, address: u64) -> Chain {
+        let engine = self.0;
+        if address < engine.log.bounds.head.load(Acquire) {
+            return Chain::Unknown;
+        }
+        // SAFETY: `address >= head` was read under the caller's pin, and index entries hold published addresses only.
+        let record = unsafe { Record::new(engine.log.pointer(address)) };
+        if record.previous() != 0 {
+            return Chain::Unknown;
+        }
+        Chain::Alone(match engine.layout {
+            Layout::Word { key_bytes, .. } => engine.hash_of(record.word_key(key_bytes)),
+            Layout::Bytes => engine.hash_of(record.bytes_key()),
+        })
+    }
+}

@@ -1,0 +1,285 @@
+//! Room: one budget for the index and the log, and the boundaries that keep the log to its share.
+//!
+//! ```text
+//! begin ...... head ............ flushed <= safe_read_only <= read_only ............ tail
+//! | on the device | in memory, written  | frozen, to be written | fuzzy | mutable       |
+//! ```
+//! **Who needs room makes it**, under the lock of the boundaries: freeze, write, evict, each behind a drain. The driver does the same earlier. In memory
+//! compaction makes it, in a cache eviction. Each step is a sixteenth of the log's share.
+
+use super::{Engine, lock};
+use crate::error::{Error, Result};
+use crate::index::Index;
+use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, PIECE_BYTES, block_ceil, block_floor};
+use crate::sync::MutexGuard;
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+
+/// Buffers, slots, thread state: what is taken off the budget before log and index share it.
+pub(super) const FIXED_BYTES: u64 = 2 << 20;
+pub(crate) const BUDGET_BYTES_MIN: u64 = 16 << 20;
+/// With less a log on a device would do nothing but make room.
+const LOG_BYTES_MIN: u64 = BUDGET_BYTES_MIN / 4;
+/// With so much it works: for an index that is a little larger than its share, as splits under way and recovery may leave it.
+const LOG_BYTES_LEAST: u64 = LOG_BYTES_MIN / 4;
+const VALUE_BYTES_MAX: u64 = 16 << 20;
+/// What is written ahead of a line goes in steps of so much at most, some milliseconds each, and in so many rounds: in each less has come meanwhile.
+const FLUSH_STEP_MAX: u64 = 8 << 20;
+const FLUSH_ROUNDS: u32 = 4;
+
+impl Engine {
+    /// What the index and the rest leave for the log must suffice to work with.
+    pub(crate) fn check_index_fits(&self) -> Result<()> {
+        let (index, budget) = (self.index.bytes(), self.budget.load(Relaxed));
+        if index + FIXED_BYTES + LOG_BYTES_LEAST > budget {
+            return Err(Error::invalid(format!("the memory budget is below what this store's index needs budget={budget} index={index}")));
+        }
+        Ok(())
+    }
+
+    /// True if an index of this shape leaves enough for the rest.
+    pub(crate) fn fits_shape(&self, shape: u64) -> bool {
+        Index::buckets_of_shape(shape) * 64 + FIXED_BYTES + LOG_BYTES_LEAST <= self.budget.load(Relaxed)
+    }
+
+    pub(crate) fn value_bytes_max(&self) -> u64 {
+        VALUE_BYTES_MAX.min(self.budget.load(Relaxed) / 4)
+    }
+
+    pub(crate) fn set_budget(&self, bytes: u64) -> Result<()> {
+        check_budget(bytes)?;
+        let held =
+            self.index.bytes() + FIXED_BYTES + if self.is_in_memory() && self.caching.is_none() { self.log_bytes() } else { LOG_BYTES_MIN };
+        if bytes < held {
+            return Err(Error::invalid(format!("the memory budget is below what cannot be given back budget={bytes} held={held}")));
+        }
+        self.budget.store(bytes, Relaxed);
+        self.share_budget();
+        match &self.caching {
+            Some(caching) if self.is_in_memory() => self.evict_for(caching, 0),
+            _ if self.is_in_memory() => Ok(()),
+            _ => self.shift_boundaries(&lock(&self.boundaries), 0),
+        }
+    }
+
+    pub(crate) fn log_bytes(&self) -> u64 {
+        self.log.tail() - self.log.bounds.evicted.load(Acquire)
+    }
+
+    /// The log gets what the index and the rest leave. On a device the index may take three quarters, where that leaves the log room for some of
+    /// the largest values and to work with; half of it at any rate. An entry more spares device reads, and so does a cold record kept in memory; where
+    /// keys are more than entries, the entry spares more (`docs/performance.md`).
+    pub(crate) fn share_budget(&self) {
+        let budget = self.budget.load(Relaxed);
+        let index = self.index.bytes();
+        // A store in memory compacts into the reserve; on a device there is always room to be made.
+        let log = budget.saturating_sub(index + FIXED_BYTES);
+        let reserve = if self.is_in_memory() { (log / 32).max(512 << 10) } else { 0 };
+        set(&self.log.reserve, reserve);
+        set(&self.log.budget, log.saturating_sub(reserve));
+        // A cache makes room for its index.
+        let limit = if self.is_in_memory() && self.caching.is_some() {
+            budget / 2
+        } else if self.is_in_memory() {
+            // Not of the reserve: an index that grew into it once left a log of 74 % dead bytes without room for a stretch's copies.
+            let room = budget.saturating_sub(FIXED_BYTES + self.log_bytes() + index + reserve);
+            index + room / 2
+        } else {
+            let value = self.value_width.map_or_else(|| self.value_bytes_max(), |width| width as u64);
+            let left = budget.saturating_sub(FIXED_BYTES + LOG_BYTES_MIN + value * 5 / 2);
+            (budget / 4 * 3).min(left).max(budget / 2)
+        };
+        self.index.set_limit(limit);
+    }
+
+    /// Waits until `bytes` more can be allocated. Must not be called under a pin.
+    #[cold]
+    pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
+        if self.is_compaction_late() && !self.has_log_room(Self::with_piece(bytes)) {
+            self.help_compaction();
+        }
+        self.make_room_now(bytes)
+    }
+
+    /// The same for compaction itself.
+    fn make_room_now(&self, bytes: u64) -> Result<()> {
+        self.seekers.fetch_add(1, Relaxed);
+        let guard = lock(&self.boundaries);
+        self.seekers.fetch_sub(1, Relaxed);
+        if self.epochs.is_closed() {
+            return Err(Error::Closed);
+        }
+        self.share_budget();
+        let bytes = Self::with_piece(bytes);
+        let guard = match &self.caching {
+            Some(caching) => {
+                drop(guard);
+                self.evict_for(caching, bytes)?;
+                if self.is_in_memory() {
+                    // A listener or another thread may have been quicker: the caller tries again.
+                    return Ok(());
+                }
+                lock(&self.boundaries)
+            }
+            None => guard,
+        };
+        if self.has_log_room(bytes) {
+            return Ok(());
+        }
+        if self.is_in_memory() {
+            drop(guard);
+            return if self.reclaim(bytes)? { Ok(()) } else { Err(Error::Full) };
+        }
+        let most = self.log.budget.load(Relaxed);
+        if bytes > most {
+            return Err(Error::invalid(format!(
+                "what is written at once is more than the memory that the index leaves max={most} bytes={bytes}"
+            )));
+        }
+        self.shift_boundaries(&guard, bytes)?;
+        // The caller tries again, and comes back if others took the room.
+        Ok(())
+    }
+
+    fn has_log_room(&self, bytes: u64) -> bool {
+        self.log_bytes() + bytes <= self.log.budget.load(Relaxed)
+    }
+
+    /// A record of up to a quarter piece makes the thread take a whole one, which begins in the next block.
+    fn with_piece(bytes: u64) -> u64 {
+        bytes.next_multiple_of(BLOCK_BYTES).max(PIECE_BYTES) + BLOCK_BYTES
+    }
+
+    /// Waits for room for a copy that compaction makes, which in memory comes out of its reserve.
+    pub(crate) fn make_room_for_copy(&self, bytes: u64) -> Result<()> {
+        if self.is_in_memory() {
+            return Err(Error::Full);
+        }
+        self.make_room_now(bytes)
+    }
+
+    /// What the driver does in its loop, for where it is away longer: lines that are due; room for those who write, backed by memory.
+    /// Under no lock but compaction's.
+    pub(crate) fn keep_up(&self) {
+        if self.in_background {
+            self.draw_due_line();
+        }
+        let budget = self.log.budget.load(Relaxed);
+        // Half of what is spare is used up: each step is a drain, and pages given back are an interrupt to other processors.
+        let is_due = !self.is_in_memory() && self.log_bytes() + budget / 32 > budget;
+        if is_due && let Ok(guard) = self.boundaries.try_lock() {
+            // A failure is latched; whoever writes hears of it.
+            let _ = self.shift_boundaries(&guard, 0);
+        }
+        self.log.populate_ahead();
+    }
+
+    /// Freezes, writes and evicts so that the log keeps to its share with `room` bytes to spare. The driver's one step.
+    pub(super) fn shift_boundaries(&self, _: &MutexGuard<'_, ()>, room: u64) -> Result<()> {
+        self.check_writable()?;
+        let (bounds, budget) = (&self.log.bounds, self.log.budget.load(Relaxed));
+        // Boundaries lie between blocks.
+        let tail = block_floor(self.log.tail());
+        // Where those who write are to help compaction they get what they ask for and no more.
+        let spare = if self.is_compaction_late() { room } else { room.max(budget / 16) };
+        // What was backed ahead of the tail is there, though the budget may be lower since. It once was not counted: 8 MiB too many
+        // after 128 MiB had become 32.
+        let top = (tail + spare).max(bounds.populated.load(Relaxed));
+        let head = block_ceil(top.saturating_sub(budget));
+        // What begins below `head` may end so far above it, and must be written. Where somebody waits for more than lies below that, all is written.
+        let overlap = self.log.overlap_bytes();
+        let last = block_floor(tail.saturating_sub(overlap));
+        let (tail, overlap) = if room > 0 && head > last { (self.log.end_block(), 0) } else { (tail, overlap) };
+        let head = head.min(if overlap == 0 { tail } else { last });
+        let lag = budget / 8 * 7;
+        let read_only = bounds.read_only.load(Relaxed);
+        // Freezing goes in steps of a sixteenth: a drain each time, not each block.
+        let needed = block_ceil(head + overlap).min(tail);
+        let due = tail - read_only > lag || needed > bounds.flushed_until.load(Relaxed);
+        if due {
+            self.freeze(block_ceil((tail + budget / 16).saturating_sub(lag)).max(needed).min(tail).max(read_only));
+            self.flush()?;
+        }
+        self.evict(head.min(bounds.flushed_until.load(Relaxed)));
+        Ok(())
+    }
+
+    /// Writes, in steps, most of what a line would write at once, if those who write might have to wait for room meanwhile: between the steps
+    /// they get some. Where memory holds all, freezing early would only make updates copy more; and where somebody waits already, the device is
+    /// the bound, and one write after the other without steps is sooner done.
+    pub(crate) fn flush_ahead(&self) -> Result<()> {
+        let (bounds, budget) = (&self.log.bounds, self.log.budget.load(Relaxed));
+        let step = (budget / 16).min(FLUSH_STEP_MAX);
+        for _ in 0..FLUSH_ROUNDS {
+            let until = block_floor(self.log.tail());
+            let unwritten = || until.saturating_sub(bounds.flushed_until.load(Relaxed));
+            let room = budget.saturating_sub(self.log_bytes());
+            if unwritten() <= 2 * step || room >= unwritten() / 2 {
+                break;
+            }
+            while unwritten() > step {
+                if self.seekers.load(Relaxed) > 0 {
+                    return Ok(());
+                }
+                let guard = lock(&self.boundaries);
+                self.check_writable()?;
+                let to = block_floor(bounds.flushed_until.load(Relaxed) + step);
+                if to > bounds.safe_read_only.load(Relaxed) {
+                    self.freeze(to);
+                }
+                self.flush()?;
+                self.shift_boundaries(&guard, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody writes below `to`, where a block ends, when this returns.
+    pub(crate) fn freeze(&self, to: u64) {
+        debug_assert!(to.is_multiple_of(BLOCK_BYTES), "what is frozen is whole blocks");
+        let bounds = &self.log.bounds;
+        bounds.floor.store(to, SeqCst);
+        bounds.read_only.store(to, SeqCst);
+        self.epochs.drain();
+        bounds.safe_read_only.store(to, Release);
+    }
+
+    pub(crate) fn flush(&self) -> Result<()> {
+        self.flush_line(false)
+    }
+
+    /// Writes what is frozen; its end is that of a line that tells of itself, or not.
+    pub(crate) fn flush_line(&self, is_told: bool) -> Result<()> {
+        let bounds = &self.log.bounds;
+        let (from, to) = (bounds.flushed_until.load(Relaxed), bounds.safe_read_only.load(Relaxed));
+        // The bug that the rule "nothing below a cut is ever written again" excludes: the last block goes out once more.
+        let from = if cfg!(esker_planted_bug = "rewritten_tail") { from.saturating_sub(BLOCK_BYTES).max(FIRST_ADDRESS) } else { from };
+        self.log.flush(from, to, is_told).map_err(|error| self.latch(error))?;
+        bounds.flushed_until.store(to, Release);
+        Ok(())
+    }
+
+    pub(crate) fn evict(&self, to: u64) {
+        let bounds = &self.log.bounds;
+        if to > bounds.head.load(Relaxed) {
+            // Nobody looks below `near` without asking `head`.
+            bounds.near.fetch_max(to, SeqCst);
+            bounds.head.store(to, SeqCst);
+            self.epochs.drain();
+            self.log.release_below(to);
+        }
+    }
+}
+
+/// Most calls change nothing, and every operation reads what lies beside it.
+fn set(number: &AtomicU64, to: u64) {
+    if number.load(Relaxed) != to {
+        number.store(to, Relaxed);
+    }
+}
+
+pub(super) fn check_budget(bytes: u64) -> Result<()> {
+    if bytes < BUDGET_BYTES_MIN {
+        return Err(Error::invalid(format!("the memory budget is at least 16 MiB budget={bytes}")));
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! What `stats` shows.
+
+use super::room::FIXED_BYTES;
+use super::{Engine, lock};
+use crate::cache::Caching;
+use crate::epoch::Counter;
+use crate::record::Record;
+use crate::stats::{ExpiryStats, IndexStats, LoadStats, LogStats, MemoryStats, OperationStats, Stats};
+use crate::sync::atomic::Ordering::*;
+
+impl Engine {
+    pub(crate) fn stats(&self) -> Stats {
+        let bounds = &self.log.bounds;
+        let count = |what: Counter| self.epochs.slots().map(|slot| slot.counters[what as usize].load(Relaxed)).sum();
+        let (log_bytes, index_bytes) = (self.log_bytes(), self.index.bytes());
+        let waiting: u64 = self.epochs.slots().map(|slot| slot.entries.load(Relaxed)).sum();
+        let mut stats = Stats {
+            in_memory: self.is_in_memory(),
+            memory: MemoryStats {
+                budget_bytes: self.budget.load(Relaxed),
+                total_bytes: log_bytes + index_bytes + FIXED_BYTES,
+                log_bytes,
+                index_bytes,
+                fixed_bytes: FIXED_BYTES,
+            },
+            log: LogStats {
+                begin: bounds.begin.load(Relaxed),
+                head: bounds.head.load(Relaxed),
+                flushed_until: bounds.flushed_until.load(Relaxed),
+                safe_read_only: bounds.safe_read_only.load(Relaxed),
+                read_only: bounds.read_only.load(Relaxed).min(self.log.tail()),
+                tail: self.log.tail(),
+            },
+            space: self.space_stats(),
+            index: IndexStats {
+                buckets: self.index.buckets(),
+                entries: self.index.entries_with(waiting),
+                overflow_buckets: self.index.overflow_buckets(),
+                chain_lengths: self.sample_chains(),
+            },
+            operations: OperationStats {
+                gets: count(Counter::Get),
+                misses: count(Counter::Miss),
+                puts: count(Counter::Put),
+                rmws: count(Counter::Rmw),
+                appends: count(Counter::Append),
+                deletes: count(Counter::Delete),
+                transactions: count(Counter::Transaction),
+                conflicts: count(Counter::Conflict),
+                device_reads: count(Counter::DeviceRead),
+                promotions: count(Counter::Promotion),
+            },
+            expiry: ExpiryStats { expired_bytes: self.expiry.expired_bytes(), dropped_records: self.expiry.dropped.load(Relaxed) },
+            loads: LoadStats {
+                loads: self.loads.count.load(Relaxed),
+                failures: self.loads.failures.load(Relaxed),
+                nanoseconds: self.loads.nanoseconds.load(Relaxed),
+            },
+            cache: self.caching.as_ref().map(Caching::stats),
+            latched: lock(&self.latched).as_ref().map(ToString::to_string),
+            warnings: Vec::new(),
+        };
+        stats.warn(self.index.is_shared(), self.epochs.watch.long_pin());
+        stats
+    }
+
+    /// How many of some entries have a chain of one, two, ... records in memory.
+    fn sample_chains(&self) -> Vec<u64> {
+        let mut lengths = Vec::new();
+        let buckets = self.index.buckets();
+        for at in (0..buckets).step_by((buckets / 1024).max(1) as usize) {
+            let Ok(_pin) = self.epochs.pin() else { return lengths };
+            for address in self.index.addresses(at) {
+                let length = self.chain_length(address);
+                if length > 0 {
+                    lengths.resize(lengths.len().max(length), 0);
+                    lengths[length - 1] += 1;
+                }
+            }
+        }
+        lengths
+    }
+
+    /// Under a pin.
+    fn chain_length(&self, mut at: u64) -> usize {
+        let head = self.log.bounds.head.load(Acquire);
+        let mut length = 0;
+        while at != 0 && at >= head {
+            length += 1;
+            // SAFETY: `at >= head` under the caller's pin, and chains hold published addresses only.
+            at = unsafe { Record::new(self.log.pointer(at)) }.previous();
+        }
+        length
+    }
+}

@@ -1,0 +1,176 @@
+//! Entries change: under their bucket's latch.
+
+use super::bucket::{Bucket, GUESSED, MARKS, SOLE, address_of, entry_word, tag_of};
+use super::shape::Place;
+use super::{Index, Seen, TAG_BITS, match_bits, valid_bits};
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::{Rule, broken};
+
+/// What is known of the chain that a record to be published heads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keys {
+    /// Nothing.
+    Unknown,
+    /// Nothing, and it was counted as if there were another record of the key.
+    Guessed,
+    /// There is another record of the key in it.
+    OwnIsThere,
+    /// The record is alone in it.
+    OwnAlone,
+}
+
+/// How a publication ended.
+pub(crate) enum Published {
+    Done,
+    /// Someone else changed the entry: look again.
+    Changed,
+    /// The new address is below the entry's; chains must descend. Allocate again.
+    TooLow,
+}
+
+impl Index {
+    /// Adds an entry for a hash that none stands for. `make` makes the record once that is sure, `link_to` makes it lead to
+    /// the record of an entry that it has to share. True if there is an entry more; `None` if nothing was done, because
+    /// there is an entry, or `make` made nothing, or the record lies too low.
+    #[inline(never)]
+    pub(crate) fn add(&self, hash: u64, make: impl FnOnce() -> Option<u64>, link_to: impl FnOnce(u64, u64)) -> Option<bool> {
+        let place = self.latch(hash);
+        let added = self.add_latched(place, make, link_to);
+        self.bucket_at(place.offset).unlatch();
+        added
+    }
+
+    fn add_latched(&self, place: Place, make: impl FnOnce() -> Option<u64>, link_to: impl FnOnce(u64, u64)) -> Option<bool> {
+        if self.find(self.bucket_at(place.offset), place.tag()).is_some() && !broken(Rule::LookLatched) {
+            return None;
+        }
+        let at = make()?;
+        let mut added = false;
+        match self.add_entry(place, at, Keys::OwnAlone, &mut added, |previous| link_to(at, previous)) {
+            Published::Done => Some(added),
+            _ => None,
+        }
+    }
+
+    /// Points the entry of `hash` at the new record `at`, if it is still what `seen` saw.
+    /// `link_to` is called before publication when the record must also lead to an entry that it will share.
+    pub(crate) fn publish(&self, hash: u64, seen: &Seen, at: u64, keys: Keys, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
+        let place = self.latch(hash);
+        let outcome = self.publish_latched(place, seen, at, keys, added, link_to);
+        self.bucket_at(place.offset).unlatch();
+        outcome
+    }
+
+    /// Removes the entry of `hash`, which nobody needs any more, if it is still what `seen` saw; false if it is not. It stays if
+    /// a shorter one would stand for the hash then: that may lead to what this one superseded.
+    pub(crate) fn remove(&self, hash: u64, seen: &Seen) -> bool {
+        let place = self.latch(hash);
+        let bucket = self.bucket_at(place.offset);
+        let found = self.find(bucket, place.tag()).filter(|(_, word)| *word == seen.entry);
+        let is_last = self.matches(bucket, place.tag()) == 1;
+        if let (Some((slot, _)), true) = (found, is_last) {
+            slot.store(0, Release);
+            self.entries.0.fetch_add(1u64.wrapping_neg(), Relaxed);
+            if bucket.next() != 0 {
+                self.close_up(place.number());
+            }
+        }
+        bucket.unlatch();
+        found.is_some()
+    }
+
+    /// All records of the chain that begins at `head` were seen to be of one key.
+    pub(crate) fn confirm_sole(&self, hash: u64, head: u64) {
+        let place = self.latch(hash);
+        let bucket = self.bucket_at(place.offset);
+        if let Some((slot, word)) = self.find(bucket, place.tag()).filter(|(_, word)| address_of(*word) == head) {
+            // And where somebody guessed, he was right.
+            slot.store((word | SOLE) & !GUESSED, Release);
+        }
+        bucket.unlatch();
+    }
+
+    /// Whether it was right or wrong is known of a guess in the chain that begins at `head`. False if there is none any more.
+    pub(crate) fn settle_guess(&self, hash: u64, head: u64) -> bool {
+        let place = self.latch(hash);
+        let bucket = self.bucket_at(place.offset);
+        let guessed = self.find(bucket, place.tag()).filter(|(_, word)| address_of(*word) == head && word & GUESSED != 0);
+        if let Some((slot, word)) = guessed {
+            slot.store(word & !GUESSED, Release);
+        }
+        bucket.unlatch();
+        guessed.is_some()
+    }
+
+    /// How many entries stand for a full tag.
+    fn matches(&self, bucket: &Bucket, tag: u64) -> usize {
+        let slots = self.chain(bucket).flat_map(Bucket::entries);
+        slots.filter(|slot| match_bits(tag_of(slot.load(Relaxed)), tag).is_some()).count()
+    }
+
+    fn publish_latched(&self, place: Place, seen: &Seen, at: u64, keys: Keys, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
+        match self.find(self.bucket_at(place.offset), place.tag()) {
+            Some((_, word)) if address_of(word) != seen.address() && !broken(Rule::LookLatched) => Published::Changed,
+            Some((_, word)) if address_of(word) > at => Published::TooLow,
+            Some((slot, word)) => {
+                let marks = match keys {
+                    Keys::Unknown => word & GUESSED,
+                    Keys::Guessed => GUESSED,
+                    Keys::OwnIsThere => word & MARKS,
+                    Keys::OwnAlone => SOLE,
+                };
+                slot.store(entry_word(tag_of(word), at) | marks, Release);
+                Published::Done
+            }
+            None if seen.entry != 0 => Published::Changed,
+            None => self.add_entry(place, at, keys, added, link_to),
+        }
+    }
+
+    fn add_entry(&self, place: Place, at: u64, keys: Keys, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
+        if let Some(slot) = self.empty_entry(place.number()) {
+            let sole = if keys == Keys::OwnAlone { SOLE } else { 0 };
+            slot.store(entry_word(place.tag(), at) | sole, Release);
+            *added = true;
+            return Published::Done;
+        }
+        let (slot, common) = self.closest(self.bucket_at(place.offset), place.tag());
+        let word = slot.load(Relaxed);
+        if address_of(word) > at {
+            return Published::TooLow;
+        }
+        self.shared.store(true, Relaxed);
+        link_to(address_of(word));
+        let short = (1 << common) | (place.tag() & ((1 << common) - 1));
+        slot.store(entry_word(short, at) | word & GUESSED, Release);
+        Published::Done
+    }
+
+    pub(super) fn empty_entry(&self, at: u64) -> Option<&AtomicU64> {
+        let mut last = self.bucket(at);
+        for part in self.chain(last) {
+            let empty = part.tags().empty();
+            if empty != 0 {
+                return Some(part.entry_of(empty));
+            }
+            last = part;
+        }
+        let fresh = self.overflow.take(at, self.may_grow())?;
+        last.set_next(fresh);
+        Some(self.overflow.bucket(fresh).entry(0))
+    }
+
+    /// Of the entries with the most bits in common with `tag` the one with the shortest tag, and that number of bits.
+    fn closest<'a>(&'a self, bucket: &'a Bucket, tag: u64) -> (&'a AtomicU64, u32) {
+        let scored = self.chain(bucket).flat_map(Bucket::entries).map(|slot| {
+            let word = slot.load(Relaxed);
+            let bits = valid_bits(tag_of(word));
+            let common = (tag_of(word) ^ tag).trailing_zeros().min(bits);
+            (common, bits, slot)
+        });
+        let (common, _, slot) = scored
+            .reduce(|a, b| if (b.0, TAG_BITS - b.1) > (a.0, TAG_BITS - a.1) { b } else { a })
+            .unwrap_or_else(|| unreachable!("a bucket has seven entries"));
+        (slot, common)
+    }
+}

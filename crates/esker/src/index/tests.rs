@@ -1,0 +1,97 @@
+//! The index by itself.
+
+use super::*;
+
+fn mix(n: u64) -> u64 {
+    let x = u128::from(n ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93;
+    (x as u64) ^ (x >> 64) as u64
+}
+
+fn insert(index: &Index, hash: u64, at: u64) -> Option<u64> {
+    let seen = index.lookup(hash);
+    let mut linked = None;
+    let mut added = false;
+    assert!(matches!(index.publish(hash, &seen, at, Keys::Unknown, &mut added, |to| linked = Some(to)), Published::Done));
+    index.add_to_count(u64::from(added));
+    linked.or((seen.entry != 0).then_some(seen.address()))
+}
+
+struct Cold;
+
+impl Records for Cold {
+    fn prefetch(&self, _: u64) {}
+    fn chain(&self, _: u64) -> Chain {
+        Chain::Unknown
+    }
+}
+
+fn insert_growing(index: &Index, numbers: std::ops::Range<u64>, previous: &mut std::collections::HashMap<u64, Option<u64>>) {
+    for n in numbers {
+        previous.insert(n * 8, insert(index, mix(n), n * 8));
+        index.grow(0, &Cold);
+    }
+}
+
+fn all_reachable(index: &Index, numbers: std::ops::Range<u64>, previous: &std::collections::HashMap<u64, Option<u64>>) {
+    for n in numbers {
+        let mut at = Some(index.lookup(mix(n)).address());
+        while at != Some(n * 8) {
+            at = previous[&at.expect("the chain ends too early")];
+        }
+    }
+}
+
+#[test]
+fn entries_stay_reachable_while_the_table_grows() {
+    let index = Index::new().unwrap();
+    let mut previous = std::collections::HashMap::new();
+    insert_growing(&index, 1..60_000, &mut previous);
+    assert!(index.buckets() > 60_000 / 10, "{} buckets", index.buckets());
+    all_reachable(&index, 1..60_000, &previous);
+}
+
+/// As many come as go: overflow buckets are those that this many entries need, however long it goes on.
+#[test]
+fn where_as_many_go_as_come_overflow_stays_small() {
+    let index = Index::new().unwrap();
+    let mut previous = std::collections::HashMap::new();
+    const LIVE: u64 = 20_000;
+    insert_growing(&index, 1..LIVE, &mut previous);
+    let first = index.overflow_buckets();
+    for n in LIVE..40 * LIVE {
+        insert(&index, mix(n), n * 8);
+        let gone = mix(n - LIVE + 1);
+        let seen = index.lookup(gone);
+        // Two that share an entry went with the first.
+        assert!(seen.entry == 0 || index.remove(gone, &seen));
+    }
+    let (last, buckets) = (index.overflow_buckets(), index.buckets());
+    assert!(last < first + buckets / 4, "{first} overflow buckets, then {last}, of {buckets} buckets");
+}
+
+#[test]
+fn a_full_share_shortens_tags_and_loses_nothing() {
+    let index = Index::new().unwrap();
+    index.set_limit(1 << 15);
+    let mut previous = std::collections::HashMap::new();
+    insert_growing(&index, 1..20_000, &mut previous);
+    assert!(index.bytes() <= 1 << 15);
+    index.set_limit(u64::MAX);
+    while index.grow(0, &Cold) {}
+    all_reachable(&index, 1..20_000, &previous);
+}
+
+#[test]
+fn an_entry_costs_at_most_fifteen_and_a_half_bytes_at_any_size() {
+    let index = Index::new().unwrap();
+    let mut worst = (0.0, 0);
+    for n in 1..2_400_000u64 {
+        insert(&index, mix(n), n * 8);
+        index.grow(0, &Cold);
+        // In small tables the overflow pool's slack counts.
+        if n > 600_000 && index.bytes() as f64 / n as f64 > worst.0 {
+            worst = (index.bytes() as f64 / n as f64, n);
+        }
+    }
+    assert!(worst.0 < 15.5, "{} bytes an entry for {} entries", worst.0, worst.1);
+}
