@@ -1,6 +1,6 @@
 //! Every operation, in memory and spilling to a device, on both layouts; reopening keeps all.
 
-use esker::{Durability, Error, MemoryDevice, MemoryStorage, Options, Store, Warning};
+use esker::{Durability, Error, MemoryDevice, MemoryStorage, Options, Store, Strategy, Warning};
 use std::sync::Arc;
 
 const KEYS: u64 = 400_000;
@@ -370,6 +370,42 @@ fn room_is_found_for_the_longest_values() {
     assert_eq!(store.get(&19_999).unwrap().unwrap(), [1; 1024]);
     let error = store.put(&0, &long).unwrap_err();
     assert!(matches!(error, Error::Invalid(_)), "{error}");
+}
+
+/// Where a long value takes nearly all of the log's memory what lies before it goes to the device to its end, for gets and for a scan under way.
+#[test]
+fn what_gives_way_to_a_long_value_can_be_read() {
+    let long = vec![7; 4 << 20];
+    let store: Store<u64, [u8]> = Options::new().memory("64MiB").background(false).open_temporary().unwrap();
+    // The log's memory is less than the longest record so far.
+    store.put(&2_000_000, &[1; 16 << 20]).unwrap();
+    store.set_memory(17 << 20).unwrap();
+    let value = |key: u64| vec![key as u8; 1000 + key as usize % 37];
+    let (mut keys, put_some) = (0..0, |store: &Store<u64, [u8]>, keys: &mut std::ops::Range<u64>| {
+        keys.end += 300;
+        (keys.end - 300..keys.end).for_each(|key| store.put(&key, &value(key)).unwrap());
+    });
+    for round in 0..8 {
+        put_some(&store, &mut keys);
+        let (mut is_first, mut met) = (true, 0);
+        store
+            .scan()
+            .by(Strategy::ByLog)
+            .for_each(|key, found: &[u8]| {
+                if std::mem::take(&mut is_first) {
+                    // The last one needs room that the first one has in part.
+                    (0..4).for_each(|n| store.put(&(1_000_000 + n), &long[round..]).unwrap());
+                }
+                met += u64::from(key < 1_000_000 && found == value(key));
+            })
+            .unwrap();
+        assert_eq!(met, keys.end);
+        // The first of them begins where memory does not reach, and ends where it does.
+        assert!((0..4).all(|n| store.get(&(1_000_000 + n)).unwrap().as_deref() == Some(&long[round..])), "round {round}");
+        for key in keys.clone() {
+            assert!(store.get(&key).unwrap() == Some(value(key)), "key {key} after round {round}");
+        }
+    }
 }
 
 #[test]

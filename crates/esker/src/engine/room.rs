@@ -185,15 +185,17 @@ impl Engine {
         // after 128 MiB had become 32.
         let top = (tail + spare).max(bounds.populated.load(Relaxed));
         let head = block_ceil(top.saturating_sub(budget));
-        // What begins below `head` may end so far above it, and must be written. Where somebody waits for more than lies below that, all is written.
+        // What begins below `head` may end so far above it, and must be written.
         let overlap = self.log.overlap_bytes();
         let last = block_floor(tail.saturating_sub(overlap));
-        let (tail, overlap) = if room > 0 && head > last { (self.log.end_block(), 0) } else { (tail, overlap) };
-        let head = head.min(if overlap == 0 { tail } else { last });
+        // Where somebody waits for more than lies below that, all is written, to the end of a block: no record lies across that.
+        let is_all = room > 0 && head > last;
+        let (tail, head) = if is_all { (self.log.end_block(), head) } else { (tail, head.min(last)) };
+        let head = head.min(tail);
         let lag = budget / 8 * 7;
         let read_only = bounds.read_only.load(Relaxed);
         // Freezing goes in steps of a sixteenth: a drain each time, not each block.
-        let needed = block_ceil(head + overlap).min(tail);
+        let needed = if is_all { tail } else { block_ceil(head + overlap).min(tail) };
         let due = tail - read_only > lag || needed > bounds.flushed_until.load(Relaxed);
         if due {
             self.freeze(block_ceil((tail + budget / 16).saturating_sub(lag)).max(needed).min(tail).max(read_only));
