@@ -423,6 +423,7 @@ impl Engine {
         if self.is_in_memory() && to > bounds.safe_read_only.load(Relaxed) {
             self.freeze(to);
         } else if !self.is_in_memory() && to > bounds.flushed_until.load(Relaxed) {
+            self.check_writable()?;
             self.freeze(to.max(bounds.safe_read_only.load(Relaxed)));
             self.flush()?;
         }

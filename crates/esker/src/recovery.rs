@@ -324,7 +324,7 @@ impl Visitor for Joining<'_> {
                 self.count(&pin, record, added);
                 return Ok(());
             }
-            let Some(at) = self.engine.log.allocate(pin.slot, bytes.len() as u64) else {
+            let Some(at) = self.engine.allocate_copy(pin.slot, bytes.len() as u64) else {
                 drop(pin);
                 self.engine.make_room(bytes.len() as u64)?;
                 continue;

@@ -401,3 +401,16 @@ fn a_cache_says_full_while_a_scan_holds_it_and_drops_again_afterwards() {
         assert_eq!(store.get(&(next + 49_999)).unwrap().as_deref(), Some(&value_of(next + 49_999)[..]));
     }
 }
+
+/// Copies needed room in memory, for which a cache on a device drops its oldest: which is what the copies were made for, by the same thread.
+#[test]
+fn a_cache_on_a_device_that_is_full_can_be_compacted() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options::new().memory("16MiB").cache(Cache::new().disk("64MiB")).background(false);
+    let store: Store<u64, [u8]> = options.open(folder.path()).unwrap();
+    for round in 0..8u64 {
+        (0..2_500).for_each(|key| store.put(&(round * 2_500 + key), &[round as u8; 4_000]).unwrap());
+        store.compact().unwrap();
+    }
+    assert_eq!(store.get(&19_999).unwrap().unwrap(), [7; 4_000]);
+}

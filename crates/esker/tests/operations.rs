@@ -370,6 +370,10 @@ fn room_is_found_for_the_longest_values() {
     assert_eq!(store.get(&19_999).unwrap().unwrap(), [1; 1024]);
     let error = store.put(&0, &long).unwrap_err();
     assert!(matches!(error, Error::Invalid(_)), "{error}");
+    // What is there already is moved all the same.
+    (100..10_000u64).for_each(|key| assert!(store.delete(&key).unwrap()));
+    store.compact().unwrap();
+    assert!((0..6).all(|key| store.get(&key).unwrap().as_ref() == Some(&long)));
 }
 
 /// Where a long value takes nearly all of the log's memory what lies before it goes to the device to its end, for gets and for a scan under way.

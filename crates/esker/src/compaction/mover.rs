@@ -266,7 +266,7 @@ impl Mover<'_> {
     /// Appends a copy of a living record; false to look again.
     fn copy(&mut self, pin: Pin<'_>, at: u64, hash: u64, seen: &Seen, bytes: &[u8]) -> Result<bool> {
         let engine = self.engine;
-        let Some(to) = engine.log.allocate_from_reserve(pin.slot, bytes.len() as u64) else {
+        let Some(to) = engine.allocate_copy(pin.slot, bytes.len() as u64) else {
             drop(pin);
             engine.make_room_for_copy(bytes.len() as u64)?;
             return Ok(false);

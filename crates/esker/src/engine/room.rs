@@ -8,6 +8,7 @@
 //! compaction makes it, in a cache eviction. Each step is a sixteenth of the log's share.
 
 use super::{Engine, lock};
+use crate::epoch::Slot;
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, PIECE_BYTES, block_ceil, block_floor};
@@ -57,7 +58,7 @@ impl Engine {
         match &self.caching {
             Some(caching) if self.is_in_memory() => self.evict_for(caching, 0),
             _ if self.is_in_memory() => Ok(()),
-            _ => self.shift_boundaries(&lock(&self.boundaries), 0),
+            _ => self.shift_boundaries(&lock(&self.boundaries), 1),
         }
     }
 
@@ -97,18 +98,7 @@ impl Engine {
         if self.is_compaction_late() && !self.has_log_room(Self::with_piece(bytes)) {
             self.help_compaction();
         }
-        self.make_room_now(bytes)
-    }
-
-    /// The same for compaction itself.
-    fn make_room_now(&self, bytes: u64) -> Result<()> {
-        self.seekers.fetch_add(1, Relaxed);
-        let guard = lock(&self.boundaries);
-        self.seekers.fetch_sub(1, Relaxed);
-        if self.epochs.is_closed() {
-            return Err(Error::Closed);
-        }
-        self.share_budget();
+        let guard = self.seek_room()?;
         let bytes = Self::with_piece(bytes);
         let guard = match &self.caching {
             Some(caching) => {
@@ -122,12 +112,37 @@ impl Engine {
             }
             None => guard,
         };
-        if self.has_log_room(bytes) {
-            return Ok(());
-        }
-        if self.is_in_memory() {
+        if self.is_in_memory() && !self.has_log_room(bytes) {
             drop(guard);
             return if self.reclaim(bytes)? { Ok(()) } else { Err(Error::Full) };
+        }
+        self.make_log_room(&guard, bytes)
+    }
+
+    /// Waits for room for a copy that compaction makes, which in memory comes out of its reserve. A cache on a device drops nothing for it: that would be
+    /// compaction again.
+    pub(crate) fn make_room_for_copy(&self, bytes: u64) -> Result<()> {
+        if self.is_in_memory() {
+            return Err(Error::Full);
+        }
+        self.make_log_room(&self.seek_room()?, Self::with_piece(bytes))
+    }
+
+    fn seek_room(&self) -> Result<MutexGuard<'_, ()>> {
+        self.seekers.fetch_add(1, Relaxed);
+        let guard = lock(&self.boundaries);
+        self.seekers.fetch_sub(1, Relaxed);
+        if self.epochs.is_closed() {
+            return Err(Error::Closed);
+        }
+        self.share_budget();
+        Ok(guard)
+    }
+
+    /// The caller tries again then, and comes back if others took the room.
+    fn make_log_room(&self, guard: &MutexGuard<'_, ()>, bytes: u64) -> Result<()> {
+        if self.has_log_room(bytes) {
+            return Ok(());
         }
         let most = self.log.budget.load(Relaxed);
         if bytes > most {
@@ -135,9 +150,14 @@ impl Engine {
                 "what is written at once is more than the memory that the index leaves max={most} bytes={bytes}"
             )));
         }
-        self.shift_boundaries(&guard, bytes)?;
-        // The caller tries again, and comes back if others took the room.
-        Ok(())
+        self.shift_boundaries(guard, bytes)
+    }
+
+    /// A place for a copy of a record that is there. One that was written with more memory than there is now goes over the budget until it is written again.
+    pub(crate) fn allocate_copy(&self, slot: &Slot, bytes: u64) -> Option<u64> {
+        let is_too_long = || !self.is_in_memory() && Self::with_piece(bytes) > self.log.budget.load(Relaxed);
+        let anyway = || if is_too_long() { self.log.allocate_anyway(slot, bytes) } else { None };
+        self.log.allocate_from_reserve(slot, bytes).or_else(anyway)
     }
 
     fn has_log_room(&self, bytes: u64) -> bool {
@@ -147,14 +167,6 @@ impl Engine {
     /// A record of up to a quarter piece makes the thread take a whole one, which begins in the next block.
     fn with_piece(bytes: u64) -> u64 {
         bytes.next_multiple_of(BLOCK_BYTES).max(PIECE_BYTES) + BLOCK_BYTES
-    }
-
-    /// Waits for room for a copy that compaction makes, which in memory comes out of its reserve.
-    pub(crate) fn make_room_for_copy(&self, bytes: u64) -> Result<()> {
-        if self.is_in_memory() {
-            return Err(Error::Full);
-        }
-        self.make_room_now(bytes)
     }
 
     /// What the driver does in its loop, for where it is away longer: lines that are due; room for those who write, backed by memory.
@@ -189,7 +201,7 @@ impl Engine {
         let overlap = self.log.overlap_bytes();
         let last = block_floor(tail.saturating_sub(overlap));
         // Where somebody waits for more than lies below that, all is written, to the end of a block: no record lies across that.
-        let is_all = room > 0 && head > last;
+        let is_all = room > 0 && (tail + room).saturating_sub(budget) > last;
         let (tail, head) = if is_all { (self.log.end_block(), head) } else { (tail, head.min(last)) };
         let head = head.min(tail);
         let lag = budget / 8 * 7;

@@ -359,7 +359,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// background, when the log is longer than its target; other operations go on meanwhile. Returns the bytes given back.
     ///
     /// # Errors
-    /// `Io`, `Corruption` for a damaged block, by address; `Full` for a store in memory without room to move anything.
+    /// `Io`, `Corruption` for a damaged block, by address; `Full` for a store in memory without room to move anything; `Closed`.
     pub fn compact(&self) -> Result<u64> {
         self.engine.compact_all()
     }
