@@ -71,7 +71,7 @@ fn slack(segment_bytes: u64) -> u64 {
 }
 
 /// Where the block of an address begins on the device.
-fn sectors(address: u64) -> u64 {
+pub(crate) fn sectors(address: u64) -> u64 {
     address / BLOCK_BYTES * SECTOR_BYTES as u64
 }
 

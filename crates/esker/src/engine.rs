@@ -181,6 +181,9 @@ impl Engine {
             engine.share_budget();
             engine.rest_compaction();
         }
+        if let Some(caching) = &engine.caching {
+            engine.limit_log(caching);
+        }
         Ok(engine)
     }
 

@@ -164,6 +164,11 @@ pub(crate) fn write(storage: &dyn Storage, number: u64, store_id: u64, index: &I
     Ok(())
 }
 
+/// What an image takes of the device now, about: a word for each bucket and each entry.
+pub(crate) fn bytes_of(index: &Index) -> u64 {
+    (index.buckets() + index.entries()) * WORD as u64
+}
+
 /// Refuses the image `number` unless it is whole.
 pub(crate) fn check(storage: &dyn Storage, number: u64, store_id: u64) -> Result<()> {
     let mut pieces = Pieces::open(storage, number, store_id)?;

@@ -68,6 +68,8 @@ pub(crate) struct Log {
     pub(crate) bounds: Bounds,
     /// Bytes of `[evicted, tail)` that may be backed.
     pub(crate) budget: AtomicU64,
+    /// A cache's tail goes no further: its device has room for no more.
+    pub(crate) limit: AtomicU64,
     /// Bytes that were left unused at the ends of blocks: dead, like the rest of a piece.
     pub(crate) left_bytes: AtomicU64,
     /// No record of this opening has more.
@@ -142,6 +144,7 @@ impl Log {
                 tail: Tail(at()),
             },
             budget: AtomicU64::new(0),
+            limit: AtomicU64::new(u64::MAX),
             left_bytes: AtomicU64::new(0),
             longest: AtomicU64::new(PIECE_RECORD_MAX),
             reserve: AtomicU64::new(0),
@@ -236,18 +239,18 @@ impl Log {
             slot.cursor.store(cursor + bytes, Relaxed);
             return Some(cursor);
         }
-        self.allocate_piece(slot, bytes, 0)
+        self.allocate_piece(slot, bytes, None)
     }
 
     /// As [`Log::allocate`], for a copy that compaction makes.
     pub(crate) fn allocate_from_reserve(&self, slot: &Slot, bytes: u64) -> Option<u64> {
-        self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, self.reserve.load(Relaxed)))
+        self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, Some(self.reserve.load(Relaxed))))
     }
 
     /// As [`Log::allocate`], over the budget if need be: for who can neither wait nor go back.
     #[cold]
     pub(crate) fn allocate_anyway(&self, slot: &Slot, bytes: u64) -> Option<u64> {
-        self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, u64::MAX / 2))
+        self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, Some(u64::MAX / 2)))
     }
 
     /// So far above `head` may end what begins below it and is read from the device at once: a record, or what a scan reads from somewhere in
@@ -263,20 +266,20 @@ impl Log {
     }
 
     /// After a line records are claimed one by one at first, then in pieces each twice as long as what came before: a commit
-    /// for every write must not fill the log with what it leaves unused.
+    /// for every write must not fill the log with what it leaves unused. `beyond`: so far above the budget, and above the limit.
     #[cold]
     #[inline(never)]
-    fn allocate_piece(&self, slot: &Slot, bytes: u64, reserve: u64) -> Option<u64> {
+    fn allocate_piece(&self, slot: &Slot, bytes: u64, beyond: Option<u64>) -> Option<u64> {
         if bytes > PIECE_RECORD_MAX {
             self.longest.fetch_max(bytes, Relaxed);
-            return self.claim(bytes.next_multiple_of(BLOCK_BYTES), BLOCK_BYTES, reserve);
+            return self.claim(bytes.next_multiple_of(BLOCK_BYTES), BLOCK_BYTES, beyond);
         }
         let was_full = slot.cursor.load(Relaxed) >= self.bounds.floor.load(Acquire);
         let before = if was_full { slot.piece_bytes.load(Relaxed) } else { 0 };
         let is_single = SINGLY_BYTES > 0 && (before == 0 || before + bytes <= SINGLY_BYTES);
         let longer = (before * 2).max(bytes).next_multiple_of(BLOCK_BYTES).clamp(FIRST_PIECE_BYTES, PIECE_BYTES);
         let (piece, align) = if is_single { (bytes, 1) } else { (longer, BLOCK_BYTES) };
-        let at = self.claim(piece, align, reserve)?;
+        let at = self.claim(piece, align, beyond)?;
         // What is left of the last one is dead. With many lines that is more than all that is written.
         slot.count(Counter::DeadByte, slot.end.load(Relaxed).saturating_sub(slot.cursor.load(Relaxed)));
         slot.piece_bytes.store(if is_single { before + bytes } else { piece }, Relaxed);
@@ -292,12 +295,13 @@ impl Log {
     }
 
     /// `bytes` of the tail, from a multiple of `align` on.
-    fn claim(&self, bytes: u64, align: u64, reserve: u64) -> Option<u64> {
+    fn claim(&self, bytes: u64, align: u64, beyond: Option<u64>) -> Option<u64> {
         loop {
             let tail = self.tail();
             let at = tail.next_multiple_of(align);
             let to = at + bytes;
-            if to - self.bounds.evicted.load(Acquire) > self.budget.load(Relaxed) + reserve {
+            let is_over_limit = beyond.is_none() && to > self.limit.load(Relaxed);
+            if is_over_limit || to - self.bounds.evicted.load(Acquire) > self.budget.load(Relaxed) + beyond.unwrap_or(0) {
                 return None;
             }
             // The last block that it reaches into must lie before the region's end as a whole.

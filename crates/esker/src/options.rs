@@ -273,7 +273,10 @@ impl Options {
             Some(manifest) => manifest,
             None if has_lived(&*storage)? => return Err(Error::corruption("there is a store but no manifest")),
             None => {
-                let segment_bytes = self.segment_bytes.unwrap_or_else(|| segment_bytes_for(self.memory.as_ref().map_or(0, |bytes| *bytes)));
+                let memory = self.memory.as_ref().map_or(0, |bytes| *bytes);
+                // A cache drops whole files.
+                let bound = self.cache.as_ref().and_then(Cache::disk_bytes).map_or(memory, |disk| disk.min(memory));
+                let segment_bytes = self.segment_bytes.unwrap_or_else(|| segment_bytes_for(bound));
                 Manifest::create(&*storage, Identity::random()?, types, segment_bytes, FIRST_ADDRESS, Index::new()?.shape_word())?
             }
         };

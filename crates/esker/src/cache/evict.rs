@@ -1,9 +1,11 @@
 //! Dropping the oldest stretch: by the driver ahead of need, by whoever needs room when the driver is late.
 
 use super::Caching;
-use crate::device::SECTOR_BYTES;
+use crate::compaction::sectors;
+use crate::device::{SECTOR_BYTES, ZEROS_BYTES_MAX};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::image;
 use crate::log::BLOCK_BYTES;
 use crate::sync::atomic::Ordering::*;
 
@@ -15,6 +17,11 @@ const SPARE_BYTES_MAX: u64 = 16 << 20;
 /// longer way), or all but the oldest quarter where a read is promoted at once.
 const NEAR_SIXTEENTHS: u64 = 1;
 const NEAR_SIXTEENTHS_ON_DISK: u64 = 12;
+/// A store that is opened with less disk than it was made for has files and an index that are not made for it; still the log gets some.
+const DEAD_PART_MAX: u64 = 8;
+const IMAGES_PART_MAX: u64 = 2;
+/// The first and the last of the log, images, manifest, scars.
+const OTHER_FILES: u64 = 8;
 
 impl Engine {
     /// Drops what is oldest until `bytes` more fit. Not under a pin nor with a lock held.
@@ -30,6 +37,7 @@ impl Engine {
                 Err(error) => Err(error),
             };
         }
+        self.limit_log(caching);
         caching.tell();
         result
     }
@@ -39,11 +47,22 @@ impl Engine {
         self.move_near(caching);
         let spare = (self.room_bytes(caching) / SPARE_PART).min(SPARE_BYTES_MAX);
         if self.has_room(caching, spare) || self.check_writable().is_err() {
+            self.limit_log(caching);
             return Ok(false);
         }
         let dropped = self.move_stretch(Some(caching), || !self.has_room(caching, spare));
+        self.limit_log(caching);
         caching.tell();
         dropped
+    }
+
+    /// Whoever would write more than the device has room for asks for some.
+    pub(crate) fn limit_log(&self, caching: &Caching) {
+        if !caching.is_in_memory() {
+            let tail = self.log.tail();
+            let room = caching.disk_bytes.saturating_sub(self.disk_bytes_taken(caching, tail));
+            self.log.limit.store(tail + room / SECTOR_BYTES as u64 * BLOCK_BYTES, Relaxed);
+        }
     }
 
     /// How much is dropped at once: on a device it costs two syncs.
@@ -56,8 +75,19 @@ impl Engine {
     }
 
     fn has_room(&self, caching: &Caching, bytes: u64) -> bool {
-        let taken = if caching.is_in_memory() { self.log_bytes() } else { self.log_extent() / BLOCK_BYTES * SECTOR_BYTES as u64 };
+        let taken = if caching.is_in_memory() { self.log_bytes() } else { self.disk_bytes_taken(caching, self.log.tail()) };
         taken + bytes <= self.room_bytes(caching)
+    }
+
+    /// Bytes of the device when the log is there up to `tail`: files that go as a whole, each with a sector for the file system, zeros ahead of short
+    /// writes, and two images of the index while one takes the other's place.
+    fn disk_bytes_taken(&self, caching: &Caching, tail: u64) -> u64 {
+        let begin = sectors(self.log.bounds.begin.load(Relaxed));
+        let log = sectors(tail).saturating_sub(begin);
+        let dead = begin.checked_rem(self.segment_bytes).unwrap_or(0).min(caching.disk_bytes / DEAD_PART_MAX);
+        let files = log.checked_div(self.segment_bytes).unwrap_or(0) + OTHER_FILES;
+        let images = (2 * image::bytes_of(&self.index)).min(caching.disk_bytes / IMAGES_PART_MAX);
+        log + dead + files * SECTOR_BYTES as u64 + images + ZEROS_BYTES_MAX
     }
 
     /// Where reads begin to be noticed follows the tail.

@@ -90,11 +90,15 @@ impl Cache {
         Self::default()
     }
 
-    /// The log may take this much of a disk, at least 64 MiB; a stretch more while one is dropped.
+    /// The directory may take this much of a disk, at least 64 MiB: the log, in whole files, and images of the index.
     #[must_use]
     pub fn disk(mut self, bytes: impl ByteCount) -> Self {
         self.disk = Some(bytes.byte_count());
         self
+    }
+
+    pub(crate) fn disk_bytes(&self) -> Option<u64> {
+        self.disk.as_ref()?.as_ref().ok().copied()
     }
 
     /// `listener` is told of pairs that leave: their key, value, and why. Each pair at most once; not of those that were replaced or
