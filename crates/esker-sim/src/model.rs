@@ -84,6 +84,8 @@ pub enum Operation {
     PutTtl(Bytes, Bytes, u64),
     /// Ends a key so many milliseconds from now.
     EndAfter(Bytes, u64),
+    /// Reads a value, and puts its end off until so many milliseconds from now.
+    Renew(Bytes, u64),
     /// Takes the end of a key back.
     Persist(Bytes),
     /// Asks how long a key stays.
@@ -116,6 +118,7 @@ impl std::fmt::Debug for Operation {
             Operation::DeleteMany(k) => write!(f, "DeleteMany(of {})", k.len()),
             Operation::PutTtl(k, v, ms) => write!(f, "PutTtl({}, {}, {ms})", brief(k), brief(v)),
             Operation::EndAfter(k, ms) => write!(f, "EndAfter({}, {ms})", brief(k)),
+            Operation::Renew(k, ms) => write!(f, "Renew({}, {ms})", brief(k)),
             Operation::Persist(k) => write!(f, "Persist({})", brief(k)),
             Operation::Ttl(k) => write!(f, "Ttl({})", brief(k)),
             Operation::Pass(ms) => write!(f, "Pass({ms})"),
@@ -251,6 +254,13 @@ impl Model {
                     self.end(key, *ms);
                 }
                 Outcome::Flag(was_there)
+            }
+            Operation::Renew(key, ms) => {
+                if let Some(end) = self.ends.get_mut(key).filter(|end| **end < self.now + ms) {
+                    // An eighth of the time too late, and no oftener than that.
+                    *end = self.now + ms + ms / 8;
+                }
+                Outcome::Value(self.map.get(key).cloned())
             }
             Operation::Persist(key) => Outcome::Flag(self.ends.remove(key).is_some()),
             Operation::Ttl(key) => Outcome::Left(self.map.get(key).map(|_| self.ends.get(key).map(|end| end - self.now))),
@@ -481,8 +491,9 @@ impl Generator {
         match self.random.random_range(0..100) {
             0..35 => Operation::PutTtl(self.key(), self.value(), ms),
             35..55 => Operation::EndAfter(self.key(), ms),
-            55..65 => Operation::Persist(self.key()),
-            65..80 => Operation::Ttl(self.key()),
+            55..62 => Operation::Persist(self.key()),
+            62..72 => Operation::Renew(self.key(), ms),
+            72..82 => Operation::Ttl(self.key()),
             _ => Operation::Pass(self.random.random_range(0..100)),
         }
     }

@@ -57,6 +57,8 @@ pub trait Subject: Send + Sync {
     fn put_ttl(&self, key: &[u8], value: &[u8], ttl: Duration) -> Result<()>;
     /// Ends a key so long from now.
     fn end_after(&self, key: &[u8], span: Duration) -> Result<bool>;
+    /// Reads a value and puts its end off.
+    fn renew(&self, key: &[u8], ttl: Duration) -> Result<Option<Bytes>>;
     /// Takes the end of a key back.
     fn persist(&self, key: &[u8]) -> Result<bool>;
     /// How many milliseconds a key stays.
@@ -123,6 +125,7 @@ pub fn apply(subject: &dyn Subject, layout: Layout, operation: &Operation) -> Re
         Operation::DeleteMany(keys) => Outcome::Count(subject.delete_many(keys)?),
         Operation::PutTtl(key, value, ms) => done(subject.put_ttl(key, value, Duration::from_millis(*ms))?),
         Operation::EndAfter(key, ms) => Outcome::Flag(subject.end_after(key, Duration::from_millis(*ms))?),
+        Operation::Renew(key, ms) => Outcome::Value(subject.renew(key, Duration::from_millis(*ms))?),
         Operation::Persist(key) => Outcome::Flag(subject.persist(key)?),
         Operation::Ttl(key) => Outcome::Left(subject.ttl(key)?),
         Operation::Pass(ms) => {
@@ -315,6 +318,10 @@ macro_rules! subject {
 
             fn end_after(&self, key: &[u8], span: Duration) -> Result<bool> {
                 self.0.expire_at(&$to_key(key), self.1.now() + span)
+            }
+
+            fn renew(&self, key: &[u8], ttl: Duration) -> Result<Option<Bytes>> {
+                Ok(self.0.get_and_renew(&$to_key(key), ttl)?.map(|v| v.seen()))
             }
 
             fn persist(&self, key: &[u8]) -> Result<bool> {

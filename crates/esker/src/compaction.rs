@@ -398,7 +398,7 @@ impl Engine {
             let reached = mover.ended_at.unwrap_or(reached);
             if reached > from {
                 if let Some(caching) = caching {
-                    caching.adapt(mover.moved, reached - from);
+                    caching.adapt(reached - from);
                 }
                 let dead = (reached - from).saturating_sub(mover.moved + mover.expired) + mover.taken_back.get();
                 self.holds.set_copied(reached);

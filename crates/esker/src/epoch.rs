@@ -510,7 +510,7 @@ fn register_thread() -> usize {
     index
 }
 
-#[cfg(loom)]
+#[cfg(all(loom, test))]
 pub(crate) fn set_thread_index(to: usize) {
     INDEX.with(|index| index.set(to));
 }

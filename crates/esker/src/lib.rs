@@ -81,6 +81,6 @@ pub use options::{ByteCount, Options};
 pub use scan::ParIter;
 pub use scan::{Cursor, Iter, Page, Plan, Scan, Strategy};
 pub use stats::{CacheStats, ExpiryStats, IndexStats, LoadStats, LogStats, MemoryStats, OperationStats, SpaceStats, Stats, Warning};
-pub use store::{ReadTransaction, Store, Transaction, Ttl, Version};
+pub use store::{Loading, ReadTransaction, Store, Transaction, Ttl, Version};
 pub use types::{Key, Value};
 pub use verify::{Verification, verify, verify_in};

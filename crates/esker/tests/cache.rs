@@ -3,7 +3,7 @@
 mod common;
 
 use common::block_on;
-use esker::{Cache, Error, Eviction, ManualClock, Options, Store};
+use esker::{Cache, Error, Eviction, Loading, ManualClock, Options, Store, Ttl};
 use std::collections::HashMap;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -324,6 +324,173 @@ fn futures_load_once_and_a_dropped_one_leaves_it_to_another() {
     });
     assert!(loads.load(SeqCst) <= 2);
     assert_eq!(block_on(store.get_or_insert_with_async(&1, load)).unwrap(), [7]);
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn timed() -> (Arc<ManualClock>, Store<u64, u64>) {
+    let clock = Arc::new(ManualClock::default());
+    (clock.clone(), options().clock(clock).background(false).in_memory().unwrap())
+}
+
+/// By both faces.
+fn load_by(
+    is_async: bool,
+    store: &Store<u64, u64>,
+    key: u64,
+    loading: &Loading,
+    brings: Result<Option<u64>, &'static str>,
+) -> Result<Option<u64>, Error> {
+    if is_async {
+        block_on(store.get_or_load_async(&key, loading, || async { brings }))
+    } else {
+        store.get_or_load(&key, loading, || brings)
+    }
+}
+
+#[test]
+fn what_is_loaded_stays_as_long_as_it_is_to() {
+    for is_async in [false, true] {
+        let (clock, store) = timed();
+        let loading = Loading::new().ttl(SECOND * 10).renew_ahead(SECOND * 4).absent_ttl(SECOND * 2);
+        let load = |key, brings| load_by(is_async, &store, key, &loading, brings);
+        assert_eq!(load(1, Ok(Some(7))).unwrap(), Some(7));
+        assert_eq!(load(1, Err("is there")).unwrap(), Some(7));
+        clock.advance(SECOND * 6 - Duration::from_millis(1));
+        assert_eq!(load(1, Err("not due yet")).unwrap(), Some(7));
+        // Due: a failure lets it rest for a sixteenth of what is left to be ahead, and reaches nobody.
+        clock.advance(Duration::from_millis(1));
+        assert_eq!(load(1, Err("no connection")).unwrap(), Some(7));
+        assert_eq!(load(1, Ok(Some(0))).unwrap(), Some(7));
+        assert_eq!((store.stats().loads.loads, store.stats().loads.failures), (2, 1));
+        clock.advance(Duration::from_millis(251));
+        assert_eq!(load(1, Ok(Some(8))).unwrap(), Some(8));
+        assert_eq!(store.ttl(&1).unwrap(), Some(Ttl::Left(SECOND * 10)));
+        // What is over is missed, whatever rests.
+        clock.advance(SECOND * 10 - Duration::from_millis(1));
+        assert_eq!(load(1, Err("no connection")).unwrap(), Some(8));
+        clock.advance(Duration::from_millis(1));
+        assert!(matches!(load(1, Err("no connection")), Err(Error::Load(_))));
+        assert_eq!(load(1, Ok(None)).unwrap(), None);
+        // Absence is known for a while; who must have a value loads it all the same, and then there is one.
+        clock.advance(SECOND * 2 - Duration::from_millis(1));
+        assert_eq!(load(1, Ok(Some(9))).unwrap(), None);
+        assert_eq!(store.get_or_insert_with(&1, || Ok::<_, Error>(9)).unwrap(), 9);
+        assert_eq!(load(1, Ok(Some(0))).unwrap(), Some(9));
+        assert!(store.delete(&1).unwrap());
+        clock.advance(Duration::from_millis(1));
+        assert_eq!(load(1, Ok(Some(10))).unwrap(), Some(10));
+        // What is gone at its source goes when it is due.
+        clock.advance(SECOND * 7);
+        assert_eq!(load(1, Ok(None)).unwrap(), None);
+        assert!(!store.contains(&1).unwrap());
+        // Without a time to be absent it is asked for each time.
+        let plain = Loading::new();
+        assert_eq!(load_by(is_async, &store, 2, &plain, Ok(None)).unwrap(), None);
+        assert_eq!(load_by(is_async, &store, 2, &plain, Ok(Some(3))).unwrap(), Some(3));
+        assert_eq!(store.ttl(&2).unwrap(), Some(Ttl::Forever));
+    }
+}
+
+/// While one loads anew the others have what is there, and do not wait.
+#[test]
+fn one_loads_anew_and_nobody_waits() {
+    let (clock, store) = timed();
+    let loading = Loading::new().ttl(SECOND * 10).renew_ahead(SECOND * 4);
+    let get = |load: &dyn Fn() -> u64| store.get_or_load(&1, &loading, || Ok::<_, Error>(Some(load()))).unwrap();
+    get(&|| 7);
+    clock.advance(SECOND * 8);
+    let renewed = get(&|| {
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| assert_eq!(get(&|| unreachable!("somebody does")), Some(7)));
+            }
+        });
+        // Not even who loads, should he ask.
+        assert_eq!(get(&|| unreachable!("we do")), Some(7));
+        // Once the end has come there is nothing to have: the next one waits for what comes.
+        clock.advance(SECOND * 2);
+        assert_eq!(store.get(&1).unwrap(), None);
+        8
+    });
+    assert_eq!((renewed, get(&|| unreachable!("it is new"))), (Some(8), Some(8)));
+}
+
+#[test]
+fn ends_are_spread() {
+    let (_, store) = timed();
+    let loading = Loading::new().ttl(SECOND * 1000).jitter(0.5);
+    let left: Vec<u64> = (0..1000)
+        .map(|key| {
+            store.get_or_load(&key, &loading, || Ok::<_, Error>(Some(key))).unwrap();
+            let Some(Ttl::Left(left)) = store.ttl(&key).unwrap() else { panic!("no end") };
+            left.as_secs()
+        })
+        .collect();
+    assert!(left.iter().all(|left| (500..=1000).contains(left)));
+    for tenth in 0..10 {
+        let count = left.iter().filter(|left| (**left - 500) / 51 == tenth).count();
+        assert!((60..160).contains(&count), "{count} of 1000 in tenth {tenth}");
+    }
+    // What is no part is none, or all.
+    for part in [f64::NAN, -1.0, f64::INFINITY] {
+        let ttl = Loading::new().ttl(Duration::MAX).jitter(part);
+        assert_eq!(store.get_or_load(&2000, &ttl, || Ok::<_, Error>(Some(1))).unwrap(), Some(1));
+        store.delete(&2000).unwrap();
+    }
+}
+
+/// What costs more to load stays longer, though it is read as often; what is pinned stays unread; what is worth nothing goes though it is read.
+#[test]
+fn what_is_worth_more_stays_longer() {
+    for background in [true, false] {
+        let worth = |key: &[u8], value: &[u8]| {
+            assert_eq!(value, value_of(u64::from_le_bytes(key.try_into().unwrap())));
+            match key[0] {
+                0 => f64::INFINITY,
+                1 => 0.0,
+                2 => 10.0,
+                // Without a message for each.
+                3 => std::panic::resume_unwind(Box::new("swallowed")),
+                _ => 1.0,
+            }
+        };
+        let store: Pages = Options::new().memory(BUDGET).cache(Cache::new().worth(worth)).background(background).in_memory().unwrap();
+        let mut random = Random(7);
+        // Of the first 60,000 keys, which are twice what fits, each is read as often as any other; those with a 0 never.
+        let (mut hits, mut asked) = ([0; 5], [0; 5]);
+        for key in 0..60_000u64 {
+            store.put(&key, &value_of(key)).unwrap();
+        }
+        for round in 0..600_000 {
+            let key = random.below(60_000);
+            let class = (key % 256).min(4) as usize;
+            if class == 0 {
+                continue;
+            }
+            let is_hit = store.get(&key).unwrap().is_some();
+            if !is_hit {
+                store.put(&key, &value_of(key)).unwrap();
+            }
+            if round > 200_000 {
+                (hits[class], asked[class]) = (hits[class] + u32::from(is_hit), asked[class] + 1);
+            }
+        }
+        let part = |class: usize| f64::from(hits[class]) / f64::from(asked[class]);
+        let parts: Vec<f64> = (1..5).map(part).collect();
+        assert!((0..60_000).step_by(256).all(|key| store.get(&key).unwrap().is_some()), "a pinned pair is gone");
+        assert!(parts[0] < parts[3] - 0.05 && parts[1] > parts[3] + 0.1 && (parts[2] - parts[3]).abs() < 0.1, "{parts:?}");
+    }
+}
+
+/// More than fits cannot be pinned: it remains a cache.
+#[test]
+fn a_cache_of_pinned_pairs_goes_on() {
+    let store: Pages = Options::new().memory(BUDGET).cache(Cache::new().worth(|_, _| f64::INFINITY)).background(false).in_memory().unwrap();
+    (0..200_000).for_each(|key| store.put(&key, &value_of(key)).unwrap());
+    let held = (0..200_000).filter(|key| store.get(key).unwrap().is_some()).count();
+    assert!(held > 20_000 && store.stats().cache.unwrap().evictions > 100_000, "{held}");
+    assert_eq!(store.get(&199_999).unwrap(), Some(value_of(199_999)));
 }
 
 /// Names and bytes. A file may go while they are looked at.

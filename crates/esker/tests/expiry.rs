@@ -8,8 +8,8 @@ use raise::Raise;
 use std::borrow::Borrow;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -251,6 +251,101 @@ fn every_call_keeps_or_takes_the_end<T: Kind>() {
     }
 }
 
+/// What is read stays, what is not read goes, wherever it lies; and what has no end, or a later one, keeps it.
+fn reads_put_an_end_off<T: Kind>() {
+    for place in PLACES {
+        let trial = Trial::<T>::new(place);
+        for n in 0..PAIRS {
+            match n % 4 {
+                3 => trial.store.put(T::key(n).borrow(), T::value(n).borrow()).unwrap(),
+                2 => trial.put(n, SECOND * 100),
+                _ => trial.put(n, SECOND * 8),
+            }
+        }
+        trial.settle();
+        let renew =
+            |n: usize| trial.store.get_and_renew(T::key(n).borrow(), SECOND * 8).unwrap().map(|value| value.borrow().bytes().to_vec());
+        for _ in 0..3 {
+            trial.clock.advance(SECOND * 6);
+            for n in (0..PAIRS).filter(|n| n % 4 != 1) {
+                assert_eq!(renew(n).as_deref(), Some(T::value(n).borrow().bytes()), "{place:?} {n}");
+            }
+        }
+        for n in 0..PAIRS {
+            let want = match n % 4 {
+                3 => Some(Ttl::Forever),
+                2 => Some(Ttl::Left(SECOND * 82)),
+                1 => None,
+                _ => Some(Ttl::Left(SECOND * 9)),
+            };
+            assert_eq!((trial.ttl(n), renew(n).is_some()), (want, want.is_some()), "{place:?} {n}");
+        }
+        // Not written again before it is nearer than that.
+        trial.clock.advance(SECOND);
+        assert!(renew(0).is_some());
+        assert_eq!(trial.ttl(0), Some(Ttl::Left(SECOND * 8)));
+        trial.clock.advance(Duration::from_millis(1));
+        assert!(renew(0).is_some());
+        assert_eq!(trial.ttl(0), Some(Ttl::Left(SECOND * 9)));
+        trial.clock.advance(SECOND * 9);
+        assert_eq!(renew(0), None);
+    }
+}
+
+/// A clock that at one of its calls lets another thread do something first.
+#[derive(Debug)]
+struct Intruder {
+    now: SystemTime,
+    calls_left: AtomicU64,
+    at: Barrier,
+}
+
+impl esker::Clock for Intruder {
+    fn now(&self) -> SystemTime {
+        if self.calls_left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)) == Ok(1) {
+            self.at.wait();
+            self.at.wait();
+        }
+        self.now
+    }
+}
+
+/// A value that came meanwhile, for ever, gets no end from who renews that of the one before.
+#[test]
+fn what_is_put_meanwhile_keeps_no_end() {
+    let clock = Arc::new(Intruder { now: SystemTime::UNIX_EPOCH + SECOND, calls_left: AtomicU64::new(0), at: Barrier::new(2) });
+    let store: Store<u64, u64> = Options::new().memory("16MiB").clock(clock.clone()).background(false).in_memory().unwrap();
+    let mut intrusions = 0;
+    for call in 1.. {
+        store.put_with_ttl(&1, &1, SECOND * 10).unwrap();
+        clock.calls_left.store(call, SeqCst);
+        let has_come = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                clock.at.wait();
+                if !has_come.load(SeqCst) {
+                    intrusions += 1;
+                    store.put(&1, &2).unwrap();
+                }
+                clock.at.wait();
+            });
+            store.get_and_renew(&1, SECOND * 20).unwrap();
+            if clock.calls_left.swap(0, SeqCst) > 0 {
+                // No call so late.
+                has_come.store(true, SeqCst);
+                clock.at.wait();
+                clock.at.wait();
+            }
+        });
+        if has_come.into_inner() {
+            assert_eq!(store.ttl(&1).unwrap(), Some(Ttl::Left(SECOND * 45 / 2)));
+            break;
+        }
+        assert_eq!((store.get(&1).unwrap(), store.ttl(&1).unwrap()), (Some(2), Some(Ttl::Forever)), "at call {call}");
+    }
+    assert!(intrusions > 2, "{intrusions}");
+}
+
 /// What expired is gone for good, and with it its space; what lies behind it does not come back.
 fn compaction_drops_what_expired<T: Kind>() {
     for place in PLACES {
@@ -313,6 +408,7 @@ macro_rules! in_every_layout {
 in_every_layout!(
     every_call_sees_the_end,
     every_call_keeps_or_takes_the_end,
+    reads_put_an_end_off,
     compaction_drops_what_expired,
     a_reopened_store_knows_every_end
 );

@@ -125,6 +125,7 @@ fn end_step(random: &mut ChaCha8Rng, layout: Layout, number: u64) -> Step {
         0..4 => Operation::PutTtl(key, value(random, layout, number), ms),
         4..6 => Operation::EndAfter(key, ms),
         6 => Operation::Persist(key),
+        7 => Operation::Renew(key, ms),
         _ => Operation::Pass(ms),
     })
 }

@@ -3,6 +3,9 @@
 //! Whoever asks first *leads*: it loads, puts, and lands. Who asks meanwhile *waits*, on a condition variable or as a future, and
 //! gets a copy of what landed, value or failure. A leader that is gone without landing (a panic, a future dropped) lands `Lost`:
 //! who waited asks again, and one of them leads. The table is striped by hash; nothing is held while anybody loads.
+//!
+//! **Rests**: nobody loads a key for a while, because it was found to have no value, or because to load it anew failed. A hint, of which there is
+//! room for a mebibyte in all; when a stripe's part is full, those that are over go, and if that is not enough half of the others.
 
 use crate::engine::lock;
 use crate::error::{Error, Result};
@@ -17,17 +20,38 @@ use std::thread::{self, ThreadId};
 
 const STRIPES: usize = 64;
 
-type Stripe = Mutex<HashMap<Box<[u8]>, Arc<Flight>>>;
+/// What the rests of a stripe may take, and what one does besides its key.
+const RESTS_BYTES_MAX: usize = (1 << 20) / STRIPES;
+const REST_BYTES: usize = 64;
+
+#[derive(Default)]
+struct Board {
+    flights: HashMap<Box<[u8]>, Arc<Flight>>,
+    rests: HashMap<Box<[u8]>, (Rest, u64)>,
+    rests_bytes: usize,
+}
+
+type Stripe = Mutex<Board>;
 
 /// The table of loads.
 pub(crate) struct Flights {
     stripes: Box<[Stripe]>,
 }
 
+/// Why nobody loads a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Rest {
+    /// There is no value.
+    Absent,
+    /// There is one still, and to load it anew failed.
+    Failed,
+}
+
 /// What a flight brought.
 #[derive(Clone)]
 pub(crate) enum Landed {
     Value(Arc<[u8]>),
+    Absent,
     Failed(Error),
     /// Nobody knows: ask again.
     Lost,
@@ -60,36 +84,83 @@ pub(crate) struct Lead<'f> {
 
 impl Flights {
     pub(crate) fn new() -> Self {
-        Self { stripes: (0..STRIPES).map(|_| Mutex::new(HashMap::new())).collect() }
+        Self { stripes: (0..STRIPES).map(|_| Mutex::default()).collect() }
+    }
+
+    fn stripe(&self, hash: u64) -> &Stripe {
+        &self.stripes[(hash >> 48) as usize % STRIPES]
     }
 
     /// Takes part in the load of a key.
     pub(crate) fn join(&self, key: &[u8], hash: u64) -> Joined<'_> {
-        let stripe = &self.stripes[(hash >> 48) as usize % STRIPES];
-        let mut flights = lock(stripe);
-        if let Some(flight) = flights.get(key) {
+        let stripe = self.stripe(hash);
+        let mut board = lock(stripe);
+        if let Some(flight) = board.flights.get(key) {
             return Joined::Waits(flight.clone());
         }
         let flight = Arc::new(Flight { state: Waited::default(), came: Condvar::new(), leader: thread::current().id() });
-        flights.insert(key.into(), flight.clone());
+        board.flights.insert(key.into(), flight.clone());
         Joined::Leads(Lead { stripe, key: key.into(), flight })
+    }
+
+    /// True if nobody loads this key now, for this reason.
+    pub(crate) fn rests(&self, key: &[u8], hash: u64, why: Rest, now: u64) -> bool {
+        lock(self.stripe(hash)).rests.get(key).is_some_and(|(rest, until)| *rest == why && *until > now)
+    }
+}
+
+impl Board {
+    fn rest(&mut self, key: &[u8], why: Rest, now: u64, until: u64) {
+        let bytes = |key: &[u8]| key.len() + REST_BYTES;
+        if self.rests_bytes + bytes(key) > RESTS_BYTES_MAX {
+            self.rests.retain(|_, (_, until)| *until > now);
+            let mut count = 0;
+            self.rests_bytes = self.rests.keys().map(|key| bytes(key)).sum();
+            if self.rests_bytes + bytes(key) > RESTS_BYTES_MAX / 2 {
+                self.rests.retain(|_, _| {
+                    count += 1;
+                    count % 2 == 0
+                });
+                self.rests_bytes = self.rests.keys().map(|key| bytes(key)).sum();
+            }
+        }
+        // A key of 64 KiB does without.
+        if self.rests_bytes + bytes(key) <= RESTS_BYTES_MAX && self.rests.insert(key.into(), (why, until)).is_none() {
+            self.rests_bytes += bytes(key);
+        }
+    }
+
+    fn rest_no_more(&mut self, key: &[u8]) {
+        if self.rests.remove(key).is_some() {
+            self.rests_bytes -= key.len() + REST_BYTES;
+        }
     }
 }
 
 impl Lead<'_> {
-    /// Brings everybody the value, or the failure, and gives it back.
-    pub(crate) fn finish<V: Value + ?Sized, O: Borrow<V>>(self, result: Result<O>) -> Result<O> {
+    /// Brings everybody the value, that there is none, or the failure, and gives it back.
+    pub(crate) fn finish<V: Value + ?Sized, O: Borrow<V>>(self, result: Result<Option<O>>) -> Result<Option<O>> {
         self.flight.land(match &result {
-            Ok(value) => Landed::Value(value.borrow().bytes().into()),
+            Ok(Some(value)) => Landed::Value(value.borrow().bytes().into()),
+            Ok(None) => Landed::Absent,
             Err(error) => Landed::Failed(error.clone()),
         });
         result
+    }
+
+    /// Nobody loads the key until then, from now on; or anybody does again.
+    pub(crate) fn set_rest(&self, rest: Option<(Rest, u64)>, now: u64) {
+        let mut board = lock(self.stripe);
+        match rest {
+            Some((why, until)) => board.rest(&self.key, why, now, until),
+            None => board.rest_no_more(&self.key),
+        }
     }
 }
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
-        lock(self.stripe).remove(&self.key);
+        lock(self.stripe).flights.remove(&self.key);
         self.flight.land(Landed::Lost);
     }
 }
@@ -131,5 +202,35 @@ impl Flight {
             Poll::Pending
         })
         .await
+    }
+}
+
+#[cfg(all(test, not(loom), not(shuttle)))]
+mod tests {
+    use super::*;
+
+    /// Whatever rests, it takes no more than its part; and what came last is there.
+    #[test]
+    fn rests_keep_to_their_room() {
+        let mut board = Board::default();
+        for n in 0..100_000u64 {
+            let key = vec![n as u8; (n % 300) as usize].into_iter().chain(n.to_le_bytes()).collect::<Vec<u8>>();
+            board.rest(&key, Rest::Absent, 0, 1);
+            assert!(board.rests.contains_key(&*key) && board.rests_bytes <= RESTS_BYTES_MAX);
+            assert_eq!(board.rests_bytes, board.rests.keys().map(|key| key.len() + REST_BYTES).sum::<usize>(), "{n}");
+            if n % 3 == 0 {
+                board.rest_no_more(&key);
+                board.rest_no_more(&key);
+            }
+        }
+        // What is over goes first.
+        board.rests.clear();
+        board.rests_bytes = 0;
+        (0..40u64).for_each(|n| board.rest(&n.to_le_bytes(), Rest::Failed, 0, 1 + n / 20));
+        (0..1000u64).for_each(|n| board.rest(&(100 + n).to_le_bytes(), Rest::Absent, 1, 1));
+        let is_there = |n: u64| board.rests.contains_key(&n.to_le_bytes()[..]);
+        assert!((0..20).all(|n| !is_there(n)) && (20..40).all(is_there));
+        board.rest(&[0; 64 << 10], Rest::Absent, 1, 2);
+        assert!(board.rests_bytes <= RESTS_BYTES_MAX);
     }
 }

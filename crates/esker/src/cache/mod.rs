@@ -25,7 +25,7 @@
 mod evict;
 mod flights;
 
-pub(crate) use flights::{Flights, Joined, Landed};
+pub(crate) use flights::{Flights, Joined, Landed, Lead, Rest};
 
 use crate::engine::lock;
 use crate::error::{Error, Result};
@@ -62,6 +62,7 @@ pub enum Eviction {
 }
 
 type Listener = Arc<dyn Fn(&[u8], &[u8], Eviction) + Send + Sync>;
+type Worth = Arc<dyn Fn(&[u8], &[u8]) -> f64 + Send + Sync>;
 
 /// What makes a store a cache: it holds as much as there is room for, and drops what is old and unread for what is new.
 ///
@@ -81,6 +82,7 @@ type Listener = Arc<dyn Fn(&[u8], &[u8], Eviction) + Send + Sync>;
 pub struct Cache {
     disk: Option<Result<u64>>,
     listener: Option<Listener>,
+    worth: Option<Worth>,
 }
 
 impl Cache {
@@ -94,6 +96,32 @@ impl Cache {
     #[must_use]
     pub fn disk(mut self, bytes: impl ByteCount) -> Self {
         self.disk = Some(bytes.byte_count());
+        self
+    }
+
+    /// What a pair, of this key and value, is worth, to all others: 1 is ordinary. A cache in memory keeps a pair as if it had been read so many times as
+    /// often as it was; so say what it costs to load it anew, or that, to its length. What is worth 0 goes when its round is over, and what
+    /// is worth `f64::INFINITY` stays (is pinned) though nobody reads it, unless all that stays would leave too little room: an eighth of the whole.
+    ///
+    /// It is asked when a pair's round is over, by whatever thread needs the room: keep it short. It must not use the store, which refuses. A panic in it is
+    /// swallowed, and counts as 1. A cache over a device drops whole files in their order, and does not ask.
+    ///
+    /// # Examples
+    /// ```
+    /// use esker::{Cache, Options, Store};
+    ///
+    /// let worth = |key: &[u8], _: &[u8]| if key.starts_with(b"config/") { f64::INFINITY } else { 1.0 };
+    /// let pages: Store<str, [u8]> = Options::new().memory("16MiB").cache(Cache::new().worth(worth)).in_memory()?;
+    /// pages.put("config/title", b"Esker")?;
+    /// for n in 0..100_000 {
+    ///     pages.put(&format!("page/{n}"), &[0; 500])?;
+    /// }
+    /// assert!(pages.contains("config/title")? && !pages.contains("page/0")?);
+    /// # Ok::<(), esker::Error>(())
+    /// ```
+    #[must_use]
+    pub fn worth(mut self, worth: impl Fn(&[u8], &[u8]) -> f64 + Send + Sync + 'static) -> Self {
+        self.worth = Some(Arc::new(worth));
         self
     }
 
@@ -115,7 +143,11 @@ impl Cache {
 
 impl fmt::Debug for Cache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cache").field("disk", &self.disk).field("listens", &self.listener.is_some()).finish()
+        f.debug_struct("Cache")
+            .field("disk", &self.disk)
+            .field("listens", &self.listener.is_some())
+            .field("weighs", &self.worth.is_some())
+            .finish()
     }
 }
 
@@ -126,15 +158,48 @@ struct Departed {
     why: Eviction,
 }
 
+/// So much may be kept of a stretch, and what earlier ones might have kept and did not, or less by what they kept beyond it.
+#[derive(Default)]
+struct Allowance {
+    /// As an `i64`.
+    spared: AtomicU64,
+    /// Bytes of this stretch.
+    used: AtomicU64,
+}
+
+impl Allowance {
+    fn bytes(&self, stretch: u64) -> u64 {
+        (stretch / 8 * KEPT_EIGHTHS_MAX).saturating_add_signed(self.spared.load(Relaxed) as i64)
+    }
+
+    fn is_used_up(&self, stretch: u64) -> bool {
+        self.used.load(Relaxed) > self.bytes(stretch)
+    }
+
+    fn use_up(&self, bytes: u64) {
+        self.used.fetch_add(bytes, Relaxed);
+    }
+
+    /// A stretch is done; the part of it that was kept.
+    fn settle(&self, stretch: u64) -> f64 {
+        let (used, most) = (self.used.swap(0, Relaxed), stretch as i64);
+        let spared = (stretch / 8 * KEPT_EIGHTHS_MAX) as i64 + self.spared.load(Relaxed) as i64 - used as i64;
+        self.spared.store(spared.clamp(-most, most) as u64, Relaxed);
+        used as f64 / stretch.max(1) as f64
+    }
+}
+
 /// What an engine in cache mode knows besides.
 pub(crate) struct Caching {
     /// Bytes of the device that the log may take; 0 in memory.
     disk_bytes: u64,
     /// How many lives keep a record, as the bits of an `f64`. Only who drops a stretch changes it.
     threshold: AtomicU64,
-    /// Bytes that earlier stretches might have kept and did not. As above.
-    spared: AtomicU64,
+    /// What is kept of stretches, and of that what is pinned. As above.
+    kept_bytes: Allowance,
+    pinned_bytes: Allowance,
     listener: Option<Listener>,
+    worth: Option<Worth>,
     departed: Mutex<VecDeque<Departed>>,
     telling: Mutex<()>,
     evictions: AtomicU64,
@@ -162,8 +227,10 @@ impl Caching {
         Ok(Self {
             disk_bytes,
             threshold: AtomicU64::new(1f64.to_bits()),
-            spared: zero(),
+            kept_bytes: Allowance::default(),
+            pinned_bytes: Allowance::default(),
             listener: cache.listener,
+            worth: cache.worth,
             departed: Mutex::new(VecDeque::new()),
             telling: Mutex::new(()),
             evictions: zero(),
@@ -173,31 +240,48 @@ impl Caching {
         })
     }
 
-    /// True if the record in these bytes is worth another round. `moved` of `stretch` bytes were kept already.
-    pub(crate) fn keeps(&self, record: &[u8], hash: u64, moved: u64, stretch: u64) -> bool {
-        if self.disk_bytes > 0 || moved > self.allowance(stretch) {
+    /// True if the record in these bytes, of a stretch so long, is worth another round.
+    pub(crate) fn keeps(&self, layout: Layout, record: &[u8], hash: u64, stretch: u64) -> bool {
+        if self.disk_bytes > 0 {
             return false;
         }
-        // Between two counts the hash decides: another part of the equally popular each time the log comes round would do
-        // no better.
-        let lives = record::lives_of(record::word_at(record, 0)) as f64 + (hash >> 11) as f64 / (1u64 << 53) as f64;
-        let keeps = lives >= f64::from_bits(self.threshold.load(Relaxed));
-        self.kept.fetch_add(u64::from(keeps), Relaxed);
+        let worth = self.worth_of(layout, record);
+        let is_pinned = worth == f64::INFINITY;
+        let keeps = match is_pinned {
+            true => !self.pinned_bytes.is_used_up(stretch),
+            false => !self.kept_bytes.is_used_up(stretch) && self.is_wanted(record, hash, worth),
+        };
+        if keeps {
+            self.kept.fetch_add(1, Relaxed);
+            self.kept_bytes.use_up(record.len() as u64);
+            self.pinned_bytes.use_up(if is_pinned { record.len() as u64 } else { 0 });
+        }
         keeps
     }
 
-    /// The bytes that may be kept of this stretch.
-    fn allowance(&self, stretch: u64) -> u64 {
-        stretch / 8 * KEPT_EIGHTHS_MAX + self.spared.load(Relaxed)
+    fn is_wanted(&self, record: &[u8], hash: u64, worth: f64) -> bool {
+        let lives = record::lives_of(record::word_at(record, 0));
+        // Between two counts the hash decides: another part of the equally popular each time the log comes round would do
+        // no better.
+        let part = (hash >> 11) as f64 / (1u64 << 53) as f64;
+        let score = if lives == 0 { part } else { (lives as f64 + part) * worth };
+        score >= f64::from_bits(self.threshold.load(Relaxed))
+    }
+
+    fn worth_of(&self, layout: Layout, record: &[u8]) -> f64 {
+        let Some(worth) = &self.worth else { return 1.0 };
+        // Foreign code.
+        let worth = |(key, value)| catch_unwind(AssertUnwindSafe(|| worth(key, value))).unwrap_or(1.0);
+        record::pair_of(layout, record).map_or(1.0, worth)
     }
 
     /// A stretch is done: towards a threshold that keeps no more than the part wanted, and never what has no life.
-    pub(crate) fn adapt(&self, moved: u64, stretch: u64) {
+    pub(crate) fn adapt(&self, stretch: u64) {
         let threshold = f64::from_bits(self.threshold.load(Relaxed));
-        let error = moved as f64 / stretch.max(1) as f64 - KEPT_PART;
+        let error = self.kept_bytes.settle(stretch) - KEPT_PART;
+        self.pinned_bytes.settle(stretch);
         let next = (threshold + GAIN * error).clamp(1.0, record::LIVES_MAX as f64 + 1.0);
         self.threshold.store(next.to_bits(), Relaxed);
-        self.spared.store(self.allowance(stretch).saturating_sub(moved).min(stretch), Relaxed);
     }
 
     /// Takes note of a record that is dropped, in these bytes.
@@ -259,12 +343,9 @@ mod tests {
     /// Lets a stretch of records with so many lives pass; the part of it that is kept.
     fn pass(caching: &Caching, lives: u64) -> f64 {
         let record: Vec<u8> = (lives * LIFE).to_le_bytes().into_iter().chain([0; RECORD as usize - 8]).collect();
-        let mut moved = 0;
-        for _ in 0..STRETCH / RECORD {
-            moved += RECORD * u64::from(caching.keeps(&record, 0, moved, STRETCH));
-        }
-        caching.adapt(moved, STRETCH);
-        moved as f64 / STRETCH as f64
+        let kept = (0..STRETCH / RECORD).filter(|_| caching.keeps(Layout::Bytes, &record, 0, STRETCH)).count() as u64;
+        caching.adapt(STRETCH);
+        (kept * RECORD) as f64 / STRETCH as f64
     }
 
     /// Copies lie together in the log, and so do puts. A limit for each stretch alone dropped an eighth of the favourites each time
@@ -286,5 +367,29 @@ mod tests {
         // What the first stretch spared lasts for eight; from then on each makes room.
         assert!(kept.iter().take_while(|kept| **kept > 0.99).count() <= 8, "{kept:?}");
         assert!(kept.iter().sum::<f64>() / 100.0 < 0.9, "{kept:?}");
+    }
+    /// Also behind favourites that have taken all that a stretch may keep; they make up for it in the next one.
+    #[test]
+    fn what_is_pinned_stays_and_room_is_made() {
+        let worth = |key: &[u8], _: &[u8]| if key == [1; 8] { f64::INFINITY } else { 1.0 };
+        let caching = Caching::new(Cache::new().worth(worth), false).unwrap();
+        let layout = Layout::Word { key_bytes: 8, value_bytes: 8 };
+        let record = |lives: u64, key: u8| [(record::VALID | lives * LIFE).to_le_bytes(), [key; 8], [0; 8]].concat();
+        let (favourite, pinned) = (record(record::LIVES_MAX, 0), record(0, 1));
+        let (mut kept, count) = (0, STRETCH / 24);
+        for _ in 0..100 {
+            let favourites = (0..count / 8 * 7).filter(|_| caching.keeps(layout, &favourite, 0, STRETCH)).count();
+            assert!((0..count / 8).all(|_| caching.keeps(layout, &pinned, 0, STRETCH)));
+            kept += favourites as u64 + count / 8;
+            caching.adapt(STRETCH);
+        }
+        assert!(kept < count * 90, "{kept} of {}", count * 100);
+        // Alone they are bounded, too.
+        let kept = (0..100).flat_map(|_| {
+            let kept = (0..count).filter(|_| caching.keeps(layout, &pinned, 0, STRETCH)).count();
+            caching.adapt(STRETCH);
+            [kept as u64]
+        });
+        assert!(kept.sum::<u64>() < count * 90);
     }
 }

@@ -185,7 +185,7 @@ impl Mover<'_> {
                 continue;
             }
             let has_expired = !is_tombstone && self.has_expired(bytes);
-            if is_tombstone || has_expired || !has_room || self.is_unwanted(bytes, hash) {
+            if is_tombstone || has_expired || !has_room || self.is_unwanted(&pin, bytes, hash) {
                 // Its bytes stay if the stretch is not given back, and no entry leads to them: a scan must ask.
                 self.mark_superseded(at);
                 // As below: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
@@ -250,8 +250,9 @@ impl Mover<'_> {
     }
 
     /// A cache does without it.
-    fn is_unwanted(&self, bytes: &[u8], hash: u64) -> bool {
-        self.caching.is_some_and(|caching| !caching.keeps(bytes, hash, self.moved, self.stretch))
+    fn is_unwanted(&self, pin: &Pin<'_>, bytes: &[u8], hash: u64) -> bool {
+        let keeps = |caching: &Caching| caching.keeps(self.engine.layout, bytes, hash, self.stretch);
+        self.caching.is_some_and(|caching| !self.engine.epochs.within(pin, || keeps(caching)))
     }
 
     /// Only what is in memory has a window: of a cold record the mark would be another address's, some laps later, and would take

@@ -18,7 +18,7 @@ use crate::epoch::Counter;
 use crate::error::Result;
 use crate::expiry::{instant, millis, whole_millis};
 use crate::record::{ABSENT, EXPIRES, NEVER, Record};
-use crate::sync::atomic::Ordering::*;
+use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
 use std::time::{Duration, SystemTime};
 
@@ -36,6 +36,8 @@ pub enum Ttl {
 pub(super) enum NewEnd {
     /// Then, in milliseconds since 1970.
     At(u64),
+    /// Then, if it has an end that is earlier.
+    Later(u64),
     /// Never any more.
     Never,
 }
@@ -43,16 +45,32 @@ pub(super) enum NewEnd {
 impl NewEnd {
     pub(super) fn expires(self) -> u64 {
         match self {
-            Self::At(expires) => expires,
+            Self::At(expires) | Self::Later(expires) => expires,
             Self::Never => NEVER,
         }
     }
 
     /// Whether something that ends then is changed by it.
     pub(super) fn changes(self, expires: u64) -> bool {
-        self != Self::Never || expires != NEVER
+        match self {
+            Self::At(_) => true,
+            Self::Later(later) => expires < later,
+            Self::Never => expires != NEVER,
+        }
+    }
+
+    /// Changes the end of a record that has one; what it was.
+    fn replace(self, end: &AtomicU64) -> u64 {
+        match self {
+            // What never ends stays so: `NEVER` is the latest.
+            Self::Later(later) => end.fetch_max(later, AcqRel),
+            _ => end.swap(self.expires(), AcqRel),
+        }
     }
 }
+
+/// A renewed end lies this part of the time further away, so that one renewal in so many rounds of it is enough.
+const RENEWED_PART: u64 = 8;
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// True if the record is a value, now.
@@ -163,6 +181,52 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.change_end(key.bytes(), NewEnd::Never)
     }
 
+    /// The value of `key`, whose end, if it has one, is put off until `ttl` from now at least: what is read again and again stays
+    /// (sliding expiration). An end that is later stays as it is, and so does what has none.
+    ///
+    /// Often read keys are not written each time: an end is put off by an eighth of `ttl` too much, and then left alone until it is nearer than `ttl`.
+    ///
+    /// # Errors
+    /// As [`Store::rmw`].
+    ///
+    /// # Cost
+    /// Two gets; eight times in `ttl` at most that of [`Store::expire_at`].
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::{sync::Arc, time::Duration};
+    /// use esker::{ManualClock, Options, Store};
+    ///
+    /// let clock = Arc::new(ManualClock::default());
+    /// let sessions: Store<str, u64> = Options::new().memory("16MiB").clock(clock.clone()).in_memory()?;
+    /// let minute = Duration::from_secs(60);
+    /// sessions.put_with_ttl("ada", &7, minute)?;
+    /// for _ in 0..10 {
+    ///     clock.advance(minute / 2);
+    ///     assert_eq!(sessions.get_and_renew("ada", minute)?, Some(7));
+    /// }
+    /// clock.advance(minute * 2);
+    /// assert_eq!(sessions.get_and_renew("ada", minute)?, None);
+    /// # Ok::<(), esker::Error>(())
+    /// ```
+    pub fn get_and_renew(&self, key: &K, ttl: Duration) -> Result<Option<V::Owned>> {
+        let value = self.get(key)?;
+        if value.is_some() {
+            self.renew(key.bytes(), ttl)?;
+        }
+        Ok(value)
+    }
+
+    fn renew(&self, key: &[u8], ttl: Duration) -> Result<()> {
+        let end = self.end_after(ttl);
+        let hash = self.hash(key);
+        let expires = self.run(key, |known| self.ttl_step(key, hash, known))?;
+        if expires.is_some_and(|expires| expires < end) {
+            self.change_end(key, NewEnd::Later(end.saturating_add(whole_millis(ttl) / RENEWED_PART)))?;
+        }
+        Ok(())
+    }
+
     fn change_end(&self, key: &[u8], end: NewEnd) -> Result<bool> {
         if !Self::WORD {
             Self::check_key(key)?;
@@ -199,7 +263,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }))
     }
 
-    fn ttl_step(&self, key: &[u8], hash: u64, known: &mut Known) -> Result<Step<Option<u64>>> {
+    pub(super) fn ttl_step(&self, key: &[u8], hash: u64, known: &mut Known) -> Result<Step<Option<u64>>> {
         let pin = self.engine.epochs.pin()?;
         if self.engine.is_held(hash) {
             return Ok(Step::Again);
@@ -225,10 +289,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Found::Memory { at, record } if *left == Some(at) => Step::Done(self.held_word(record)),
             Found::Memory { at, record } if matches!(self.region(at), Region::Mutable) && self.is_live(record) => {
                 if record.header().load(Acquire) & EXPIRES != 0 {
-                    let changes = end.changes(record.word_expiry(Self::KEY_WIDTH).swap(end.expires(), AcqRel));
+                    let changes = end.changes(end.replace(record.word_expiry(Self::KEY_WIDTH)));
                     return Ok(Step::Done(changes));
                 }
-                if end == NewEnd::Never {
+                if !end.changes(NEVER) {
                     return Ok(Step::Done(false));
                 }
                 if !record.leave() {

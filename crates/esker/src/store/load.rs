@@ -1,16 +1,97 @@
-//! Values that are loaded when they are missed, once for each key at a time.
+//! Values that are loaded when they are missed, or when they are about to end, once for each key at a time.
+//!
+//! ```text
+//! put ............................ ahead ........ end
+//!      everybody gets the value   | one loads it anew, the others get the value | all wait for one who loads
+//! ```
+//! One who is to load *leads* (`cache/flights.rs`). A load that finds no value, or fails where there is one still, lets the key rest.
 
 use super::Store;
-use crate::cache::{Joined, Landed};
+use crate::cache::{Joined, Landed, Lead, Rest};
 use crate::error::{Error, Result};
+use crate::expiry::whole_millis;
+use crate::record::NEVER;
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// After a value could not be loaded anew it is left alone for this part of the time in which it should be.
+const REST_PART: u64 = 16;
 
 type BoxedError = Box<dyn std::error::Error + Send + Sync>;
+
+/// How long what is loaded stays, for [`Store::get_or_load`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Loading {
+    ttl: Option<Duration>,
+    jitter: f64,
+    ahead: Duration,
+    absent: Duration,
+}
+
+impl Loading {
+    /// What is loaded stays until it is changed (or a cache drops it); what has no value is asked for each time.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A value that was loaded stays for so long, as by [`Store::put_with_ttl`].
+    #[must_use]
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// Ends come up to this part of the `ttl` (0 to 1) earlier, at random, so that what was loaded together does not end together.
+    #[must_use]
+    pub fn jitter(mut self, part: f64) -> Self {
+        self.jitter = if part.is_nan() { 0.0 } else { part.clamp(0.0, 1.0) };
+        self
+    }
+
+    /// So long before its end a value is loaded anew: one of those who ask does it, and the others get what is there (refresh ahead; stale while
+    /// revalidate). If that fails he gets what is there, too, and until its end it is tried again sixteen times in this span at most.
+    #[must_use]
+    pub fn renew_ahead(mut self, span: Duration) -> Self {
+        self.ahead = span;
+        self
+    }
+
+    /// That a key has no value is remembered for so long, in a mebibyte of memory: some ten thousand keys (negative caching).
+    #[must_use]
+    pub fn absent_ttl(mut self, ttl: Duration) -> Self {
+        self.absent = ttl;
+        self
+    }
+
+    /// How long the `count`th value to be loaded stays.
+    fn ttl_of(&self, hash: u64, count: u64) -> Option<Duration> {
+        let random = (hash ^ count).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let part = (random >> 11) as f64 / (1u64 << 53) as f64;
+        self.ttl.map(|ttl| ttl.saturating_sub(ttl.mul_f64(self.jitter * part)))
+    }
+}
+
+/// One call that asks for a value.
+struct Asking<'a, K: Key + ?Sized, V: Value + ?Sized> {
+    store: &'a Store<K, V>,
+    key: &'a K,
+    loading: Loading,
+    /// Whether there may be none.
+    takes_absent: bool,
+}
+
+/// What the caller found.
+enum Looked<O> {
+    /// It is the answer.
+    Answer(Option<O>),
+    /// It is to be loaded, anew if there is a value.
+    Due(Option<O>),
+}
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The value of `key`; if it has none, what `load` brings, which is put. Of all who ask for the same key at the same time
@@ -29,31 +110,96 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         key: &K,
         load: impl FnOnce() -> std::result::Result<V::Owned, E>,
     ) -> Result<V::Owned> {
-        let mut load = Some(load);
+        let value = self.ask(&self.asking(key, &Loading::new(), false), || load().map(Some))?;
+        Ok(value.unwrap_or_else(|| unreachable!("who takes no absence loads a value")))
+    }
+
+    /// The value of `key`; if it has none, or is about to end, what `load` brings, as [`Store::get_or_insert_with`]: for as long as `loading` says. `None`
+    /// if `load` finds none; then a value that was there is deleted. What `load` brings counts, even if another value is put while it is at work.
+    ///
+    /// # Errors
+    /// As [`Store::get_or_insert_with`]. A failure to load a value anew that is there is counted ([`Stats`](crate::Stats)), and reaches nobody.
+    ///
+    /// # Cost
+    /// A hit costs a `get`; two with [`Loading::renew_ahead`]. A miss takes a lock of its key's stripe, three times.
+    ///
+    /// # Examples
+    /// ```
+    /// use esker::{Cache, Loading, Options, Store};
+    /// use std::time::Duration;
+    ///
+    /// let users: Store<u64, str> = Options::new().memory("16MiB").cache(Cache::new()).in_memory()?;
+    /// let minute = Duration::from_secs(60);
+    /// let loading = Loading::new().ttl(10 * minute).jitter(0.1).renew_ahead(minute).absent_ttl(minute);
+    /// let from_database = |id: u64| Ok::<_, std::io::Error>((id == 7).then(|| "Ada".to_owned()));
+    /// assert_eq!(users.get_or_load(&7, &loading, || from_database(7))?.as_deref(), Some("Ada"));
+    /// assert_eq!(users.get_or_load(&8, &loading, || from_database(8))?, None);
+    /// assert_eq!(users.get_or_load(&8, &loading, || -> std::io::Result<_> { unreachable!("it is known") })?, None);
+    /// # Ok::<(), esker::Error>(())
+    /// ```
+    pub fn get_or_load<E: Into<BoxedError>>(
+        &self,
+        key: &K,
+        loading: &Loading,
+        load: impl FnOnce() -> std::result::Result<Option<V::Owned>, E>,
+    ) -> Result<Option<V::Owned>> {
+        self.ask(&self.asking(key, loading, true), load)
+    }
+
+    fn asking<'a>(&'a self, key: &'a K, loading: &Loading, takes_absent: bool) -> Asking<'a, K, V> {
+        Asking { store: self, key, loading: *loading, takes_absent }
+    }
+
+    fn ask<E: Into<BoxedError>>(
+        &self,
+        asking: &Asking<'_, K, V>,
+        load: impl FnOnce() -> std::result::Result<Option<V::Owned>, E>,
+    ) -> Result<Option<V::Owned>> {
+        let (key, mut load) = (asking.key, Some(load));
+        let look = || {
+            let value = self.get(key)?;
+            let ends = if asking.wants_end(value.as_ref()) { self.ends(key)? } else { NEVER };
+            Ok::<_, Error>((asking.look(value, ends), ends))
+        };
         loop {
-            if let Some(value) = self.get(key)? {
-                return Ok(value);
-            }
-            match self.closer.flights.join(key.bytes(), self.hash(key.bytes())) {
-                Joined::Waits(flight) => match flight.wait()? {
-                    Landed::Value(value) => return Ok(V::own(&value)),
-                    Landed::Failed(error) => return Err(error),
-                    Landed::Lost => {}
-                },
+            let old = match look()?.0 {
+                Looked::Answer(value) => return Ok(value),
+                Looked::Due(old) => old,
+            };
+            match self.closer.flights.join(key.bytes(), asking.hash()) {
+                Joined::Waits(_) if old.is_some() => return Ok(old),
+                Joined::Waits(flight) => {
+                    if let Some(result) = asking.landed(flight.wait()?) {
+                        return result;
+                    }
+                }
                 Joined::Leads(lead) => {
                     // Another flight may have landed since we looked.
-                    let found = self.get(key);
-                    if let Ok(None) = found {
-                        let load = load.take().unwrap_or_else(|| unreachable!("who leads returns"));
-                        let begun = Instant::now();
-                        let loaded = load();
-                        return lead
-                            .finish::<V, _>(self.loaded(begun, loaded).and_then(|value| self.put(key, value.borrow()).map(|()| value)));
-                    }
-                    return lead.finish::<V, _>(found.map(|value| value.unwrap_or_else(|| unreachable!("there is one"))));
+                    let (old, ends) = match look()? {
+                        (Looked::Answer(value), _) => return lead.finish::<V, _>(Ok(value)),
+                        (Looked::Due(old), ends) => (old, ends),
+                    };
+                    let load = load.take().unwrap_or_else(|| unreachable!("who leads returns"));
+                    let begun = Instant::now();
+                    let result = match asking.loaded(begun, load()) {
+                        Ok((Some(value), ttl)) => match ttl {
+                            Some(ttl) => self.put_with_ttl(key, value.borrow(), ttl),
+                            None => self.put(key, value.borrow()),
+                        }
+                        .map(|()| Some(value)),
+                        Ok((None, _)) if old.is_some() => self.delete(key).map(|_| None),
+                        Ok((None, _)) => Ok(None),
+                        Err(error) => Err(error),
+                    };
+                    return asking.finish(lead, result, old, ends);
                 }
             }
         }
+    }
+
+    fn ends(&self, key: &K) -> Result<u64> {
+        let (key, hash) = (key.bytes(), self.hash(key.bytes()));
+        Ok(self.run(key, |known| self.ttl_step(key, hash, known))?.unwrap_or(NEVER))
     }
 
     /// [`Store::get_or_insert_with`] without ever blocking this thread.
@@ -68,42 +214,136 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         key: &K,
         load: impl FnOnce() -> F,
     ) -> Result<V::Owned> {
-        let mut load = Some(load);
+        let value = self.ask_async(&self.asking(key, &Loading::new(), false), || async { load().await.map(Some) }).await?;
+        Ok(value.unwrap_or_else(|| unreachable!("who takes no absence loads a value")))
+    }
+
+    /// [`Store::get_or_load`] without ever blocking this thread, as [`Store::get_or_insert_with_async`].
+    ///
+    /// # Errors
+    /// As [`Store::get_or_load`].
+    pub async fn get_or_load_async<E: Into<BoxedError>, F: Future<Output = std::result::Result<Option<V::Owned>, E>>>(
+        &self,
+        key: &K,
+        loading: &Loading,
+        load: impl FnOnce() -> F,
+    ) -> Result<Option<V::Owned>> {
+        self.ask_async(&self.asking(key, loading, true), load).await
+    }
+
+    async fn ask_async<E: Into<BoxedError>, F: Future<Output = std::result::Result<Option<V::Owned>, E>>>(
+        &self,
+        asking: &Asking<'_, K, V>,
+        load: impl FnOnce() -> F,
+    ) -> Result<Option<V::Owned>> {
+        let (key, mut load) = (asking.key, Some(load));
+        let look = || async {
+            let value = self.get_async(key).await?;
+            let ends = if asking.wants_end(value.as_ref()) { self.ends_async(key).await? } else { NEVER };
+            Ok::<_, Error>((asking.look(value, ends), ends))
+        };
         loop {
-            if let Some(value) = self.get_async(key).await? {
-                return Ok(value);
-            }
-            match self.closer.flights.join(key.bytes(), self.hash(key.bytes())) {
-                Joined::Waits(flight) => match flight.wait_async().await {
-                    Landed::Value(value) => return Ok(V::own(&value)),
-                    Landed::Failed(error) => return Err(error),
-                    Landed::Lost => {}
-                },
-                Joined::Leads(lead) => {
-                    let found = self.get_async(key).await;
-                    if let Ok(None) = found {
-                        let load = load.take().unwrap_or_else(|| unreachable!("who leads returns"));
-                        let begun = Instant::now();
-                        let result = match self.loaded(begun, load().await) {
-                            Ok(value) => self.put_async(key, value.borrow()).await.map(|()| value),
-                            Err(error) => Err(error),
-                        };
-                        return lead.finish::<V, _>(result);
+            let old = match look().await?.0 {
+                Looked::Answer(value) => return Ok(value),
+                Looked::Due(old) => old,
+            };
+            match self.closer.flights.join(key.bytes(), asking.hash()) {
+                Joined::Waits(_) if old.is_some() => return Ok(old),
+                Joined::Waits(flight) => {
+                    if let Some(result) = asking.landed(flight.wait_async().await) {
+                        return result;
                     }
-                    return lead.finish::<V, _>(found.map(|value| value.unwrap_or_else(|| unreachable!("there is one"))));
+                }
+                Joined::Leads(lead) => {
+                    let (old, ends) = match look().await? {
+                        (Looked::Answer(value), _) => return lead.finish::<V, _>(Ok(value)),
+                        (Looked::Due(old), ends) => (old, ends),
+                    };
+                    let load = load.take().unwrap_or_else(|| unreachable!("who leads returns"));
+                    let begun = Instant::now();
+                    let result = match asking.loaded(begun, load().await) {
+                        Ok((Some(value), ttl)) => match ttl {
+                            Some(ttl) => self.put_with_ttl_async(key, value.borrow(), ttl).await,
+                            None => self.put_async(key, value.borrow()).await,
+                        }
+                        .map(|()| Some(value)),
+                        Ok((None, _)) if old.is_some() => self.delete_async(key).await.map(|_| None),
+                        Ok((None, _)) => Ok(None),
+                        Err(error) => Err(error),
+                    };
+                    return asking.finish(lead, result, old, ends);
                 }
             }
         }
     }
 
-    /// Counts a load.
-    fn loaded<E: Into<BoxedError>>(&self, begun: Instant, loaded: std::result::Result<V::Owned, E>) -> Result<V::Owned> {
-        let loads = &self.engine.loads;
+    async fn ends_async(&self, key: &K) -> Result<u64> {
+        let (key, hash) = (key.bytes(), self.hash(key.bytes()));
+        Ok(self.run_async(key, |known| self.ttl_step(key, hash, known)).await?.unwrap_or(NEVER))
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
+    fn hash(&self) -> u64 {
+        self.store.hash(self.key.bytes())
+    }
+
+    fn now(&self) -> u64 {
+        self.store.engine.expiry.now()
+    }
+
+    fn rests(&self, why: Rest) -> bool {
+        self.store.closer.flights.rests(self.key.bytes(), self.hash(), why, self.now())
+    }
+
+    fn wants_end(&self, value: Option<&V::Owned>) -> bool {
+        value.is_some() && !self.loading.ahead.is_zero()
+    }
+
+    fn look(&self, value: Option<V::Owned>, ends: u64) -> Looked<V::Owned> {
+        let ahead = whole_millis(self.loading.ahead);
+        let is_answer = match value {
+            Some(_) => ends.saturating_sub(ahead) > self.now() || ends == NEVER || self.rests(Rest::Failed),
+            None => !self.loading.absent.is_zero() && self.rests(Rest::Absent),
+        };
+        if is_answer { Looked::Answer(value) } else { Looked::Due(value) }
+    }
+
+    /// What came, if it is an answer.
+    fn landed(&self, landed: Landed) -> Option<Result<Option<V::Owned>>> {
+        match landed {
+            Landed::Value(value) => Some(Ok(Some(V::own(&value)))),
+            Landed::Failed(error) => Some(Err(error)),
+            Landed::Absent if self.takes_absent => Some(Ok(None)),
+            Landed::Absent | Landed::Lost => None,
+        }
+    }
+
+    /// Counts a load; how long its value stays.
+    fn loaded<E: Into<BoxedError>>(
+        &self,
+        begun: Instant,
+        loaded: std::result::Result<Option<V::Owned>, E>,
+    ) -> Result<(Option<V::Owned>, Option<Duration>)> {
+        let loads = &self.store.engine.loads;
         loads.nanoseconds.fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
-        loads.count.fetch_add(1, Relaxed);
-        loaded.map_err(|error| {
+        let ttl = self.loading.ttl_of(self.hash(), loads.count.fetch_add(1, Relaxed));
+        loaded.map(|value| (value, ttl)).map_err(|error| {
             loads.failures.fetch_add(1, Relaxed);
             Error::Load(Arc::from(error.into()))
         })
+    }
+
+    /// Brings everybody what came; where there is a value still, nobody need hear that another one did not.
+    fn finish(&self, lead: Lead<'_>, result: Result<Option<V::Owned>>, old: Option<V::Owned>, ends: u64) -> Result<Option<V::Owned>> {
+        let now = self.now();
+        let rest = match &result {
+            Ok(None) if !self.loading.absent.is_zero() => Some((Rest::Absent, now.saturating_add(whole_millis(self.loading.absent)))),
+            Err(_) if old.is_some() => Some((Rest::Failed, ends.min(now.saturating_add(whole_millis(self.loading.ahead) / REST_PART + 1)))),
+            _ => None,
+        };
+        lead.set_rest(rest, now);
+        let result = lead.finish::<V, _>(result);
+        if old.is_some() && result.is_err() { Ok(old) } else { result }
     }
 }

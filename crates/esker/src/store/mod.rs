@@ -57,6 +57,7 @@ use std::thread::JoinHandle;
 pub use conditional::Version;
 pub use expire::Ttl;
 use helpers::Helpers;
+pub use load::Loading;
 use step::{Known, Step};
 pub use transaction::{ReadTransaction, Transaction};
 
