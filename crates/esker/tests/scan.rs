@@ -645,3 +645,76 @@ fn ranges_of_hashes_divide_the_keys() {
     all.sort();
     assert!(all.into_iter().eq(0..100_000));
 }
+
+/// What is there all the time goes, whatever else comes and goes; what is asked about a value goes only with it.
+#[test]
+fn a_scan_deletes_what_it_finds() {
+    for store in both::<u64, [u8]>() {
+        const COUNT: u64 = 60_000;
+        let value = |n: u64| vec![n as u8; 100 + (n % 200) as usize];
+        (0..COUNT).for_each(|n| store.put(&n, &value(n)).unwrap());
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _raise = Raise(&is_over);
+            // Growth, and keys that come and go.
+            scope.spawn(|| {
+                for n in (COUNT..).take_while(|_| !is_over.load(Relaxed)) {
+                    store.put(&(n * 2 + 1), &value(n)).unwrap();
+                    assert!(store.delete(&(n * 2 + 1)).unwrap());
+                }
+            });
+            let by_key = store.scan().filter(|key, _| key % 2 == 0);
+            assert_eq!(by_key.delete().unwrap(), COUNT / 2);
+        });
+        assert!((0..COUNT).all(|n| store.get(&n).unwrap() == (n % 2 == 1).then(|| value(n))));
+        // By whoever is asked about it, a value changes after it was seen.
+        let changed = AtomicU64::new(0);
+        let filter = |key: u64, _: &[u8]| {
+            if key.is_multiple_of(1001) && key < COUNT {
+                store.put(&key, b"newer").unwrap();
+                changed.fetch_add(1, Relaxed);
+            }
+            true
+        };
+        let count = store.scan().filter(filter).delete().unwrap();
+        let left = store.scan().collect::<Vec<_>>().unwrap();
+        assert!(left.iter().all(|(_, value)| value == b"newer") && left.len() as u64 == changed.load(Relaxed), "{}", left.len());
+        assert_eq!(count + left.len() as u64, COUNT / 2);
+        // The rest by prefix, and by list; and told how far it is.
+        let first = left[0].0;
+        assert_eq!(store.scan().prefix(first.to_le_bytes().to_vec()).delete().unwrap(), 1);
+        let (last, told) = (AtomicU64::new(0), AtomicU64::new(0));
+        let progress = |part: f64| {
+            let part = (part * 1e6) as u64;
+            assert!(last.swap(part, Relaxed) <= part);
+            told.fetch_add(1, Relaxed);
+            ControlFlow::Continue(())
+        };
+        let keys: Vec<u64> = left.iter().map(|(key, _)| *key).collect();
+        assert_eq!(store.scan().keys(&keys).progress(progress).delete().unwrap() + 1, left.len() as u64);
+        assert!(told.into_inner() > 0 && last.into_inner() == 1_000_000);
+        assert_eq!(store.scan().collect::<Vec<_>>().unwrap(), []);
+    }
+}
+
+#[test]
+fn a_deletion_ends_when_it_is_told_to_and_is_refused_where_nothing_is_written() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
+    (0..50_000).for_each(|n| store.put(&n, &n).unwrap());
+    let refused = store.read_transaction(|view| view.scan().delete());
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    let ended = store.scan().progress(|part| if part < 0.3 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }).delete();
+    assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
+    let left = store.scan().collect::<Vec<_>>().unwrap().len() as u64;
+    assert!((10_000..40_000).contains(&left), "{left}");
+    assert_eq!((store.scan().delete().unwrap(), store.scan().delete().unwrap()), (left, 0));
+}
+
+/// A store in memory that is full has room to be emptied.
+#[test]
+fn a_full_store_can_be_emptied() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+    let count = (0..).find(|n| store.put(n, &[7; 100]).is_err()).unwrap();
+    assert_eq!(store.scan().filter(|key, _| key % 10 != 0).delete().unwrap(), count - count.div_ceil(10));
+    (0..count / 2).for_each(|n| store.put(&(count + n), &[8; 100]).unwrap());
+}
