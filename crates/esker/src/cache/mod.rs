@@ -374,7 +374,7 @@ mod tests {
         let worth = |key: &[u8], _: &[u8]| if key == [1; 8] { f64::INFINITY } else { 1.0 };
         let caching = Caching::new(Cache::new().worth(worth), false).unwrap();
         let layout = Layout::Word { key_bytes: 8, value_bytes: 8 };
-        let record = |lives: u64, key: u8| [(record::VALID | lives * LIFE).to_le_bytes(), [key; 8], [0; 8]].concat();
+        let record = |lives: u64, key: u8| [(record::VALID | (lives * LIFE)).to_le_bytes(), [key; 8], [0; 8]].concat();
         let (favourite, pinned) = (record(record::LIVES_MAX, 0), record(0, 1));
         let (mut kept, count) = (0, STRETCH / 24);
         for _ in 0..100 {
