@@ -72,14 +72,48 @@ pub(crate) struct Log {
     pub(crate) limit: AtomicU64,
     /// Bytes that were left unused at the ends of blocks: dead, like the rest of a piece.
     pub(crate) left_bytes: AtomicU64,
-    /// No record of this opening has more.
-    longest: AtomicU64,
+    longest: Longest,
     /// Bytes above the budget that compaction may take: it needs room before it makes room.
     pub(crate) reserve: AtomicU64,
     pub(crate) device: Option<Arc<dyn Device>>,
     /// Whether records that calls read from there are checked.
     pub(crate) verifies_reads: bool,
     store_id: u64,
+}
+
+/// No record in memory has more bytes: of those below `until`, and of those above it. When all below are gone the upper ones become the lower ones.
+///
+/// Whoever makes a long record notes it before it has a place, and again under the same pin when it has: should `until` have moved to below that place in
+/// between, then it does not move again before a drain, and that waits for the second note.
+struct Longest {
+    until: AtomicU64,
+    below: AtomicU64,
+    above: AtomicU64,
+}
+
+impl Longest {
+    fn new(tail: u64) -> Self {
+        Self { until: AtomicU64::new(tail), below: AtomicU64::new(PIECE_RECORD_MAX), above: AtomicU64::new(PIECE_RECORD_MAX) }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.below.load(Relaxed).max(self.above.load(Relaxed))
+    }
+
+    fn note(&self, bytes: u64) {
+        self.above.fetch_max(bytes, Relaxed);
+    }
+
+    /// Behind a drain.
+    fn forget_below(&self, evicted: u64, tail: u64) {
+        if evicted >= self.until.load(Relaxed) {
+            // First: who looks meanwhile finds it in one of them.
+            self.below.fetch_max(self.above.load(Relaxed), AcqRel);
+            let above = self.above.swap(PIECE_RECORD_MAX, AcqRel);
+            self.below.store(above, Release);
+            self.until.store(tail, Relaxed);
+        }
+    }
 }
 
 /// The boundaries, on lines of their own: every operation reads the first three.
@@ -146,7 +180,7 @@ impl Log {
             budget: AtomicU64::new(0),
             limit: AtomicU64::new(u64::MAX),
             left_bytes: AtomicU64::new(0),
-            longest: AtomicU64::new(PIECE_RECORD_MAX),
+            longest: Longest::new(tail),
             reserve: AtomicU64::new(0),
             device,
             verifies_reads: true,
@@ -256,7 +290,7 @@ impl Log {
     /// So far above `head` may end what begins below it and is read from the device at once: a record, or what a scan reads from somewhere in
     /// one window to somewhere in the next.
     pub(crate) fn overlap_bytes(&self) -> u64 {
-        2 * WINDOW_BYTES + self.longest.load(Relaxed) + 2 * BLOCK_BYTES
+        2 * WINDOW_BYTES + self.longest.bytes() + 2 * BLOCK_BYTES
     }
 
     /// The most that a record of so many bytes takes of the log, with what it leaves unused: of each piece up to a quarter, and the
@@ -271,8 +305,10 @@ impl Log {
     #[inline(never)]
     fn allocate_piece(&self, slot: &Slot, bytes: u64, beyond: Option<u64>) -> Option<u64> {
         if bytes > PIECE_RECORD_MAX {
-            self.longest.fetch_max(bytes, Relaxed);
-            return self.claim(bytes.next_multiple_of(BLOCK_BYTES), BLOCK_BYTES, beyond);
+            self.longest.note(bytes);
+            let at = self.claim(bytes.next_multiple_of(BLOCK_BYTES), BLOCK_BYTES, beyond);
+            self.longest.note(bytes);
+            return at;
         }
         let was_full = slot.cursor.load(Relaxed) >= self.bounds.floor.load(Acquire);
         let before = if was_full { slot.piece_bytes.load(Relaxed) } else { 0 };
@@ -392,6 +428,7 @@ impl Log {
         }
         self.windows.forget(from, to);
         self.bounds.evicted.store(to, Release);
+        self.longest.forget_below(to, self.tail());
     }
 
     /// Writes the frozen blocks `[from, to)` to the device; the last one ends with a line record, or not.

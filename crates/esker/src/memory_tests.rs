@@ -83,3 +83,27 @@ fn what_begins_on_the_device_is_there_to_its_end() {
         }
     }
 }
+
+/// One long value, once, made each later making of room leave as much above the log's head; after a lowered budget, all there was.
+#[test]
+fn a_long_value_is_forgotten_when_it_is_gone() {
+    let options = Options::new().memory(64 << 20).background(false).promotion(false);
+    let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    let log = &store.engine_for_test().log;
+    let usual = log.overlap_bytes();
+    store.put(&0, &vec![1; 16 << 20]).unwrap();
+    assert!(log.overlap_bytes() >= 16 << 20);
+    let mut next = 1..;
+    let mut put = |bytes: usize| {
+        for n in next.by_ref().take(bytes >> 10) {
+            store.put(&n, &[2; 1000]).unwrap();
+            let at_least = if log.bounds.evicted.load(Relaxed) < 16 << 20 { 16 << 20 } else { 0 };
+            assert!(log.overlap_bytes() >= at_least);
+        }
+    };
+    put(150 << 20);
+    assert_eq!(log.overlap_bytes(), usual);
+    store.set_memory(16 << 20).unwrap();
+    put(20 << 20);
+    assert_eq!(store.get(&0).unwrap().unwrap(), vec![1; 16 << 20]);
+}

@@ -74,7 +74,8 @@ pub trait Device: Send + Sync {
     }
 
     /// Does the reads of `source`, many at once where the device can. Returns when [`ReadSource::next`] has no more and
-    /// each read was handed to [`ReadSource::done`], with a result of its own and in any order.
+    /// each read was handed to [`ReadSource::done`], with a result of its own and in any order. `source` may use the device meanwhile, from inside its own
+    /// calls: to write, to sync, and for a stream of its own.
     fn read_stream(&self, source: &mut dyn ReadSource) {
         read_one_by_one(|read| self.read(read.offset(), read.bytes_mut()), source);
     }
