@@ -155,7 +155,7 @@ fn cache(cache: &CacheStats, stats: &Stats) -> String {
     let mut text = String::new();
     row(&mut text, "cache", &format!("[{}] {} of gets hit", filled(hits, done.gets, NARROW), percent(hits, done.gets)));
     row(&mut text, "", &format!("{} evicted ({}), {} expired", count(cache.evictions), size(cache.evicted_bytes), count(cache.expired)));
-    row(&mut text, "", &format!("{} kept; {:.2} lives to stay", count(cache.kept), cache.lives_to_stay));
+    row(&mut text, "", &format!("{} kept, {} refused; {:.2} lives to stay", count(cache.kept), count(cache.refused), cache.lives_to_stay));
     if let Some(mean) = loads.nanoseconds.checked_div(loads.loads) {
         let (number, failed) = (count(loads.loads), count(loads.failures));
         row(&mut text, "", &format!("{number} loads, {failed} failed, {:.3} ms each", mean as f64 / 1e6));

@@ -62,9 +62,14 @@ impl Engine {
     pub(crate) fn promote(&self, hash: u64, found: &ColdFind<'_>) {
         // A cache copies at the first read: what it does not, it drops.
         let is_worth = self.is_promoting && (self.caching.is_some() || self.lately.again(hash, self.index.entries()));
-        if is_worth && self.check_writable().is_ok() {
+        if is_worth && self.check_writable().is_ok() && self.admits_more() {
             self.copy_to_tail(hash, found);
         }
+    }
+
+    /// False in a cache that has written to its device what it may for now.
+    pub(crate) fn admits_more(&self) -> bool {
+        self.caching.as_ref().is_none_or(|caching| caching.admits(self.log.tail(), self.expiry.now()))
     }
 
     #[cold]

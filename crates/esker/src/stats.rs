@@ -211,6 +211,8 @@ pub struct CacheStats {
     pub expired: u64,
     /// Second chances: records kept when their stretch went.
     pub kept: u64,
+    /// Loaded values that were not put, and cold ones that were not copied, lest more be written than `Cache::disk_writes` allows.
+    pub refused: u64,
     /// How many lives (a read while it is old gives sixteen, a round through the log takes one) keep a record in memory; between
     /// two numbers, some are kept.
     pub lives_to_stay: f64,

@@ -538,6 +538,43 @@ fn a_cache_on_disk_keeps_to_its_bounds_and_is_warm_after_a_restart() {
     assert!(warm > 59_000, "{warm} of 60000 after a restart");
 }
 
+/// What is loaded or read again writes no more than it may; what is put is there in any case.
+#[test]
+fn a_device_is_written_as_much_as_it_may() {
+    const RATE: u64 = 100_000;
+    let (folder, clock) = (tempfile::tempdir().unwrap(), Arc::new(ManualClock::default()));
+    let cache = Cache::new().disk(DISK).disk_writes(RATE);
+    let store: Pages = Options::new().memory(BUDGET).cache(cache).clock(clock.clone()).background(false).open(folder.path()).unwrap();
+    let load = |key: u64| store.get_or_insert_with(&key, || Ok::<_, Error>(value_of(key))).unwrap();
+    let tail = || store.stats().log.tail;
+    let (mut next, mut begun) = (0, tail());
+    for round in 0..4 {
+        // Twice what it may.
+        let until = next + 2 * 60 * RATE / 300;
+        (next..until).for_each(|key| assert_eq!(load(key), value_of(key)));
+        let (written, refused) = (tail() - begun, store.stats().cache.unwrap().refused);
+        // A piece of the log more.
+        assert!((60 * RATE - 1000..60 * RATE + (256 << 10)).contains(&written), "{written} in round {round}");
+        assert!(refused > 15_000 * (round + 1), "{refused}");
+        let held = (next..until).filter(|key| store.contains(key).unwrap()).count() as u64;
+        assert!(held * 2 < until - next + 2000 && held * 3 > until - next, "{held}");
+        (next, begun) = (until, begun + 60 * RATE);
+        clock.advance(SECOND * 60);
+    }
+    // Overdrawn by puts, nothing is loaded into it or copied.
+    (next..next + 60_000).for_each(|key| store.put(&key, &value_of(key)).unwrap());
+    assert!((next..next + 60_000).all(|key| store.get(&key).unwrap() == Some(value_of(key))));
+    let (copies, before) = (store.stats().operations.promotions, tail());
+    assert!((next..next + 60_000).all(|key| store.get(&key).unwrap().is_some() && store.get(&key).unwrap().is_some()));
+    (next + 60_000..next + 70_000).for_each(|key| _ = load(key));
+    assert_eq!((store.stats().operations.promotions, tail()), (copies, before));
+    // A value that is there is renewed all the same, or what was handed out would be followed by what is older.
+    let loading = Loading::new().ttl(SECOND * 10).renew_ahead(SECOND * 10);
+    store.put_with_ttl(&next, &[1], SECOND * 10).unwrap();
+    assert_eq!(store.get_or_load(&next, &loading, || Ok::<_, Error>(Some(vec![2]))).unwrap(), Some(vec![2]));
+    assert_eq!(store.get(&next).unwrap(), Some(vec![2]));
+}
+
 /// With a bound below the memory, and below what an earlier opening had.
 #[test]
 fn a_lower_bound_on_the_disk_is_kept() {
@@ -580,6 +617,8 @@ fn bounds_that_cannot_be_are_refused_by_name() {
     let open = |cache: Cache| Options::new().memory(BUDGET).cache(cache).open::<u64, u64>(folder.path()).unwrap_err().to_string();
     assert!(open(Cache::new()).contains("Cache::disk"));
     assert!(open(Cache::new().disk("1MiB")).contains("64 MiB"));
+    let writes = Options::new().memory(BUDGET).cache(Cache::new().disk_writes("1MiB")).in_memory::<u64, u64>();
+    assert!(writes.unwrap_err().to_string().contains("disk_writes"));
     let in_memory = Options::new().memory(BUDGET).cache(Cache::new().disk("64MiB")).in_memory::<u64, u64>();
     assert!(in_memory.unwrap_err().to_string().contains("no disk"));
 }

@@ -20,10 +20,13 @@
 //! * **What is kept of a stretch is limited over several**: copies lie together, and so do puts, so one stretch is all favourites and
 //!   the next all strangers. A limit for each alone dropped favourites, whatever lives they had, and cost up to four points of hits
 //!   (docs/performance.md).
+//! * **On a device** the directory has a bound, not the log alone: who would write more than there is room for asks for some (`evict.rs`); and there may be
+//!   one on what is written (`writes.rs`).
 //! * **Lossy, and says so**: `Stats::cache` counts what was dropped, and a listener may be told.
 
 mod evict;
 mod flights;
+mod writes;
 
 pub(crate) use flights::{Flights, Joined, Landed, Lead, Rest};
 
@@ -40,6 +43,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use writes::Writes;
 
 /// The least a cache may have of a disk, in bytes.
 pub(crate) const DISK_BYTES_MIN: u64 = 64 << 20;
@@ -83,6 +87,7 @@ pub struct Cache {
     disk: Option<Result<u64>>,
     listener: Option<Listener>,
     worth: Option<Worth>,
+    disk_writes: Option<Result<u64>>,
 }
 
 impl Cache {
@@ -129,6 +134,15 @@ impl Cache {
         self.disk.as_ref()?.as_ref().ok().copied()
     }
 
+    /// So many bytes a second are written to the disk in the long run, and a minute's worth at once, unless puts alone are more: beyond that what
+    /// [`Store::get_or_load`](crate::Store::get_or_load) and its kin load for a key without a value is handed out and not kept, and what was read from the
+    /// disk is not copied into memory. `Stats::cache` counts both. A terabyte a day is 11 MiB a second.
+    #[must_use]
+    pub fn disk_writes(mut self, bytes_per_second: impl ByteCount) -> Self {
+        self.disk_writes = Some(bytes_per_second.byte_count());
+        self
+    }
+
     /// `listener` is told of pairs that leave: their key, value, and why. Each pair at most once; not of those that were replaced or
     /// deleted, nor of all that leave a disk (a key whose index entry another key shares goes unheard).
     ///
@@ -145,6 +159,7 @@ impl fmt::Debug for Cache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cache")
             .field("disk", &self.disk)
+            .field("disk_writes", &self.disk_writes)
             .field("listens", &self.listener.is_some())
             .field("weighs", &self.worth.is_some())
             .finish()
@@ -200,6 +215,7 @@ pub(crate) struct Caching {
     pinned_bytes: Allowance,
     listener: Option<Listener>,
     worth: Option<Worth>,
+    writes: Option<Writes>,
     departed: Mutex<VecDeque<Departed>>,
     telling: Mutex<()>,
     evictions: AtomicU64,
@@ -223,8 +239,12 @@ impl Caching {
         if has_device && disk_bytes < DISK_BYTES_MIN {
             return Err(Error::invalid(format!("a cache takes at least 64 MiB of a disk disk={disk_bytes}")));
         }
+        if cache.disk_writes.is_some() && !has_device {
+            return Err(Error::invalid("a cache in memory writes nothing to a disk: `Cache::disk_writes`"));
+        }
         let zero = || AtomicU64::new(0);
         Ok(Self {
+            writes: cache.disk_writes.transpose()?.map(Writes::new),
             disk_bytes,
             threshold: AtomicU64::new(1f64.to_bits()),
             kept_bytes: Allowance::default(),
@@ -316,6 +336,11 @@ impl Caching {
         lock(&self.departed).pop_front()
     }
 
+    /// True if something more may be kept, with the log's tail there.
+    pub(crate) fn admits(&self, tail: u64, now: u64) -> bool {
+        self.writes.as_ref().is_none_or(|writes| writes.admits(tail, now))
+    }
+
     pub(crate) fn is_in_memory(&self) -> bool {
         self.disk_bytes == 0
     }
@@ -327,6 +352,7 @@ impl Caching {
             evicted_bytes: self.evicted_bytes.load(Relaxed),
             expired: self.expired.load(Relaxed),
             kept: self.kept.load(Relaxed),
+            refused: self.writes.as_ref().map_or(0, Writes::refused),
             lives_to_stay: f64::from_bits(self.threshold.load(Relaxed)),
         }
     }

@@ -182,6 +182,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     let load = load.take().unwrap_or_else(|| unreachable!("who leads returns"));
                     let begun = Instant::now();
                     let result = match asking.loaded(begun, load()) {
+                        // What is there must not stay older than what was just handed out.
+                        Ok((Some(value), _)) if old.is_none() && !self.engine.admits_more() => Ok(Some(value)),
                         Ok((Some(value), ttl)) => match ttl {
                             Some(ttl) => self.put_with_ttl(key, value.borrow(), ttl),
                             None => self.put(key, value.borrow()),
@@ -262,6 +264,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     let load = load.take().unwrap_or_else(|| unreachable!("who leads returns"));
                     let begun = Instant::now();
                     let result = match asking.loaded(begun, load().await) {
+                        // What is there must not stay older than what was just handed out.
+                        Ok((Some(value), _)) if old.is_none() && !self.engine.admits_more() => Ok(Some(value)),
                         Ok((Some(value), ttl)) => match ttl {
                             Some(ttl) => self.put_with_ttl_async(key, value.borrow(), ttl).await,
                             None => self.put_async(key, value.borrow()).await,
