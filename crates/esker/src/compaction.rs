@@ -279,6 +279,7 @@ impl Engine {
 
     /// The same, due or not.
     pub(crate) fn compact_once(&self) -> Result<bool> {
+        drop(self.epochs.pin()?);
         let one = self.running()?;
         self.begin_if_told(&one)?;
         self.move_stretch_now(&one, None)
@@ -308,6 +309,8 @@ impl Engine {
 
     /// Compacts once through all that was in the log when the call began; returns the bytes given back.
     pub(crate) fn compact_all(&self) -> Result<u64> {
+        // Not from inside a closure that compaction itself runs.
+        drop(self.epochs.pin()?);
         let (until, before) = (self.log.tail(), self.log_extent() + self.waiting_bytes());
         *lock(&self.compaction.pass) = Some(self.begin_pass());
         while self.log.bounds.compacted.load(Acquire) < until && self.compact_stretch()? {}

@@ -182,7 +182,7 @@ impl Engine {
             engine.rest_compaction();
         }
         if let Some(caching) = &engine.caching {
-            engine.limit_log(caching);
+            engine.limit_log(caching, 0);
         }
         Ok(engine)
     }

@@ -299,6 +299,11 @@ impl Log {
         if bytes > PIECE_RECORD_MAX { bytes.next_multiple_of(BLOCK_BYTES) + BLOCK_BYTES } else { bytes + bytes / 2 }
     }
 
+    /// What a record of so many bytes takes of the log in the mean, if all are as long: with its part of what a piece has left for no other.
+    pub(crate) fn share_of(bytes: u64) -> u64 {
+        if bytes > PIECE_RECORD_MAX { bytes.next_multiple_of(BLOCK_BYTES) } else { PIECE_BYTES / (PIECE_BYTES / bytes.max(8)) }
+    }
+
     /// After a line records are claimed one by one at first, then in pieces each twice as long as what came before: a commit
     /// for every write must not fill the log with what it leaves unused. `beyond`: so far above the budget, and above the limit.
     #[cold]

@@ -176,7 +176,7 @@ impl Options {
     }
 
     /// The length of each of the log's files, in which the directory shrinks: for a store that is made, of those that exist it
-    /// stays. A sixteenth of the memory, from 4 to 256 MiB, unless said; rounded up to whole sectors.
+    /// stays. A sixteenth of the memory, from 4 to 256 MiB, unless said; rounded up to whole sectors. A cache's at most a sixteenth of its disk, or 4 MiB.
     #[must_use]
     pub fn segment_bytes(mut self, length: u64) -> Self {
         self.segment_bytes = Some(length.clamp(SECTOR_BYTES as u64, 1 << 40).next_multiple_of(SECTOR_BYTES as u64));
@@ -275,8 +275,8 @@ impl Options {
             None => {
                 let memory = self.memory.as_ref().map_or(0, |bytes| *bytes);
                 // A cache drops whole files.
-                let bound = self.cache.as_ref().and_then(Cache::disk_bytes).map_or(memory, |disk| disk.min(memory));
-                let segment_bytes = self.segment_bytes.unwrap_or_else(|| segment_bytes_for(bound));
+                let most = self.cache.as_ref().and_then(Cache::disk_bytes).map_or(u64::MAX, segment_bytes_for);
+                let segment_bytes = self.segment_bytes.unwrap_or_else(|| segment_bytes_for(memory)).min(most);
                 Manifest::create(&*storage, Identity::random()?, types, segment_bytes, FIRST_ADDRESS, Index::new()?.shape_word())?
             }
         };

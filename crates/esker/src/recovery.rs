@@ -326,7 +326,7 @@ impl Visitor for Joining<'_> {
             }
             let Some(at) = self.engine.allocate_copy(pin.slot, bytes.len() as u64) else {
                 drop(pin);
-                self.engine.make_room(bytes.len() as u64)?;
+                self.engine.make_room_for_copy(bytes.len() as u64)?;
                 continue;
             };
             // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.

@@ -3,13 +3,13 @@
 mod common;
 
 use common::block_on;
-use esker::{Cache, Error, Eviction, Loading, ManualClock, Options, Store, Ttl};
+use esker::{Cache, Error, Eviction, Loading, ManualClock, MemoryStorage, Options, Storage, Store, Ttl};
 use std::collections::HashMap;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
@@ -392,6 +392,45 @@ fn what_is_loaded_stays_as_long_as_it_is_to() {
     }
 }
 
+/// Whoever makes a value at the source deletes the key here, by whatever call.
+#[test]
+fn a_deletion_ends_an_absence() {
+    let (_, store) = timed();
+    let loading = Loading::new().absent_ttl(SECOND * 60);
+    let load = |brings| store.get_or_load(&1, &loading, || Ok::<_, Error>(brings)).unwrap();
+    let deletions: [&dyn Fn() -> bool; 5] = [
+        &|| store.delete(&1).unwrap(),
+        &|| block_on(store.delete_async(&1)).unwrap(),
+        &|| store.delete_many(&[1]).unwrap() > 0,
+        &|| store.scan().delete().unwrap() > 0,
+        &|| store.scan().filter(|_, _| true).delete().unwrap() > 0,
+    ];
+    for (n, delete) in deletions.into_iter().enumerate() {
+        assert_eq!((load(None), load(Some(7))), (None, None), "{n}");
+        // A scan deletes what is there.
+        if n > 2 {
+            store.put(&1, &5).unwrap();
+            assert_eq!(load(None), Some(5));
+        }
+        assert_eq!(delete(), n > 2);
+        assert_eq!(load(Some(8)), Some(8), "{n}");
+        assert!(delete());
+    }
+}
+
+/// What cannot be put is told, though an older value is there.
+#[test]
+fn a_renewal_that_cannot_be_put_is_told() {
+    let clock = Arc::new(ManualClock::default());
+    let store: Pages = options().clock(clock.clone()).background(false).in_memory().unwrap();
+    let loading = Loading::new().ttl(SECOND * 10).renew_ahead(SECOND * 5);
+    let load = |bytes| store.get_or_load(&1, &loading, || Ok::<_, Error>(Some(vec![1; bytes])));
+    load(10).unwrap();
+    clock.advance(SECOND * 6);
+    assert!(matches!(load(5 << 20), Err(Error::Invalid(_))));
+    assert_eq!(load(11).unwrap().unwrap().len(), 11);
+}
+
 /// While one loads anew the others have what is there, and do not wait.
 #[test]
 fn one_loads_anew_and_nobody_waits() {
@@ -483,6 +522,44 @@ fn what_is_worth_more_stays_longer() {
     }
 }
 
+/// Of lengths that leave much of a piece of the log, or of a block, unused: seven eighths of their bytes were more than all of the log.
+#[test]
+fn pinned_pairs_of_any_length_leave_room() {
+    for background in [false, true] {
+        for bytes in [11_000, 13_100, 16 << 10, 17_500, 1 << 20] {
+            let options = Options::new().memory(BUDGET).cache(Cache::new().worth(|_, _| f64::INFINITY)).background(background);
+            let store: Pages = options.in_memory().unwrap();
+            let value = vec![1; bytes];
+            (0..(64 << 20) / bytes as u64).for_each(|key| store.put(&key, &value).unwrap());
+        }
+    }
+}
+
+/// A `worth` that uses the store is refused, and does not wait for itself.
+#[test]
+fn what_weighs_may_not_use_the_store() {
+    static STORE: OnceLock<Pages> = OnceLock::new();
+    static REFUSED: AtomicUsize = AtomicUsize::new(0);
+    let worth = |_: &[u8], _: &[u8]| {
+        let store = STORE.get().unwrap();
+        let answers =
+            [store.compact().map(drop), store.set_memory(2 * BUDGET), store.put(&1, &[1]), store.get(&1).map(drop), store.commit()];
+        REFUSED.fetch_add(answers.iter().filter(|answer| matches!(answer, Err(Error::Invalid(_)))).count(), SeqCst);
+        1.0
+    };
+    let store: Pages = Options::new().memory(BUDGET).background(false).cache(Cache::new().worth(worth)).in_memory().unwrap();
+    assert!(STORE.set(store.clone()).is_ok());
+    let mut weighed = 0;
+    for key in 0.. {
+        store.put(&key, &value_of(key)).unwrap();
+        weighed = REFUSED.load(SeqCst) / 5;
+        if weighed > 1000 {
+            break;
+        }
+    }
+    assert_eq!(REFUSED.load(SeqCst), weighed * 5);
+}
+
 /// More than fits cannot be pinned: it remains a cache.
 #[test]
 fn a_cache_of_pinned_pairs_goes_on() {
@@ -536,6 +613,48 @@ fn a_cache_on_disk_keeps_to_its_bounds_and_is_warm_after_a_restart() {
     let mut warm = 0;
     store.get_many(&keys, |i, value| warm += usize::from(value.is_some_and(|value| value == value_of(keys[i])))).unwrap();
     assert!(warm > 59_000, "{warm} of 60000 after a restart");
+}
+
+fn stored_bytes(storage: &dyn Storage) -> u64 {
+    storage.list().unwrap().iter().map(|name| storage.open(name).unwrap().bytes().unwrap()).sum()
+}
+
+/// Room on the device is counted in sectors, what is asked for in bytes of the log: there was room for a long value, and no place, for ever.
+#[test]
+fn the_longest_values_find_their_place() {
+    // It took 392 of the longest to come so.
+    for (background, bytes, count) in [(false, (4 << 20) - 64, 400), (true, (4 << 20) - 64, 100), (true, 1 << 20, 200)] {
+        let storage = Arc::new(MemoryStorage::new());
+        let options = Options::new().memory(BUDGET).background(background).cache(Cache::new().disk(DISK));
+        let store: Pages = options.open_in(storage.clone()).unwrap();
+        let value = vec![1; bytes];
+        (0..count).for_each(|key| store.put(&key, &value).unwrap());
+        store.commit().unwrap();
+        assert!(stored_bytes(&*storage) <= DISK);
+    }
+}
+
+/// The index grows with what is written, and its images with it, whoever asks for room or not; and files are no longer than a bound has use for.
+#[test]
+fn images_and_files_are_within_the_bound() {
+    let storage = Arc::new(MemoryStorage::new());
+    let cache = || Cache::new().disk(DISK);
+    let store: Store<u64, u64> = Options::new().memory(8 * BUDGET).background(false).cache(cache()).open_in(storage.clone()).unwrap();
+    for key in 0..2_500_000 {
+        store.put(&key, &key).unwrap();
+        if key % 500_000 == 499_999 {
+            store.save_index().unwrap();
+            assert!(stored_bytes(&*storage) <= DISK, "{} bytes after {key}", stored_bytes(&*storage));
+        }
+    }
+    store.close().unwrap();
+    assert!(stored_bytes(&*storage) <= DISK, "{} bytes", stored_bytes(&*storage));
+    let storage = Arc::new(MemoryStorage::new());
+    let options = Options::new().memory(BUDGET).segment_bytes(256 << 20).background(false).cache(cache());
+    let store: Pages = options.open_in(storage.clone()).unwrap();
+    (0..200_000).for_each(|key| store.put(&key, &[1; 1000]).unwrap());
+    store.commit().unwrap();
+    assert!(stored_bytes(&*storage) <= DISK, "{} bytes", stored_bytes(&*storage));
 }
 
 /// What is loaded or read again writes no more than it may; what is put is there in any case.

@@ -310,40 +310,50 @@ impl esker::Clock for Intruder {
     }
 }
 
-/// A value that came meanwhile, for ever, gets no end from who renews that of the one before.
+/// A value that came meanwhile keeps its end, or that it has none, when that of the one before is put off; unless it is the one that was read.
 #[test]
-fn what_is_put_meanwhile_keeps_no_end() {
+fn what_is_put_meanwhile_keeps_its_end() {
     let clock = Arc::new(Intruder { now: SystemTime::UNIX_EPOCH + SECOND, calls_left: AtomicU64::new(0), at: Barrier::new(2) });
     let store: Store<u64, u64> = Options::new().memory("16MiB").clock(clock.clone()).background(false).in_memory().unwrap();
-    let mut intrusions = 0;
-    for call in 1.. {
-        store.put_with_ttl(&1, &1, SECOND * 10).unwrap();
-        clock.calls_left.store(call, SeqCst);
-        let has_come = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                clock.at.wait();
-                if !has_come.load(SeqCst) {
-                    intrusions += 1;
-                    store.put(&1, &2).unwrap();
+    let (read_old, read_new) = (AtomicU64::new(0), AtomicU64::new(0));
+    for ttl in [None, Some(SECOND)] {
+        for call in 1.. {
+            store.put_with_ttl(&1, &1, SECOND * 10).unwrap();
+            clock.calls_left.store(call, SeqCst);
+            let has_come = AtomicBool::new(true);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    clock.at.wait();
+                    if has_come.load(SeqCst) {
+                        match ttl {
+                            None => store.put(&1, &2).unwrap(),
+                            Some(ttl) => store.put_with_ttl(&1, &2, ttl).unwrap(),
+                        }
+                    }
+                    clock.at.wait();
+                });
+                let read = store.get_and_renew(&1, SECOND * 20).unwrap();
+                if clock.calls_left.swap(0, SeqCst) > 0 {
+                    // No call so late.
+                    has_come.store(false, SeqCst);
+                    clock.at.wait();
+                    clock.at.wait();
+                    return assert_eq!((read, store.ttl(&1).unwrap()), (Some(1), Some(Ttl::Left(SECOND * 45 / 2))));
                 }
-                clock.at.wait();
+                let want = match (read, ttl) {
+                    (_, None) => Ttl::Forever,
+                    (Some(1), Some(ttl)) => Ttl::Left(ttl),
+                    (_, Some(_)) => Ttl::Left(SECOND * 45 / 2),
+                };
+                assert_eq!((store.get(&1).unwrap(), store.ttl(&1).unwrap()), (Some(2), Some(want)), "{ttl:?} at call {call}, {read:?}");
+                if read == Some(1) { &read_old } else { &read_new }.fetch_add(1, SeqCst);
             });
-            store.get_and_renew(&1, SECOND * 20).unwrap();
-            if clock.calls_left.swap(0, SeqCst) > 0 {
-                // No call so late.
-                has_come.store(true, SeqCst);
-                clock.at.wait();
-                clock.at.wait();
+            if !has_come.into_inner() {
+                break;
             }
-        });
-        if has_come.into_inner() {
-            assert_eq!(store.ttl(&1).unwrap(), Some(Ttl::Left(SECOND * 45 / 2)));
-            break;
         }
-        assert_eq!((store.get(&1).unwrap(), store.ttl(&1).unwrap()), (Some(2), Some(Ttl::Forever)), "at call {call}");
     }
-    assert!(intrusions > 2, "{intrusions}");
+    assert!(read_old.load(SeqCst) > 1 && read_new.load(SeqCst) > 1, "{read_old:?} {read_new:?}");
 }
 
 /// What expired is gone for good, and with it its space; what lies behind it does not come back.

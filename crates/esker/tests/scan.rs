@@ -718,3 +718,22 @@ fn a_full_store_can_be_emptied() {
     assert_eq!(store.scan().filter(|key, _| key % 10 != 0).delete().unwrap(), count - count.div_ceil(10));
     (0..count / 2).for_each(|n| store.put(&(count + n), &[8; 100]).unwrap());
 }
+
+/// Between some buckets and the next a deletion holds nothing back, however little it finds.
+#[test]
+fn a_deletion_that_finds_nothing_lets_others_write() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").cache(Cache::new()).background(false).in_memory().unwrap();
+    let mut next = 0..;
+    let mut put = |count: usize| next.by_ref().take(count).try_for_each(|key| store.put(&key, &[1; 1000]));
+    put(20_000).unwrap();
+    let results = Mutex::new((0, put));
+    let progress = |_: f64| {
+        let (told, put) = &mut *results.lock().unwrap();
+        *told += 1;
+        put(500).unwrap();
+        ControlFlow::Continue(())
+    };
+    assert_eq!(store.scan().filter(|_, _| false).progress(progress).delete().unwrap(), 0);
+    let told = results.into_inner().unwrap().0;
+    assert!(told > 20, "told {told} times");
+}

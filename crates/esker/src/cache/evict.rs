@@ -20,6 +20,8 @@ const NEAR_SIXTEENTHS_ON_DISK: u64 = 12;
 /// A store that is opened with less disk than it was made for has files and an index that are not made for it; still the log gets some.
 const DEAD_PART_MAX: u64 = 8;
 const IMAGES_PART_MAX: u64 = 2;
+/// Who does not ask again gets this part of what is free. The shortest record takes 24 bytes, and 20 of two images: a word each, and some buckets.
+const FOR_LOG_PART: u64 = 2;
 /// The first and the last of the log, images, manifest, scars.
 const OTHER_FILES: u64 = 8;
 
@@ -29,7 +31,12 @@ impl Engine {
         self.move_near(caching);
         let has_room = || self.has_room(caching, bytes);
         let mut result = Ok(());
+        let round = self.log.tail();
         while !has_room() && result.is_ok() {
+            // Once through the log what is pinned has left too little room.
+            if self.log.bounds.compacted.load(Relaxed) >= round {
+                caching.unpin(true);
+            }
             result = match self.move_stretch_for_room(Some(caching), || !has_room()) {
                 Ok(true) => Ok(()),
                 Ok(false) if self.epochs.is_closed() => Err(Error::Closed),
@@ -37,7 +44,8 @@ impl Engine {
                 Err(error) => Err(error),
             };
         }
-        self.limit_log(caching);
+        caching.unpin(false);
+        self.limit_log(caching, bytes);
         caching.tell();
         result
     }
@@ -47,21 +55,22 @@ impl Engine {
         self.move_near(caching);
         let spare = (self.room_bytes(caching) / SPARE_PART).min(SPARE_BYTES_MAX);
         if self.has_room(caching, spare) || self.check_writable().is_err() {
-            self.limit_log(caching);
+            self.limit_log(caching, 0);
             return Ok(false);
         }
         let dropped = self.move_stretch(Some(caching), || !self.has_room(caching, spare));
-        self.limit_log(caching);
+        self.limit_log(caching, 0);
         caching.tell();
         dropped
     }
 
-    /// Whoever would write more than the device has room for asks for some.
-    pub(crate) fn limit_log(&self, caching: &Caching) {
+    /// Whoever would write more than the device has room for asks for some, and before: each record of the log may be another entry in two images.
+    /// `bytes` are what was asked for.
+    pub(crate) fn limit_log(&self, caching: &Caching, bytes: u64) {
         if !caching.is_in_memory() {
             let tail = self.log.tail();
-            let room = caching.disk_bytes.saturating_sub(self.disk_bytes_taken(caching, tail));
-            self.log.limit.store(tail + room / SECTOR_BYTES as u64 * BLOCK_BYTES, Relaxed);
+            let room = self.disk_room(caching, tail);
+            self.log.limit.store(tail + (room / FOR_LOG_PART).max(bytes.min(room)), Relaxed);
         }
     }
 
@@ -75,8 +84,16 @@ impl Engine {
     }
 
     fn has_room(&self, caching: &Caching, bytes: u64) -> bool {
-        let taken = if caching.is_in_memory() { self.log_bytes() } else { self.disk_bytes_taken(caching, self.log.tail()) };
-        taken + bytes <= self.room_bytes(caching)
+        if caching.is_in_memory() {
+            self.log_bytes() + bytes <= self.log.budget.load(Relaxed)
+        } else {
+            bytes <= self.disk_room(caching, self.log.tail())
+        }
+    }
+
+    /// So many bytes of log behind `tail` have room on the device.
+    fn disk_room(&self, caching: &Caching, tail: u64) -> u64 {
+        caching.disk_bytes.saturating_sub(self.disk_bytes_taken(caching, tail)) / SECTOR_BYTES as u64 * BLOCK_BYTES
     }
 
     /// Bytes of the device when the log is there up to `tail`: files that go as a whole, each with a sector for the file system, zeros ahead of short

@@ -10,6 +10,7 @@
 use crate::engine::lock;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::types::Value;
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -36,6 +37,8 @@ type Stripe = Mutex<Board>;
 /// The table of loads.
 pub(crate) struct Flights {
     stripes: Box<[Stripe]>,
+    /// Some key rests, or did.
+    has_rests: AtomicBool,
 }
 
 /// Why nobody loads a key.
@@ -77,6 +80,7 @@ pub(crate) enum Joined<'f> {
 
 /// The leader's duty to land.
 pub(crate) struct Lead<'f> {
+    flights: &'f Flights,
     stripe: &'f Stripe,
     key: Box<[u8]>,
     flight: Arc<Flight>,
@@ -84,7 +88,7 @@ pub(crate) struct Lead<'f> {
 
 impl Flights {
     pub(crate) fn new() -> Self {
-        Self { stripes: (0..STRIPES).map(|_| Mutex::default()).collect() }
+        Self { stripes: (0..STRIPES).map(|_| Mutex::default()).collect(), has_rests: AtomicBool::new(false) }
     }
 
     fn stripe(&self, hash: u64) -> &Stripe {
@@ -100,7 +104,15 @@ impl Flights {
         }
         let flight = Arc::new(Flight { state: Waited::default(), came: Condvar::new(), leader: thread::current().id() });
         board.flights.insert(key.into(), flight.clone());
-        Joined::Leads(Lead { stripe, key: key.into(), flight })
+        Joined::Leads(Lead { flights: self, stripe, key: key.into(), flight })
+    }
+
+    /// A key was deleted: it need not rest. Next to nothing where none ever did.
+    #[inline(always)]
+    pub(crate) fn forget_rest(&self, key: &[u8], hash: u64) {
+        if self.has_rests.load(Relaxed) {
+            lock(self.stripe(hash)).rest_no_more(key);
+        }
     }
 
     /// True if nobody loads this key now, for this reason.
@@ -152,7 +164,10 @@ impl Lead<'_> {
     pub(crate) fn set_rest(&self, rest: Option<(Rest, u64)>, now: u64) {
         let mut board = lock(self.stripe);
         match rest {
-            Some((why, until)) => board.rest(&self.key, why, now, until),
+            Some((why, until)) => {
+                self.flights.has_rests.store(true, Relaxed);
+                board.rest(&self.key, why, now, until);
+            }
             None => board.rest_no_more(&self.key),
         }
     }

@@ -32,11 +32,12 @@ pub(crate) use flights::{Flights, Joined, Landed, Lead, Rest};
 
 use crate::engine::lock;
 use crate::error::{Error, Result};
+use crate::log::Log;
 use crate::options::ByteCount;
 use crate::record::{self, ABSENT};
 use crate::stats::CacheStats;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::types::Layout;
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -108,8 +109,8 @@ impl Cache {
     /// often as it was; so say what it costs to load it anew, or that, to its length. What is worth 0 goes when its round is over, and what
     /// is worth `f64::INFINITY` stays (is pinned) though nobody reads it, unless all that stays would leave too little room: an eighth of the whole.
     ///
-    /// It is asked when a pair's round is over, by whatever thread needs the room: keep it short. It must not use the store, which refuses. A panic in it is
-    /// swallowed, and counts as 1. A cache over a device drops whole files in their order, and does not ask.
+    /// It is asked when a pair's round is over, by whatever thread needs the room: keep it short. It must not use the store: most calls
+    /// are refused, and a close would wait for itself. A panic in it is swallowed, and counts as 1. A cache over a device drops whole files in their order, and does not ask.
     ///
     /// # Examples
     /// ```
@@ -213,6 +214,8 @@ pub(crate) struct Caching {
     /// What is kept of stretches, and of that what is pinned. As above.
     kept_bytes: Allowance,
     pinned_bytes: Allowance,
+    /// Nothing is pinned now, for it left too little room.
+    is_unpinned: AtomicBool,
     listener: Option<Listener>,
     worth: Option<Worth>,
     writes: Option<Writes>,
@@ -249,6 +252,7 @@ impl Caching {
             threshold: AtomicU64::new(1f64.to_bits()),
             kept_bytes: Allowance::default(),
             pinned_bytes: Allowance::default(),
+            is_unpinned: AtomicBool::new(false),
             listener: cache.listener,
             worth: cache.worth,
             departed: Mutex::new(VecDeque::new()),
@@ -265,18 +269,25 @@ impl Caching {
         if self.disk_bytes > 0 {
             return false;
         }
-        let worth = self.worth_of(layout, record);
+        let (worth, bytes) = (self.worth_of(layout, record), Log::share_of(record.len() as u64));
         let is_pinned = worth == f64::INFINITY;
         let keeps = match is_pinned {
-            true => !self.pinned_bytes.is_used_up(stretch),
+            true => !self.pinned_bytes.is_used_up(stretch) && !self.is_unpinned.load(Relaxed),
             false => !self.kept_bytes.is_used_up(stretch) && self.is_wanted(record, hash, worth),
         };
         if keeps {
             self.kept.fetch_add(1, Relaxed);
-            self.kept_bytes.use_up(record.len() as u64);
-            self.pinned_bytes.use_up(if is_pinned { record.len() as u64 } else { 0 });
+            self.kept_bytes.use_up(bytes);
+            self.pinned_bytes.use_up(if is_pinned { bytes } else { 0 });
         }
         keeps
+    }
+
+    /// While this is so nothing is pinned.
+    fn unpin(&self, is_unpinned: bool) {
+        if self.is_unpinned.load(Relaxed) != is_unpinned {
+            self.is_unpinned.store(is_unpinned, Relaxed);
+        }
     }
 
     fn is_wanted(&self, record: &[u8], hash: u64, worth: f64) -> bool {

@@ -48,6 +48,7 @@ impl Engine {
 
     pub(crate) fn set_budget(&self, bytes: u64) -> Result<()> {
         check_budget(bytes)?;
+        drop(self.epochs.pin()?);
         let held =
             self.index.bytes() + FIXED_BYTES + if self.is_in_memory() && self.caching.is_none() { self.log_bytes() } else { LOG_BYTES_MIN };
         if bytes < held {

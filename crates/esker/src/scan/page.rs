@@ -10,9 +10,7 @@ use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::collections::VecDeque;
 
-/// Pairs that [`Scan::delete`] looks at together.
-const DELETED_AT_ONCE: usize = 1024;
-/// How finely it tells how far it is.
+/// How finely [`Scan::delete`] tells how far it is.
 const PARTS_IN_ALL: u64 = 1 << 32;
 
 /// Where a walk through the keys is between two calls. It stays valid as long as the store, whatever happens to it.
@@ -86,8 +84,16 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         let filter = self.filter.take();
         let hold = self.store.engine.hold_space()?;
         let view = self.as_of.unwrap_or_else(|| hold.view());
-        let mut pairs = Vec::new();
-        let next = self.frame(view, 0).page(filter.as_deref(), cursor.0, limit, &mut pairs)?;
+        let frame = self.frame(view, 0);
+        let (mut walker, mut rows) = (Walker::default(), Rows::default());
+        let (mut pairs, mut next) = (Vec::new(), Some(cursor.0));
+        while let Some(from) = next
+            && pairs.len() < limit.max(1)
+        {
+            let buckets = ((limit - pairs.len().min(limit)) / 4).clamp(1, BUCKETS);
+            next = frame.walk(&mut walker, from, u64::MAX, buckets, &mut rows)?;
+            take(&frame, filter.as_deref(), &mut walker, &mut rows, &mut |pair| pairs.push(pair))?;
+        }
         Ok(Page { pairs, next: next.map(Cursor) })
     }
 
@@ -100,7 +106,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// As [`Store::delete_many`], [`Error::Cancelled`], and `Invalid` in a transaction that only reads. Some pairs may be gone then.
     ///
     /// # Cost
-    /// That of [`Scan::page`] over the whole store, and of [`Store::delete_many`]; with a `filter` of [`Store::compare_and_swap`] for each.
+    /// That of [`Scan::page`] over the whole store, and of [`Store::delete_many`]; with a `filter` of [`Store::compare_and_swap`] for each. Space is held
+    /// for some buckets at a time.
     ///
     /// # Examples
     /// ```
@@ -118,18 +125,32 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         }
         let (store, filter) = (self.store, self.filter.take());
         let mut frame = self.frame(store.engine.hold_space()?.view(), PARTS_IN_ALL);
+        let (mut walker, mut rows) = (Walker::default(), Rows::default());
+        let (mut keys, mut versions) = (Vec::new(), Vec::new());
         let (mut count, mut next) = (0, Some(0));
         while let Some(from) = next {
             let hold = store.engine.hold_space()?;
             frame.view = hold.view();
-            let mut pairs = Vec::new();
-            next = frame.page(filter.as_deref(), from, DELETED_AT_ONCE, &mut pairs)?;
+            let mut visit = |key: &[u8], value: &[u8]| match &filter {
+                None => keys.push(K::own(key)),
+                Some(wanted) if wanted(K::view(key), V::view(value)) => {
+                    keys.push(K::own(key));
+                    versions.push(store.version_of(value));
+                }
+                Some(_) => {}
+            };
+            next = frame.walk(&mut walker, from, u64::MAX, BUCKETS, &mut rows)?;
+            frame.show(&mut rows, &mut visit);
+            frame.follow_cold(&mut walker, &mut visit)?;
             // What is deleted may need room that nobody makes while space is held.
             drop(hold);
-            count += match filter {
-                None => store.delete_many(&pairs.into_iter().map(|(key, _)| key).collect::<Vec<_>>())? as u64,
-                Some(_) => delete_if_equal(store, &pairs)?,
-            };
+            if filter.is_none() {
+                count += store.delete_many(&keys)? as u64;
+            }
+            for (key, version) in keys.drain(..).zip(versions.drain(..)) {
+                count += u64::from(store.delete_if_version(key.borrow(), version)?);
+            }
+            keys.clear();
             frame.control.advance((next.unwrap_or(u64::MAX) - from) / (u64::MAX / PARTS_IN_ALL))?;
         }
         Ok(count)
@@ -153,38 +174,6 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
             _snapshot: snapshot,
         })
     }
-}
-
-impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
-    /// About `limit` pairs from a position on; where to go on, if there is more.
-    fn page<'f>(
-        &self,
-        filter: Option<&Filter<'f, K, V>>,
-        from: u64,
-        limit: usize,
-        pairs: &mut Vec<(K::Owned, V::Owned)>,
-    ) -> Result<Option<u64>>
-    where
-        K: 'f,
-        V: 'f,
-    {
-        let (mut walker, mut rows, mut next) = (Walker::default(), Rows::default(), Some(from));
-        while let Some(from) = next
-            && pairs.len() < limit.max(1)
-        {
-            let buckets = ((limit - pairs.len().min(limit)) / 4).clamp(1, BUCKETS);
-            next = self.walk(&mut walker, from, u64::MAX, buckets, &mut rows)?;
-            take(self, filter, &mut walker, &mut rows, &mut |pair| pairs.push(pair))?;
-        }
-        Ok(next)
-    }
-}
-
-fn delete_if_equal<K: Key + ?Sized, V: Value + ?Sized>(store: &Store<K, V>, pairs: &[(K::Owned, V::Owned)]) -> Result<u64> {
-    pairs.iter().try_fold(0, |count, (key, value)| {
-        let is_deleted = store.compare_and_swap(key.borrow(), Some(value.borrow()), None)?;
-        Ok(count + u64::from(is_deleted))
-    })
 }
 
 /// Shows what a walk has taken.

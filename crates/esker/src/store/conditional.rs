@@ -78,7 +78,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.change_if(key, new, |old| old == expected.map(V::bytes))
     }
 
-    pub(super) fn version_of(&self, value: &[u8]) -> Version {
+    /// Deletes `key` if it has a value of this version; true if it did.
+    pub(crate) fn delete_if_version(&self, key: &K, version: Version) -> Result<bool> {
+        self.closer.flights.forget_rest(key.bytes(), self.hash(key.bytes()));
+        self.change_if(key, None, |old| old.is_some_and(|old| self.version_of(old) == version))
+    }
+
+    pub(crate) fn version_of(&self, value: &[u8]) -> Version {
         Version(if Self::WORD { to_word(value).into() } else { self.engine.hasher.fingerprint(value) })
     }
 

@@ -36,8 +36,8 @@ pub enum Ttl {
 pub(super) enum NewEnd {
     /// Then, in milliseconds since 1970.
     At(u64),
-    /// Then, if it has an end that is earlier.
-    Later(u64),
+    /// Then, if it still has this other end.
+    InsteadOf(u64, u64),
     /// Never any more.
     Never,
 }
@@ -45,7 +45,7 @@ pub(super) enum NewEnd {
 impl NewEnd {
     pub(super) fn expires(self) -> u64 {
         match self {
-            Self::At(expires) | Self::Later(expires) => expires,
+            Self::At(expires) | Self::InsteadOf(_, expires) => expires,
             Self::Never => NEVER,
         }
     }
@@ -54,7 +54,7 @@ impl NewEnd {
     pub(super) fn changes(self, expires: u64) -> bool {
         match self {
             Self::At(_) => true,
-            Self::Later(later) => expires < later,
+            Self::InsteadOf(other, _) => expires == other,
             Self::Never => expires != NEVER,
         }
     }
@@ -62,8 +62,7 @@ impl NewEnd {
     /// Changes the end of a record that has one; what it was.
     fn replace(self, end: &AtomicU64) -> u64 {
         match self {
-            // What never ends stays so: `NEVER` is the latest.
-            Self::Later(later) => end.fetch_max(later, AcqRel),
+            Self::InsteadOf(other, expires) => end.compare_exchange(other, expires, AcqRel, Acquire).unwrap_or_else(|now| now),
             _ => end.swap(self.expires(), AcqRel),
         }
     }
@@ -190,7 +189,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::rmw`].
     ///
     /// # Cost
-    /// Two gets; eight times in `ttl` at most that of [`Store::expire_at`].
+    /// Three gets; eight times in `ttl` at most that of [`Store::expire_at`].
     ///
     /// # Examples
     /// ```
@@ -210,21 +209,29 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Ok::<(), esker::Error>(())
     /// ```
     pub fn get_and_renew(&self, key: &K, ttl: Duration) -> Result<Option<V::Owned>> {
-        let value = self.get(key)?;
-        if value.is_some() {
-            self.renew(key.bytes(), ttl)?;
+        loop {
+            let ends = self.ends(key)?;
+            let value = self.get(key)?;
+            // The value is the one that has this end, or another one that was put to end at the same time.
+            if self.ends(key)? == ends && self.renew(key.bytes(), ends, ttl)? {
+                return Ok(value);
+            }
         }
-        Ok(value)
     }
 
-    fn renew(&self, key: &[u8], ttl: Duration) -> Result<()> {
+    /// Puts the end of a key off, if it is near enough. False if it is another one by now.
+    fn renew(&self, key: &[u8], ends: Option<u64>, ttl: Duration) -> Result<bool> {
         let end = self.end_after(ttl);
-        let hash = self.hash(key);
-        let expires = self.run(key, |known| self.ttl_step(key, hash, known))?;
-        if expires.is_some_and(|expires| expires < end) {
-            self.change_end(key, NewEnd::Later(end.saturating_add(whole_millis(ttl) / RENEWED_PART)))?;
+        match ends.filter(|ends| *ends < end) {
+            Some(ends) => self.change_end(key, NewEnd::InsteadOf(ends, end.saturating_add(whole_millis(ttl) / RENEWED_PART))),
+            None => Ok(true),
         }
-        Ok(())
+    }
+
+    /// When the value of `key` ends; `None` if it has none.
+    pub(super) fn ends(&self, key: &K) -> Result<Option<u64>> {
+        let (key, hash) = (key.bytes(), self.hash(key.bytes()));
+        self.run(key, |known| self.ttl_step(key, hash, known))
     }
 
     fn change_end(&self, key: &[u8], end: NewEnd) -> Result<bool> {
@@ -250,12 +257,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// As [`Store::get`].
     pub fn ttl(&self, key: &K) -> Result<Option<Ttl>> {
-        let key = key.bytes();
         if !Self::WORD {
-            Self::check_key(key)?;
+            Self::check_key(key.bytes())?;
         }
-        let hash = self.hash(key);
-        let expires = self.run(key, |known| self.ttl_step(key, hash, known))?;
+        let expires = self.ends(key)?;
         let now = self.engine.expiry.now();
         Ok(expires.filter(|expires| *expires > now).map(|expires| match expires {
             NEVER => Ttl::Forever,

@@ -61,7 +61,8 @@ impl Loading {
         self
     }
 
-    /// That a key has no value is remembered for so long, in a mebibyte of memory: some ten thousand keys (negative caching).
+    /// That a key has no value is remembered for so long, in a mebibyte of memory: some ten thousand keys (negative caching). A deletion of the key ends that; so
+    /// whoever makes a value at the source deletes its key here.
     #[must_use]
     pub fn absent_ttl(mut self, ttl: Duration) -> Self {
         self.absent = ttl;
@@ -118,7 +119,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// if `load` finds none; then a value that was there is deleted. What `load` brings counts, even if another value is put while it is at work.
     ///
     /// # Errors
-    /// As [`Store::get_or_insert_with`]. A failure to load a value anew that is there is counted ([`Stats`](crate::Stats)), and reaches nobody.
+    /// As [`Store::get_or_insert_with`]. That a value that is there could not be loaded anew is counted ([`Stats`](crate::Stats)), and reaches nobody.
     ///
     /// # Cost
     /// A hit costs a `get`; two with [`Loading::renew_ahead`]. A miss takes a lock of its key's stripe, three times.
@@ -158,7 +159,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let (key, mut load) = (asking.key, Some(load));
         let look = || {
             let value = self.get(key)?;
-            let ends = if asking.wants_end(value.as_ref()) { self.ends(key)? } else { NEVER };
+            let ends = if asking.wants_end(value.as_ref()) { self.ends(key)?.unwrap_or(NEVER) } else { NEVER };
             Ok::<_, Error>((asking.look(value, ends), ends))
         };
         loop {
@@ -197,11 +198,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
             }
         }
-    }
-
-    fn ends(&self, key: &K) -> Result<u64> {
-        let (key, hash) = (key.bytes(), self.hash(key.bytes()));
-        Ok(self.run(key, |known| self.ttl_step(key, hash, known))?.unwrap_or(NEVER))
     }
 
     /// [`Store::get_or_insert_with`] without ever blocking this thread.
@@ -343,11 +339,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         let now = self.now();
         let rest = match &result {
             Ok(None) if !self.loading.absent.is_zero() => Some((Rest::Absent, now.saturating_add(whole_millis(self.loading.absent)))),
-            Err(_) if old.is_some() => Some((Rest::Failed, ends.min(now.saturating_add(whole_millis(self.loading.ahead) / REST_PART + 1)))),
+            Err(Error::Load(_)) if old.is_some() => {
+                Some((Rest::Failed, ends.min(now.saturating_add(whole_millis(self.loading.ahead) / REST_PART + 1))))
+            }
             _ => None,
         };
         lead.set_rest(rest, now);
-        let result = lead.finish::<V, _>(result);
-        if old.is_some() && result.is_err() { Ok(old) } else { result }
+        match lead.finish::<V, _>(result) {
+            Err(Error::Load(_)) if old.is_some() => Ok(old),
+            result => result,
+        }
     }
 }

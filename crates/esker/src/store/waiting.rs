@@ -211,6 +211,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Self::check_key(key)?;
         }
         let hash = self.hash(key);
+        self.closer.flights.forget_rest(key, hash);
         if self.delete_now(self.engine.index.first_match(hash), key) {
             return Ok(true);
         }
