@@ -111,6 +111,8 @@ fn there_is_none(path: &Path) -> Error {
 impl Engine {
     /// A backup of the running store.
     pub(crate) fn snapshot_in(&self, earlier: Option<Arc<dyn Storage>>, to: Arc<dyn Storage>) -> Result<Backup> {
+        // Not from inside a closure that compaction runs.
+        drop(self.epochs.pin()?);
         let _compaction = self.hold_compaction();
         self.commit()?;
         let home = lock(&self.home).as_ref().map(|home| (home.storage.clone(), home.manifest.state.clone()));

@@ -58,6 +58,8 @@ const FLUSH_BLOCKS: u64 = 64;
 
 /// The first address: block 0 stays empty, so that 0 can mean "none".
 pub(crate) const FIRST_ADDRESS: u64 = BLOCK_BYTES;
+/// Of a log whose device is as large as need be.
+pub(crate) const NO_LIMIT: u64 = u64::MAX;
 
 pub(crate) struct Log {
     region: Region,
@@ -178,7 +180,7 @@ impl Log {
                 tail: Tail(at()),
             },
             budget: AtomicU64::new(0),
-            limit: AtomicU64::new(u64::MAX),
+            limit: AtomicU64::new(NO_LIMIT),
             left_bytes: AtomicU64::new(0),
             longest: Longest::new(tail),
             reserve: AtomicU64::new(0),

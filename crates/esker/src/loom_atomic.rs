@@ -62,6 +62,10 @@ impl AtomicU64 {
         self.0.fetch_or(value, order)
     }
 
+    pub(crate) fn fetch_update(&self, set: Ordering, fetch: Ordering, next: impl FnMut(u64) -> Option<u64>) -> Result<u64, u64> {
+        self.0.fetch_update(set, fetch, next)
+    }
+
     pub(crate) fn compare_exchange(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64> {
         self.0.compare_exchange(current, new, success, failure)
     }

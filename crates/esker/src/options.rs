@@ -176,7 +176,7 @@ impl Options {
     }
 
     /// The length of each of the log's files, in which the directory shrinks: for a store that is made, of those that exist it
-    /// stays. A sixteenth of the memory, from 4 to 256 MiB, unless said; rounded up to whole sectors. A cache's at most a sixteenth of its disk, or 4 MiB.
+    /// stays. A sixteenth of the memory, from 4 to 256 MiB, unless said; rounded up to whole sectors. A cache's at most an eighth of its disk, or 4 MiB.
     #[must_use]
     pub fn segment_bytes(mut self, length: u64) -> Self {
         self.segment_bytes = Some(length.clamp(SECTOR_BYTES as u64, 1 << 40).next_multiple_of(SECTOR_BYTES as u64));

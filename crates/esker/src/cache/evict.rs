@@ -6,7 +6,7 @@ use crate::device::{SECTOR_BYTES, ZEROS_BYTES_MAX};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::image;
-use crate::log::BLOCK_BYTES;
+use crate::log::{BLOCK_BYTES, NO_LIMIT};
 use crate::sync::atomic::Ordering::*;
 
 const STRETCH_PART_OF_DISK: u64 = 16;
@@ -65,12 +65,15 @@ impl Engine {
     }
 
     /// Whoever would write more than the device has room for asks for some, and before: each record of the log may be another entry in two images.
-    /// `bytes` are what was asked for.
+    /// `bytes` are what was asked for. What was promised to somebody holds, as long as there is room at all: he may need it bit by bit.
     pub(crate) fn limit_log(&self, caching: &Caching, bytes: u64) {
         if !caching.is_in_memory() {
             let tail = self.log.tail();
             let room = self.disk_room(caching, tail);
-            self.log.limit.store(tail + (room / FOR_LOG_PART).max(bytes.min(room)), Relaxed);
+            let promised = tail + (room / FOR_LOG_PART).max(bytes.min(room));
+            let limit = |old: u64| Some(if old == NO_LIMIT { promised } else { old.max(promised).min(tail + room) });
+            // It always gives one.
+            let _ = self.log.limit.fetch_update(Relaxed, Relaxed, limit);
         }
     }
 

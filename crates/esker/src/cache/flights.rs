@@ -37,7 +37,7 @@ type Stripe = Mutex<Board>;
 /// The table of loads.
 pub(crate) struct Flights {
     stripes: Box<[Stripe]>,
-    /// Some key rests, or did.
+    /// Some key rests, or may.
     has_rests: AtomicBool,
 }
 
@@ -70,6 +70,8 @@ pub(crate) struct Flight {
     state: Waited<State>,
     came: Condvar,
     leader: ThreadId,
+    /// The key was deleted meanwhile: that there is no value may be no longer so. Under the board's lock.
+    is_outdated: AtomicBool,
 }
 
 /// How a caller takes part.
@@ -102,16 +104,28 @@ impl Flights {
         if let Some(flight) = board.flights.get(key) {
             return Joined::Waits(flight.clone());
         }
-        let flight = Arc::new(Flight { state: Waited::default(), came: Condvar::new(), leader: thread::current().id() });
+        let is_outdated = AtomicBool::new(false);
+        let flight = Arc::new(Flight { state: Waited::default(), came: Condvar::new(), leader: thread::current().id(), is_outdated });
         board.flights.insert(key.into(), flight.clone());
         Joined::Leads(Lead { flights: self, stripe, key: key.into(), flight })
     }
 
-    /// A key was deleted: it need not rest. Next to nothing where none ever did.
+    /// Before a load that may find no value.
+    pub(crate) fn expect_rests(&self) {
+        if !self.has_rests.load(Relaxed) {
+            self.has_rests.store(true, Relaxed);
+        }
+    }
+
+    /// A key is deleted: it need not rest, nor for what a load finds that began before. Next to nothing where none ever did.
     #[inline(always)]
     pub(crate) fn forget_rest(&self, key: &[u8], hash: u64) {
         if self.has_rests.load(Relaxed) {
-            lock(self.stripe(hash)).rest_no_more(key);
+            let mut board = lock(self.stripe(hash));
+            board.rest_no_more(key);
+            if let Some(flight) = board.flights.get(key) {
+                flight.is_outdated.store(true, Relaxed);
+            }
         }
     }
 
@@ -164,8 +178,9 @@ impl Lead<'_> {
     pub(crate) fn set_rest(&self, rest: Option<(Rest, u64)>, now: u64) {
         let mut board = lock(self.stripe);
         match rest {
+            Some((Rest::Absent, _)) if self.flight.is_outdated.load(Relaxed) => {}
             Some((why, until)) => {
-                self.flights.has_rests.store(true, Relaxed);
+                self.flights.expect_rests();
                 board.rest(&self.key, why, now, until);
             }
             None => board.rest_no_more(&self.key),

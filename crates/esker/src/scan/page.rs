@@ -5,12 +5,14 @@ use super::rows::Rows;
 use super::{Filter, Frame, Scan};
 use crate::error::{Error, Result};
 use crate::snapshot::Snapshot;
-use crate::store::Store;
+use crate::store::{Store, Version};
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::collections::VecDeque;
 
-/// How finely [`Scan::delete`] tells how far it is.
+/// So many keys that [`Scan::delete`] has found are deleted together: calls that are durable by themselves share a line.
+const DELETED_AT_ONCE: usize = 1024;
+/// How finely it tells how far it is.
 const PARTS_IN_ALL: u64 = 1 << 32;
 
 /// Where a walk through the keys is between two calls. It stays valid as long as the store, whatever happens to it.
@@ -144,13 +146,14 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
             frame.follow_cold(&mut walker, &mut visit)?;
             // What is deleted may need room that nobody makes while space is held.
             drop(hold);
-            if filter.is_none() {
-                count += store.delete_many(&keys)? as u64;
+            if keys.len() >= DELETED_AT_ONCE || next.is_none() && !keys.is_empty() {
+                count += match filter {
+                    None => store.delete_many(&keys)? as u64,
+                    Some(_) => delete_versions(store, &keys, &versions)?,
+                };
+                keys.clear();
+                versions.clear();
             }
-            for (key, version) in keys.drain(..).zip(versions.drain(..)) {
-                count += u64::from(store.delete_if_version(key.borrow(), version)?);
-            }
-            keys.clear();
             frame.control.advance((next.unwrap_or(u64::MAX) - from) / (u64::MAX / PARTS_IN_ALL))?;
         }
         Ok(count)
@@ -174,6 +177,13 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
             _snapshot: snapshot,
         })
     }
+}
+
+fn delete_versions<K: Key + ?Sized, V: Value + ?Sized>(store: &Store<K, V>, keys: &[K::Owned], versions: &[Version]) -> Result<u64> {
+    keys.iter().zip(versions).try_fold(0, |count, (key, version)| {
+        let is_deleted = store.delete_if_version(key.borrow(), *version)?;
+        Ok(count + u64::from(is_deleted))
+    })
 }
 
 /// Shows what a walk has taken.

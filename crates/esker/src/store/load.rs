@@ -61,8 +61,8 @@ impl Loading {
         self
     }
 
-    /// That a key has no value is remembered for so long, in a mebibyte of memory: some ten thousand keys (negative caching). A deletion of the key ends that; so
-    /// whoever makes a value at the source deletes its key here.
+    /// That a key has no value is remembered for so long, in a mebibyte of memory: some ten thousand keys (negative caching). [`Store::delete`] and
+    /// [`Store::delete_many`] end that, also of what is being loaded: whoever makes a value at the source calls one of them.
     #[must_use]
     pub fn absent_ttl(mut self, ttl: Duration) -> Self {
         self.absent = ttl;
@@ -162,6 +162,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let ends = if asking.wants_end(value.as_ref()) { self.ends(key)?.unwrap_or(NEVER) } else { NEVER };
             Ok::<_, Error>((asking.look(value, ends), ends))
         };
+        asking.announce();
         loop {
             let old = match look()?.0 {
                 Looked::Answer(value) => return Ok(value),
@@ -240,6 +241,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let ends = if asking.wants_end(value.as_ref()) { self.ends_async(key).await? } else { NEVER };
             Ok::<_, Error>((asking.look(value, ends), ends))
         };
+        asking.announce();
         loop {
             let old = match look().await?.0 {
                 Looked::Answer(value) => return Ok(value),
@@ -290,6 +292,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
 
     fn now(&self) -> u64 {
         self.store.engine.expiry.now()
+    }
+
+    /// Deletions look at the board from here on.
+    fn announce(&self) {
+        if !self.loading.absent.is_zero() {
+            self.store.closer.flights.expect_rests();
+        }
     }
 
     fn rests(&self, why: Rest) -> bool {

@@ -382,6 +382,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Cost
     /// Two lines and the index's size in writes.
     pub fn save_index(&self) -> Result<()> {
+        // Not from inside a closure that compaction runs, for it would wait for itself.
+        drop(self.engine.epochs.pin()?);
         self.engine.take_image()
     }
 
