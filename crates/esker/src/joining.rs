@@ -157,7 +157,7 @@ impl Engine {
         let mut previous = collision.onto;
         for copy in &copies {
             let flags = line | record::lives_after(record::word_at(&copy.of.bytes, 0));
-            copy.record.write_copy(&copy.of.bytes, previous, flags);
+            copy.record.write_copy(self.layout, &copy.of.bytes, previous, flags);
             previous = copy.to;
         }
         let is_above = copies.first().is_some_and(|lowest| lowest.to > collision.onto.max(collision.chain));

@@ -88,7 +88,7 @@ impl Engine {
         // Another key's record may lead to it: the copy leads there. And a snapshot may need it. Cold, it needs no mark.
         let is_held = at < self.log.bounds.held.load(Acquire);
         let previous = if seen.address() == at && !is_held { word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
-        copy.write_copy(bytes, previous, self.log.line_flag());
+        copy.write_copy(self.layout, bytes, previous, self.log.line_flag());
         match self.index.publish(hash, &seen, to, Keys::OwnIsThere, &mut false, |previous| copy.set_previous(previous)) {
             Published::Done => {
                 pin.slot.count(Counter::DeadByte, bytes.len() as u64);

@@ -241,14 +241,18 @@ impl Record {
         self.header().store(previous | flags | VALID, Release);
     }
 
-    /// Fills a fresh record with a copy of another one's bytes, leading to `previous`; it is published later.
-    pub(crate) fn write_copy(&self, bytes: &[u8], previous: u64, flags: u64) {
+    /// Fills a fresh record with a copy of another one's bytes, leading to `previous`; it is published later. Nobody holds its latch, though damage
+    /// that no checksum told of may say so.
+    pub(crate) fn write_copy(&self, layout: Layout, bytes: &[u8], previous: u64, flags: u64) {
         let kept = match word_at(bytes, 0) & (ABSENT | EXPIRES) {
             0 => 0,
             some => SPECIAL | some,
         };
         // SAFETY: the allocation has room for all the bytes, and nobody else knows the record yet.
         unsafe { std::ptr::copy_nonoverlapping(bytes[8..].as_ptr(), self.at.add(8), bytes.len() - 8) };
+        if matches!(layout, Layout::Bytes) {
+            self.word(8).fetch_and(!LATCH, Relaxed);
+        }
         self.header().store(previous | kept | flags | VALID, Release);
     }
 

@@ -331,7 +331,7 @@ impl Visitor for Joining<'_> {
             };
             // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.
             let copy = unsafe { Record::new(self.engine.log.pointer(at)) };
-            copy.write_copy(bytes, head, self.engine.log.line_flag());
+            copy.write_copy(self.engine.layout, bytes, head, self.engine.log.line_flag());
             match index.publish(record.hash, &seen, at, Keys::Unknown, &mut added, |previous| copy.set_previous(previous)) {
                 Published::Done => {
                     self.count(&pin, record, added);

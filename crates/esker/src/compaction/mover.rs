@@ -278,7 +278,7 @@ impl Mover<'_> {
         let is_held = at < engine.log.bounds.held.load(Acquire);
         let previous = if seen.address() == at && !is_held { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
         self.mark_superseded(at);
-        copy.write_copy(bytes, previous, engine.log.line_flag() | record::lives_after(record::word_at(bytes, 0)));
+        copy.write_copy(engine.layout, bytes, previous, engine.log.line_flag() | record::lives_after(record::word_at(bytes, 0)));
         let keys = if self.is_gone(previous) { Keys::OwnAlone } else { Keys::OwnIsThere };
         match engine.index.publish(hash, seen, to, keys, &mut false, |previous| copy.set_previous(previous)) {
             Published::Done => {
