@@ -384,6 +384,7 @@ fn what_is_loaded_stays_as_long_as_it_is_to() {
         clock.advance(SECOND * 7);
         assert_eq!(load(1, Ok(None)).unwrap(), None);
         assert!(!store.contains(&1).unwrap());
+        assert_eq!(load(1, Ok(Some(11))).unwrap(), None, "that deletion forgets nothing");
         // Without a time to be absent it is asked for each time.
         let plain = Loading::new();
         assert_eq!(load_by(is_async, &store, 2, &plain, Ok(None)).unwrap(), None);

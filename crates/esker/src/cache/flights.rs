@@ -119,9 +119,9 @@ impl Flights {
 
     /// A key is deleted: it need not rest, nor for what a load finds that began before. Next to nothing where none ever did.
     #[inline(always)]
-    pub(crate) fn forget_rest(&self, key: &[u8], hash: u64) {
+    pub(crate) fn forget_rest(&self, key: &[u8], hash: impl FnOnce() -> u64) {
         if self.has_rests.load(Relaxed) {
-            let mut board = lock(self.stripe(hash));
+            let mut board = lock(self.stripe(hash()));
             board.rest_no_more(key);
             if let Some(flight) = board.flights.get(key) {
                 flight.is_outdated.store(true, Relaxed);

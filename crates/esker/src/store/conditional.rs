@@ -80,7 +80,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Deletes `key` if it has a value of this version; true if it did.
     pub(crate) fn delete_if_version(&self, key: &K, version: Version) -> Result<bool> {
-        self.closer.flights.forget_rest(key.bytes(), self.hash(key.bytes()));
+        self.closer.flights.forget_rest(key.bytes(), || self.hash(key.bytes()));
         self.change_if(key, None, |old| old.is_some_and(|old| self.version_of(old) == version))
     }
 

@@ -191,7 +191,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                             None => self.put(key, value.borrow()),
                         }
                         .map(|()| Some(value)),
-                        Ok((None, _)) if old.is_some() => self.delete(key).map(|_| None),
+                        Ok((None, _)) if old.is_some() => self.delete_key(key).map(|_| None),
                         Ok((None, _)) => Ok(None),
                         Err(error) => Err(error),
                     };
@@ -269,7 +269,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                             None => self.put_async(key, value.borrow()).await,
                         }
                         .map(|()| Some(value)),
-                        Ok((None, _)) if old.is_some() => self.delete_async(key).await.map(|_| None),
+                        Ok((None, _)) if old.is_some() => self.delete_key_async(key).await.map(|_| None),
                         Ok((None, _)) => Ok(None),
                         Err(error) => Err(error),
                     };
@@ -312,7 +312,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
     fn look(&self, value: Option<V::Owned>, ends: u64) -> Looked<V::Owned> {
         let ahead = whole_millis(self.loading.ahead);
         let is_answer = match value {
-            Some(_) => ends.saturating_sub(ahead) > self.now() || ends == NEVER || self.rests(Rest::Failed),
+            // Most hits are one, and need not know the time.
+            Some(_) => ends == NEVER || ends.saturating_sub(ahead) > self.now() || self.rests(Rest::Failed),
             None => !self.loading.absent.is_zero() && self.rests(Rest::Absent),
         };
         if is_answer { Looked::Answer(value) } else { Looked::Due(value) }

@@ -311,12 +311,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// As [`Store::rmw`].
     pub fn delete(&self, key: &K) -> Result<bool> {
+        self.closer.flights.forget_rest(key.bytes(), || self.hash(key.bytes()));
+        self.delete_key(key)
+    }
+
+    /// The same for who has loaded that there is no value, and is about to let the key rest.
+    #[inline(always)]
+    fn delete_key(&self, key: &K) -> Result<bool> {
         let key = key.bytes();
         if !Self::WORD {
             Self::check_key(key)?;
         }
         let hash = self.hash(key);
-        self.closer.flights.forget_rest(key, hash);
         if self.delete_now(self.engine.index.first_match(hash), key) {
             return Ok(true);
         }

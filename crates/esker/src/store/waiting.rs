@@ -206,12 +206,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// As [`Store::rmw_async`].
     pub async fn delete_async(&self, key: &K) -> Result<bool> {
+        self.closer.flights.forget_rest(key.bytes(), || self.hash(key.bytes()));
+        self.delete_key_async(key).await
+    }
+
+    /// As `delete_key`.
+    pub(super) async fn delete_key_async(&self, key: &K) -> Result<bool> {
         let key = key.bytes();
         if !Self::WORD {
             Self::check_key(key)?;
         }
         let hash = self.hash(key);
-        self.closer.flights.forget_rest(key, hash);
         if self.delete_now(self.engine.index.first_match(hash), key) {
             return Ok(true);
         }
