@@ -37,8 +37,8 @@ type Stripe = Mutex<Board>;
 /// The table of loads.
 pub(crate) struct Flights {
     stripes: Box<[Stripe]>,
-    /// Some key rests, or may.
-    has_rests: AtomicBool,
+    /// Something was loaded, or is.
+    is_used: AtomicBool,
 }
 
 /// Why nobody loads a key.
@@ -70,7 +70,7 @@ pub(crate) struct Flight {
     state: Waited<State>,
     came: Condvar,
     leader: ThreadId,
-    /// The key was deleted meanwhile: that there is no value may be no longer so. Under the board's lock.
+    /// The key was deleted meanwhile: what is brought may be no longer so. Set under the board's lock.
     is_outdated: AtomicBool,
 }
 
@@ -82,7 +82,6 @@ pub(crate) enum Joined<'f> {
 
 /// The leader's duty to land.
 pub(crate) struct Lead<'f> {
-    flights: &'f Flights,
     stripe: &'f Stripe,
     key: Box<[u8]>,
     flight: Arc<Flight>,
@@ -90,7 +89,7 @@ pub(crate) struct Lead<'f> {
 
 impl Flights {
     pub(crate) fn new() -> Self {
-        Self { stripes: (0..STRIPES).map(|_| Mutex::default()).collect(), has_rests: AtomicBool::new(false) }
+        Self { stripes: (0..STRIPES).map(|_| Mutex::default()).collect(), is_used: AtomicBool::new(false) }
     }
 
     fn stripe(&self, hash: u64) -> &Stripe {
@@ -99,6 +98,10 @@ impl Flights {
 
     /// Takes part in the load of a key.
     pub(crate) fn join(&self, key: &[u8], hash: u64) -> Joined<'_> {
+        // Deletions look at the board from here on.
+        if !self.is_used.load(Relaxed) {
+            self.is_used.store(true, Relaxed);
+        }
         let stripe = self.stripe(hash);
         let mut board = lock(stripe);
         if let Some(flight) = board.flights.get(key) {
@@ -107,20 +110,13 @@ impl Flights {
         let is_outdated = AtomicBool::new(false);
         let flight = Arc::new(Flight { state: Waited::default(), came: Condvar::new(), leader: thread::current().id(), is_outdated });
         board.flights.insert(key.into(), flight.clone());
-        Joined::Leads(Lead { flights: self, stripe, key: key.into(), flight })
+        Joined::Leads(Lead { stripe, key: key.into(), flight })
     }
 
-    /// Before a load that may find no value.
-    pub(crate) fn expect_rests(&self) {
-        if !self.has_rests.load(Relaxed) {
-            self.has_rests.store(true, Relaxed);
-        }
-    }
-
-    /// A key is deleted: it need not rest, nor for what a load finds that began before. Next to nothing where none ever did.
+    /// A key is deleted: it need not rest, and what a load brings that began before is not kept. Next to nothing where nothing is loaded.
     #[inline(always)]
     pub(crate) fn forget_rest(&self, key: &[u8], hash: impl FnOnce() -> u64) {
-        if self.has_rests.load(Relaxed) {
+        if self.is_used.load(Relaxed) {
             let mut board = lock(self.stripe(hash()));
             board.rest_no_more(key);
             if let Some(flight) = board.flights.get(key) {
@@ -174,13 +170,23 @@ impl Lead<'_> {
         result
     }
 
+    /// True if the key was deleted since the load began.
+    pub(crate) fn is_outdated(&self) -> bool {
+        let _board = lock(self.stripe);
+        self.flight.is_outdated.load(Relaxed)
+    }
+
+    /// What was loaded is no longer so.
+    pub(crate) fn outdate(&self) {
+        self.flight.is_outdated.store(true, Relaxed);
+    }
+
     /// Nobody loads the key until then, from now on; or anybody does again.
     pub(crate) fn set_rest(&self, rest: Option<(Rest, u64)>, now: u64) {
         let mut board = lock(self.stripe);
         match rest {
             Some((Rest::Absent, _)) if self.flight.is_outdated.load(Relaxed) => {}
             Some((why, until)) => {
-                self.flights.expect_rests();
                 board.rest(&self.key, why, now, until);
             }
             None => board.rest_no_more(&self.key),

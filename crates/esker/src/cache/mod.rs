@@ -28,7 +28,7 @@ mod evict;
 mod flights;
 mod writes;
 
-pub(crate) use flights::{Flights, Joined, Landed, Lead, Rest};
+pub(crate) use flights::{Flight, Flights, Joined, Landed, Lead, Rest};
 
 use crate::engine::lock;
 use crate::error::{Error, Result};

@@ -6,6 +6,7 @@
 
 use super::find::Found;
 use super::step::{Known, Step};
+use super::waiting::{Waits, brought_here};
 use super::{Store, to_word};
 use crate::epoch::Counter;
 use crate::error::Result;
@@ -14,7 +15,7 @@ use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::borrow::Cow;
 
-use super::bytes::{Change, Old, kept_end};
+use super::bytes::{Change, Old};
 
 /// Names a value that a key had: the same as long as the value is, wherever it lies and after reopening too. A value that
 /// changed and came back has its old version again.
@@ -80,7 +81,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Deletes `key` if it has a value of this version; true if it did.
     pub(crate) fn delete_if_version(&self, key: &K, version: Version) -> Result<bool> {
-        self.closer.flights.forget_rest(key.bytes(), || self.hash(key.bytes()));
         self.change_if(key, None, |old| old.is_some_and(|old| self.version_of(old) == version))
     }
 
@@ -89,6 +89,21 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     fn change_if(&self, key: &K, new: Option<&V>, test: impl Fn(Option<&[u8]>) -> bool) -> Result<bool> {
+        if new.is_none() {
+            self.closer.flights.forget_rest(key.bytes(), || self.hash(key.bytes()));
+        }
+        brought_here(self.change_if_by(Waits::Here, key, new, NEVER, test))
+    }
+
+    /// `expires`: when a value ends that takes no other's place. Else that one's end stays.
+    pub(super) async fn change_if_by(
+        &self,
+        waits: Waits,
+        key: &K,
+        new: Option<&V>,
+        expires: u64,
+        test: impl Fn(Option<&[u8]>) -> bool,
+    ) -> Result<bool> {
         let (key, new) = (key.bytes(), new.map(V::bytes));
         Self::check_key(key)?;
         self.check_value(new.map_or(0, <[u8]>::len))?;
@@ -97,36 +112,44 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let hash = self.hash(key);
         self.count(if new.is_some() { Counter::Rmw } else { Counter::Delete })?;
-        let changed = match Self::WORD {
-            true => self.run(key, |known| self.change_word_if_step(key, hash, known, new, &test))?,
-            false => self.change_bytes_if(key, hash, new, &test)?,
+        let new = new.map(|new| (new, expires));
+        let attempt = |known: &mut Known| match Self::WORD {
+            true => self.change_word_if_step(key, hash, known, new, &test),
+            false => self.change_bytes_if_step(key, hash, known, new, &test),
         };
-        if changed { self.written(true) } else { Ok(false) }
+        let changed = self.run_by(waits, key, attempt).await?;
+        if changed { self.written_by(waits, true).await } else { Ok(false) }
     }
 
-    fn change_bytes_if(&self, key: &[u8], hash: u64, new: Option<&[u8]>, test: &impl Fn(Option<&[u8]>) -> bool) -> Result<bool> {
+    /// One attempt. `new`: a value, and when it ends if it takes no other's place. Done: whether the test passed.
+    fn change_bytes_if_step(
+        &self,
+        key: &[u8],
+        hash: u64,
+        known: &Known,
+        new: Option<(&[u8], u64)>,
+        test: &impl Fn(Option<&[u8]>) -> bool,
+    ) -> Result<Step<bool>> {
         let mut passed = false;
-        self.run(key, |known| {
-            let mut decide = |old: Old<'_>| {
-                passed = test(old.map(|(value, _)| value));
-                match new {
-                    _ if !passed => Change::Keep,
-                    Some(new) => Change::Set(Cow::Borrowed(new), new.len(), kept_end(old)),
-                    None => Change::Remove,
-                }
-            };
-            self.change(key, hash, known, false, &mut decide)
-        })?;
-        Ok(passed)
+        let mut decide = |old: Old<'_>| {
+            passed = test(old.map(|(value, _)| value));
+            match new {
+                _ if !passed => Change::Keep,
+                Some((new, expires)) => Change::Set(Cow::Borrowed(new), new.len(), old.map_or(expires, |(_, expires)| expires)),
+                None => Change::Remove,
+            }
+        };
+        let step = self.change(key, hash, known, false, &mut decide)?;
+        Ok(step.then(|| passed))
     }
 
-    /// One attempt. Done: whether the test passed.
+    /// The same for words.
     fn change_word_if_step(
         &self,
         key: &[u8],
         hash: u64,
         known: &Known,
-        new: Option<&[u8]>,
+        new: Option<(&[u8], u64)>,
         test: &impl Fn(Option<&[u8]>) -> bool,
     ) -> Result<Step<bool>> {
         self.engine.check_writable()?;
@@ -134,7 +157,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let (seen, found) = self.locate(key, hash);
         let passes = |old: Option<u64>| test(old.map(u64::to_ne_bytes).as_ref().map(|bytes| &bytes[..Self::VALUE_WIDTH]));
-        let new = new.map(to_word);
+        let (new, fresh_end) = new.map_or((None, NEVER), |(new, expires)| (Some(to_word(new)), expires));
         if let Some(record) = self.mutable_word(&held, &found) {
             let value = record.word_value(Self::KEY_WIDTH);
             let old = value.load(Acquire);
@@ -155,7 +178,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             missing => return Ok(missing.then(|| false)),
         };
         let is_sure = old.is_some() || matches!(found, Found::Memory { .. }) || self.engine.index.is_settled(&seen);
-        let expires = old.map_or(NEVER, |(_, expires)| expires);
+        let expires = old.map_or(fresh_end, |(_, expires)| expires);
         match (passes(old.map(|(value, _)| value)), old, new) {
             _ if !is_sure => Ok(Step::Again),
             (false, ..) => Ok(Step::Done(false)),

@@ -14,6 +14,7 @@
 use super::Store;
 use super::find::{Found, Region};
 use super::step::{Held, Known, Step};
+use super::waiting::Waits;
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::expiry::{instant, millis, whole_millis};
@@ -232,6 +233,23 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn ends(&self, key: &K) -> Result<Option<u64>> {
         let (key, hash) = (key.bytes(), self.hash(key.bytes()));
         self.run(key, |known| self.ttl_step(key, hash, known))
+    }
+
+    pub(super) async fn ends_by(&self, waits: Waits, key: &K) -> Result<Option<u64>> {
+        let (key, hash) = (key.bytes(), self.hash(key.bytes()));
+        self.run_by(waits, key, |known| self.ttl_step(key, hash, known)).await
+    }
+
+    /// Another end for a value that has one: this one. True if it had it still.
+    pub(super) async fn replace_end_by(&self, waits: Waits, key: &K, ends: u64, expires: u64) -> Result<bool> {
+        debug_assert!(ends != NEVER, "a record without an end must leave first, and a future may be dropped before it comes back");
+        let (key, hash, end) = (key.bytes(), self.hash(key.bytes()), NewEnd::InsteadOf(ends, expires));
+        let attempt = |known: &mut Known| match Self::WORD {
+            true => self.end_word_step(key, hash, known, end, &mut None),
+            false => self.end_bytes_step(key, hash, known, end),
+        };
+        let replaced = self.run_by(waits, key, attempt).await?;
+        self.written_by(waits, replaced).await
     }
 
     fn change_end(&self, key: &[u8], end: NewEnd) -> Result<bool> {

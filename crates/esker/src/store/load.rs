@@ -5,16 +5,21 @@
 //!      everybody gets the value   | one loads it anew, the others get the value | all wait for one who loads
 //! ```
 //! One who is to load *leads* (`cache/flights.rs`). A load that finds no value, or fails where there is one still, lets the key rest.
+//!
+//! **Others write meanwhile.** What was loaded may be older than what they put, so it takes the place only of what was there when the load began. A
+//! deletion leaves nothing to compare with: it marks the flight. Who finds the mark before his put leaves it; who finds it behind
+//! takes his value away again, so for that moment what was deleted may be seen.
 
 use super::Store;
-use crate::cache::{Joined, Landed, Lead, Rest};
+use super::waiting::{Waits, brought_here};
+use crate::cache::{Flight, Joined, Landed, Lead, Rest};
 use crate::error::{Error, Result};
 use crate::expiry::whole_millis;
 use crate::record::NEVER;
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -61,8 +66,9 @@ impl Loading {
         self
     }
 
-    /// That a key has no value is remembered for so long, in a mebibyte of memory: some ten thousand keys (negative caching). [`Store::delete`] and
-    /// [`Store::delete_many`] end that, also of what is being loaded: whoever makes a value at the source calls one of them.
+    /// That a key has no value is remembered for so long, in a mebibyte of memory: some ten thousand keys (negative caching). A deletion ([`Store::delete`],
+    /// [`Store::delete_many`], in a transaction, by [`Store::compare_and_swap`]) ends that, also of what is being loaded: whoever makes a value at the
+    /// source calls one of them.
     #[must_use]
     pub fn absent_ttl(mut self, ttl: Duration) -> Self {
         self.absent = ttl;
@@ -84,6 +90,7 @@ struct Asking<'a, K: Key + ?Sized, V: Value + ?Sized> {
     loading: Loading,
     /// Whether there may be none.
     takes_absent: bool,
+    waits: Waits,
 }
 
 /// What the caller found.
@@ -111,12 +118,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         key: &K,
         load: impl FnOnce() -> std::result::Result<V::Owned, E>,
     ) -> Result<V::Owned> {
-        let value = self.ask(&self.asking(key, &Loading::new(), false), || load().map(Some))?;
+        let asking = self.asking(key, &Loading::new(), false, Waits::Here);
+        let value = brought_here(self.ask(&asking, || ready(load().map(Some))))?;
         Ok(value.unwrap_or_else(|| unreachable!("who takes no absence loads a value")))
     }
 
     /// The value of `key`; if it has none, or is about to end, what `load` brings, as [`Store::get_or_insert_with`]: for as long as `loading` says. `None`
-    /// if `load` finds none; then a value that was there is deleted. What `load` brings counts, even if another value is put while it is at work.
+    /// if `load` finds none; then a value that was there is deleted. A value that is put while `load` is at work stands, and is what everybody gets; if
+    /// the key is deleted meanwhile, what `load` brings is handed out and not kept.
     ///
     /// # Errors
     /// As [`Store::get_or_insert_with`]. That a value that is there could not be loaded anew is counted ([`Stats`](crate::Stats)), and reaches nobody.
@@ -144,55 +153,42 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         loading: &Loading,
         load: impl FnOnce() -> std::result::Result<Option<V::Owned>, E>,
     ) -> Result<Option<V::Owned>> {
-        self.ask(&self.asking(key, loading, true), load)
+        brought_here(self.ask(&self.asking(key, loading, true, Waits::Here), || ready(load())))
     }
 
-    fn asking<'a>(&'a self, key: &'a K, loading: &Loading, takes_absent: bool) -> Asking<'a, K, V> {
-        Asking { store: self, key, loading: *loading, takes_absent }
+    fn asking<'a>(&'a self, key: &'a K, loading: &Loading, takes_absent: bool, waits: Waits) -> Asking<'a, K, V> {
+        Asking { store: self, key, loading: *loading, takes_absent, waits }
     }
 
-    fn ask<E: Into<BoxedError>>(
+    /// The one flow of all of them.
+    async fn ask<E: Into<BoxedError>, F: Future<Output = std::result::Result<Option<V::Owned>, E>>>(
         &self,
         asking: &Asking<'_, K, V>,
-        load: impl FnOnce() -> std::result::Result<Option<V::Owned>, E>,
+        load: impl FnOnce() -> F,
     ) -> Result<Option<V::Owned>> {
-        let (key, mut load) = (asking.key, Some(load));
-        let look = || {
-            let value = self.get(key)?;
-            let ends = if asking.wants_end(value.as_ref()) { self.ends(key)?.unwrap_or(NEVER) } else { NEVER };
-            Ok::<_, Error>((asking.look(value, ends), ends))
-        };
-        asking.announce();
+        let mut load = Some(load);
         loop {
-            let old = match look()?.0 {
+            let old = match asking.look().await?.0 {
                 Looked::Answer(value) => return Ok(value),
                 Looked::Due(old) => old,
             };
-            match self.closer.flights.join(key.bytes(), asking.hash()) {
+            match self.closer.flights.join(asking.key.bytes(), asking.hash()) {
                 Joined::Waits(_) if old.is_some() => return Ok(old),
                 Joined::Waits(flight) => {
-                    if let Some(result) = asking.landed(flight.wait()?) {
+                    if let Some(result) = asking.landed(asking.wait(&flight).await?) {
                         return result;
                     }
                 }
                 Joined::Leads(lead) => {
                     // Another flight may have landed since we looked.
-                    let (old, ends) = match look()? {
+                    let (old, ends) = match asking.look().await? {
                         (Looked::Answer(value), _) => return lead.finish::<V, _>(Ok(value)),
                         (Looked::Due(old), ends) => (old, ends),
                     };
                     let load = load.take().unwrap_or_else(|| unreachable!("who leads returns"));
                     let begun = Instant::now();
-                    let result = match asking.loaded(begun, load()) {
-                        // What is there must not stay older than what was just handed out.
-                        Ok((Some(value), _)) if old.is_none() && !self.engine.admits_more() => Ok(Some(value)),
-                        Ok((Some(value), ttl)) => match ttl {
-                            Some(ttl) => self.put_with_ttl(key, value.borrow(), ttl),
-                            None => self.put(key, value.borrow()),
-                        }
-                        .map(|()| Some(value)),
-                        Ok((None, _)) if old.is_some() => self.delete_key(key).map(|_| None),
-                        Ok((None, _)) => Ok(None),
+                    let result = match asking.loaded(begun, load().await) {
+                        Ok(new) => asking.keep(&lead, new, old.as_ref(), ends).await,
                         Err(error) => Err(error),
                     };
                     return asking.finish(lead, result, old, ends);
@@ -213,7 +209,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         key: &K,
         load: impl FnOnce() -> F,
     ) -> Result<V::Owned> {
-        let value = self.ask_async(&self.asking(key, &Loading::new(), false), || async { load().await.map(Some) }).await?;
+        let asking = self.asking(key, &Loading::new(), false, Waits::Later);
+        let value = self.ask(&asking, || async { load().await.map(Some) }).await?;
         Ok(value.unwrap_or_else(|| unreachable!("who takes no absence loads a value")))
     }
 
@@ -227,61 +224,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         loading: &Loading,
         load: impl FnOnce() -> F,
     ) -> Result<Option<V::Owned>> {
-        self.ask_async(&self.asking(key, loading, true), load).await
-    }
-
-    async fn ask_async<E: Into<BoxedError>, F: Future<Output = std::result::Result<Option<V::Owned>, E>>>(
-        &self,
-        asking: &Asking<'_, K, V>,
-        load: impl FnOnce() -> F,
-    ) -> Result<Option<V::Owned>> {
-        let (key, mut load) = (asking.key, Some(load));
-        let look = || async {
-            let value = self.get_async(key).await?;
-            let ends = if asking.wants_end(value.as_ref()) { self.ends_async(key).await? } else { NEVER };
-            Ok::<_, Error>((asking.look(value, ends), ends))
-        };
-        asking.announce();
-        loop {
-            let old = match look().await?.0 {
-                Looked::Answer(value) => return Ok(value),
-                Looked::Due(old) => old,
-            };
-            match self.closer.flights.join(key.bytes(), asking.hash()) {
-                Joined::Waits(_) if old.is_some() => return Ok(old),
-                Joined::Waits(flight) => {
-                    if let Some(result) = asking.landed(flight.wait_async().await) {
-                        return result;
-                    }
-                }
-                Joined::Leads(lead) => {
-                    let (old, ends) = match look().await? {
-                        (Looked::Answer(value), _) => return lead.finish::<V, _>(Ok(value)),
-                        (Looked::Due(old), ends) => (old, ends),
-                    };
-                    let load = load.take().unwrap_or_else(|| unreachable!("who leads returns"));
-                    let begun = Instant::now();
-                    let result = match asking.loaded(begun, load().await) {
-                        // What is there must not stay older than what was just handed out.
-                        Ok((Some(value), _)) if old.is_none() && !self.engine.admits_more() => Ok(Some(value)),
-                        Ok((Some(value), ttl)) => match ttl {
-                            Some(ttl) => self.put_with_ttl_async(key, value.borrow(), ttl).await,
-                            None => self.put_async(key, value.borrow()).await,
-                        }
-                        .map(|()| Some(value)),
-                        Ok((None, _)) if old.is_some() => self.delete_key_async(key).await.map(|_| None),
-                        Ok((None, _)) => Ok(None),
-                        Err(error) => Err(error),
-                    };
-                    return asking.finish(lead, result, old, ends);
-                }
-            }
-        }
-    }
-
-    async fn ends_async(&self, key: &K) -> Result<u64> {
-        let (key, hash) = (key.bytes(), self.hash(key.bytes()));
-        Ok(self.run_async(key, |known| self.ttl_step(key, hash, known)).await?.unwrap_or(NEVER))
+        self.ask(&self.asking(key, loading, true, Waits::Later), load).await
     }
 }
 
@@ -294,22 +237,67 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         self.store.engine.expiry.now()
     }
 
-    /// Deletions look at the board from here on.
-    fn announce(&self) {
-        if !self.loading.absent.is_zero() {
-            self.store.closer.flights.expect_rests();
+    /// What there is, and when it ends, if that matters.
+    async fn look(&self) -> Result<(Looked<V::Owned>, u64)> {
+        let value = match self.waits {
+            Waits::Here => self.store.get(self.key)?,
+            Waits::Later => self.store.get_async(self.key).await?,
+        };
+        let wants_end = value.is_some() && !self.loading.ahead.is_zero();
+        let ends = if wants_end { self.store.ends_by(self.waits, self.key).await?.unwrap_or(NEVER) } else { NEVER };
+        Ok((self.judge(value, ends), ends))
+    }
+
+    async fn wait(&self, flight: &Flight) -> Result<Landed> {
+        match self.waits {
+            Waits::Here => flight.wait(),
+            Waits::Later => Ok(flight.wait_async().await),
         }
+    }
+
+    /// Puts what was loaded, to stay for so long, where there still is what was there when the load began; what everybody gets. What others put
+    /// meanwhile stands, and what they deleted was deleted after it.
+    async fn keep(
+        &self,
+        lead: &Lead<'_>,
+        (new, ttl): (Option<V::Owned>, Option<Duration>),
+        old: Option<&V::Owned>,
+        ends: u64,
+    ) -> Result<Option<V::Owned>> {
+        let (store, key, waits) = (self.store, self.key, self.waits);
+        let Some(new) = new else {
+            // As if that had ended.
+            if old.is_some() && !store.replace_end_by(waits, key, ends, self.now()).await? {
+                lead.outdate();
+            }
+            return Ok(None);
+        };
+        // What is there must not stay older than what was just handed out.
+        let is_admitted = old.is_some() || store.engine.admits_more();
+        if !is_admitted || lead.is_outdated() {
+            return Ok(Some(new));
+        }
+        let expires = ttl.map_or(NEVER, |ttl| store.end_after(ttl));
+        // It may have ended while it was loaded anew.
+        let is_unchanged = |now: Option<&[u8]>| now.is_none_or(|now| old.is_some_and(|old| now == Borrow::<V>::borrow(old).bytes()));
+        if !store.change_if_by(waits, key, Some(new.borrow()), expires, is_unchanged).await? {
+            let (Looked::Answer(theirs) | Looked::Due(theirs)) = self.look().await?.0;
+            return Ok(theirs.or(Some(new)));
+        }
+        if old.is_some() {
+            store.replace_end_by(waits, key, ends, expires).await?;
+        }
+        if lead.is_outdated() {
+            store.change_if_by(waits, key, None, NEVER, |now| now == Some(Borrow::<V>::borrow(&new).bytes())).await?;
+        }
+        Ok(Some(new))
     }
 
     fn rests(&self, why: Rest) -> bool {
         self.store.closer.flights.rests(self.key.bytes(), self.hash(), why, self.now())
     }
 
-    fn wants_end(&self, value: Option<&V::Owned>) -> bool {
-        value.is_some() && !self.loading.ahead.is_zero()
-    }
-
-    fn look(&self, value: Option<V::Owned>, ends: u64) -> Looked<V::Owned> {
+    fn judge(&self, value: Option<V::Owned>, ends: u64) -> Looked<V::Owned> {
         let ahead = whole_millis(self.loading.ahead);
         let is_answer = match value {
             // Most hits are one, and need not know the time.

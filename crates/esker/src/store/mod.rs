@@ -311,14 +311,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// As [`Store::rmw`].
     pub fn delete(&self, key: &K) -> Result<bool> {
-        self.closer.flights.forget_rest(key.bytes(), || self.hash(key.bytes()));
-        self.delete_key(key)
-    }
-
-    /// The same for who has loaded that there is no value, and is about to let the key rest.
-    #[inline(always)]
-    fn delete_key(&self, key: &K) -> Result<bool> {
         let key = key.bytes();
+        self.closer.flights.forget_rest(key, || self.hash(key));
         if !Self::WORD {
             Self::check_key(key)?;
         }

@@ -11,7 +11,25 @@ use crate::error::Result;
 use crate::record::NEVER;
 use crate::types::{Key, Value};
 use std::future::poll_fn;
-use std::task::Poll;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+/// Where a flow that blocking and asynchronous calls share waits.
+#[derive(Clone, Copy)]
+pub(super) enum Waits {
+    /// On its thread: its future is ready when it is first polled.
+    Here,
+    /// As a future.
+    Later,
+}
+
+/// What a flow brings that waits on this thread.
+pub(super) fn brought_here<T>(flow: impl Future<Output = T>) -> T {
+    match pin!(flow).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => unreachable!("who waits on the thread is never pending"),
+    }
+}
 
 /// Lets the executor run others once.
 pub(super) async fn give_way() {
@@ -28,6 +46,22 @@ pub(super) async fn give_way() {
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    /// Attempts until done.
+    pub(super) async fn run_by<T>(&self, waits: Waits, key: &[u8], attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
+        match waits {
+            Waits::Here => self.run(key, attempt),
+            Waits::Later => self.run_async(key, attempt).await,
+        }
+    }
+
+    /// The end of every writing call.
+    pub(super) async fn written_by<T>(&self, waits: Waits, result: T) -> Result<T> {
+        match waits {
+            Waits::Here => self.written(result),
+            Waits::Later => self.written_async(result).await,
+        }
+    }
+
     /// Attempts until done, as [`Store::run`] does, but never waits on this thread.
     pub(super) async fn run_async<T>(&self, key: &[u8], attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
         self.run_async_from(Known::default(), key, attempt).await
@@ -206,13 +240,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// As [`Store::rmw_async`].
     pub async fn delete_async(&self, key: &K) -> Result<bool> {
-        self.closer.flights.forget_rest(key.bytes(), || self.hash(key.bytes()));
-        self.delete_key_async(key).await
-    }
-
-    /// As `delete_key`.
-    pub(super) async fn delete_key_async(&self, key: &K) -> Result<bool> {
         let key = key.bytes();
+        self.closer.flights.forget_rest(key, || self.hash(key));
         if !Self::WORD {
             Self::check_key(key)?;
         }

@@ -226,6 +226,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     /// # Errors
     /// As [`Transaction::get`].
     pub fn delete(&mut self, key: &K) -> Result<bool> {
+        // At once, and whether it commits or not: what is loaded meanwhile is not kept, and next to nothing is lost.
+        self.store.closer.flights.forget_rest(key.bytes(), || self.store.hash(key.bytes()));
         let is_there = self.contains(key)?;
         if is_there {
             let at = self.touch(key)?;
