@@ -493,6 +493,7 @@ impl Engine {
         if let Some(device) = &self.log.device {
             device.discard(sectors(from), sectors(to)).map_err(|error| self.latch(error))?;
         }
+        bounds.discarded.store(to, Relaxed);
         given_back();
         Ok(true)
     }

@@ -136,6 +136,8 @@ pub(crate) struct Bounds {
     pub(crate) line: AtomicU64,
     /// What lives below was copied above: `begin` moves here with the next durable line.
     pub(crate) compacted: AtomicU64,
+    /// What lies below has been given back to the device: a little after `begin` moved.
+    pub(crate) discarded: AtomicU64,
     /// Where the last durable line ended, and where the last one of any kind did.
     pub(crate) cut: AtomicU64,
     pub(crate) drawn: AtomicU64,
@@ -163,6 +165,7 @@ impl Log {
             region,
             bounds: Bounds {
                 begin: AtomicU64::new(FIRST_ADDRESS),
+                discarded: AtomicU64::new(FIRST_ADDRESS),
                 head: at(),
                 near: at(),
                 read_only: at(),
@@ -216,6 +219,7 @@ impl Log {
     /// The log begins at `begin`. Before anyone else knows it.
     pub(crate) fn begin_at(&self, begin: u64) {
         self.bounds.begin.store(begin, Relaxed);
+        self.bounds.discarded.store(begin, Relaxed);
         self.bounds.compacted.store(begin, Relaxed);
     }
 

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Barrier, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread;
@@ -725,6 +725,45 @@ fn a_cache_on_disk_keeps_to_its_bounds_and_is_warm_after_a_restart() {
 
 fn stored_bytes(storage: &dyn Storage) -> u64 {
     storage.list().unwrap().iter().map(|name| storage.open(name).unwrap().bytes().unwrap()).sum()
+}
+
+/// A place whose files go slowly. `most` is the most that was there when one was about to.
+struct SlowRemovals {
+    files: MemoryStorage,
+    most: AtomicU64,
+}
+
+impl Storage for SlowRemovals {
+    fn open(&self, name: &str) -> std::io::Result<Arc<dyn esker::Device>> {
+        self.files.open(name)
+    }
+
+    fn list(&self) -> std::io::Result<Vec<String>> {
+        self.files.list()
+    }
+
+    fn remove(&self, name: &str) -> std::io::Result<()> {
+        thread::sleep(Duration::from_millis(20));
+        self.most.fetch_max(stored_bytes(&self.files), Relaxed);
+        self.files.remove(name)
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        self.files.sync()
+    }
+}
+
+/// A file counted as gone before it was: others wrote as much meanwhile.
+#[test]
+fn what_is_not_removed_yet_is_counted() {
+    let storage = Arc::new(SlowRemovals { files: MemoryStorage::new(), most: AtomicU64::new(0) });
+    let store: Pages = Options::new().memory(BUDGET).cache(Cache::new().disk(DISK)).open_in(storage.clone()).unwrap();
+    for key in 0..DISK >> 18 {
+        store.put(&key, &vec![1; 1 << 20]).unwrap();
+        store.commit().unwrap();
+    }
+    let most = storage.most.load(Relaxed);
+    assert!(most > DISK / 4 * 3 && most <= DISK, "{most} bytes");
 }
 
 /// Room on the device is counted in sectors, what is asked for in bytes of the log: there was room for a long value, and no place, for ever.

@@ -102,7 +102,7 @@ impl Engine {
     /// Bytes of the device when the log is there up to `tail`: files that go as a whole, each with a sector for the file system, zeros ahead of short
     /// writes, and two images of the index while one takes the other's place.
     fn disk_bytes_taken(&self, caching: &Caching, tail: u64) -> u64 {
-        let begin = sectors(self.log.bounds.begin.load(Relaxed));
+        let begin = sectors(self.log.bounds.discarded.load(Relaxed));
         let log = sectors(tail).saturating_sub(begin);
         let dead = begin.checked_rem(self.segment_bytes).unwrap_or(0).min(caching.disk_bytes / DEAD_PART_MAX);
         let files = log.checked_div(self.segment_bytes).unwrap_or(0) + OTHER_FILES;
