@@ -176,7 +176,7 @@ fn what_deletions_leave_is_counted() {
     assert!(compacted.dead_bytes < dead / 100 && compacted.given_back_bytes > dead, "{compacted:?}");
 }
 
-/// At 85 % of the log's share live, overwriting, growing and deleting go on for ever; a call goes through the log once at most.
+/// At 85 % of the log's share live, overwriting, growing and deleting go on for ever, and no call waits for more than some milliseconds' work.
 #[test]
 fn memory_nearly_full_of_what_lives_goes_on() {
     let store: Store<u64, [u8]> = Options::new().memory("16MiB").in_memory().unwrap();
@@ -207,8 +207,8 @@ fn memory_nearly_full_of_what_lives_goes_on() {
         }
     }
     assert!(store.stats().memory.total_bytes <= 16 << 20);
-    // A stretch is a 64th of the log or more.
-    assert!((1..=64).contains(&most), "{most} stretches within one call");
+    // A stretch is half a mebibyte at most. Those of the driver count, too: 4 have been seen.
+    assert!((1..=16).contains(&most), "{most} stretches within one call");
 }
 
 /// An index that grew into compaction's reserve once left no room for the copies of a stretch, and a log of dead bytes was full.
