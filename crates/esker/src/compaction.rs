@@ -55,6 +55,8 @@ const LINE_PART: u64 = 16;
 const LATE: u64 = 2;
 /// In memory those who find the store full wait for a stretch: a millisecond or two.
 const STRETCH_IN_MEMORY_MAX: u64 = 512 << 10;
+/// With less of the log dead compaction copies nearly all it reads.
+const HOPELESS_PART: u64 = 32;
 /// A log is left alone for so much longer than the target, at most: what is given back within a file saves nothing yet.
 const SLACK_BYTES_MAX: u64 = 32 << 20;
 /// A log below this is left alone.
@@ -216,8 +218,13 @@ impl Engine {
     /// True if more space is taken than the target allows.
     fn is_compaction_due(&self) -> bool {
         let (extent, budget) = (self.log_extent(), self.log.budget.load(Relaxed));
-        let is_nearly_full = self.is_in_memory() && extent > budget / 8 * 7 && self.dead_bytes() > budget / 16;
+        let is_nearly_full = self.is_in_memory() && extent + self.spare_bytes() > budget && !self.is_compaction_hopeless();
         is_nearly_full || extent > LOG_BYTES_MIN && self.taken_to_allowed() > 1.0
+    }
+
+    /// True if next to nothing would come of it.
+    fn is_compaction_hopeless(&self) -> bool {
+        self.dead_bytes() < self.log_extent() / HOPELESS_PART
     }
 
     /// The space that is taken, to what the target allows.
@@ -329,8 +336,7 @@ impl Engine {
         self.sample_expired();
         while !fits() {
             // Once through the log at most; and not at all when next to nothing would come of it.
-            let hopeless = self.dead_bytes() < self.log_extent() / 32 || self.log.bounds.begin.load(Relaxed) >= until;
-            if hopeless {
+            if self.is_compaction_hopeless() || self.log.bounds.begin.load(Relaxed) >= until {
                 return Ok(fits());
             }
             if !self.move_stretch_for_room(None, || !fits())? {

@@ -239,7 +239,17 @@ impl Epochs {
     }
 
     /// A pin for the store's own work, which goes on while the store is closing.
+    #[inline]
     pub(crate) fn pin_anyway(&self) -> Result<Pin<'_>> {
+        match self.pin_through(&self.door, Slot::next_number) {
+            Some(pin) => Ok(pin),
+            None => self.pin_behind_the_door(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn pin_behind_the_door(&self) -> Result<Pin<'_>> {
         let slot = self.idle_slot()?;
         slot.inside.store(slot.next_number(), Release);
         fence(SeqCst);

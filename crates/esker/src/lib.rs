@@ -21,6 +21,7 @@
 pub mod aggregate;
 mod ahead;
 mod backup;
+mod bell;
 mod cache;
 mod commit;
 mod compaction;

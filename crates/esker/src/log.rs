@@ -21,6 +21,7 @@
 //!   so that stale and misdirected sectors show. 4080 = 170 x 24: no pair of u64 straddles two blocks.
 
 use crate::FUZZED;
+use crate::bell::Bell;
 use crate::device::{AlignedBuffer, Device, DeviceRead, SECTOR_BYTES};
 use crate::epoch::{Counter, Slot};
 use crate::error::{Error, Result};
@@ -77,6 +78,7 @@ pub(crate) struct Log {
     longest: Longest,
     /// Bytes above the budget that compaction may take: it needs room before it makes room.
     pub(crate) reserve: AtomicU64,
+    pub(crate) bell: Bell,
     pub(crate) device: Option<Arc<dyn Device>>,
     /// Whether records that calls read from there are checked.
     pub(crate) verifies_reads: bool,
@@ -187,6 +189,7 @@ impl Log {
             left_bytes: AtomicU64::new(0),
             longest: Longest::new(tail),
             reserve: AtomicU64::new(0),
+            bell: Bell::default(),
             device,
             verifies_reads: true,
             store_id,
@@ -362,6 +365,7 @@ impl Log {
             if self.bounds.tail.0.compare_exchange(tail, to, AcqRel, Relaxed).is_ok() && !wraps {
                 self.leave(at - tail);
                 self.windows.note_start(at);
+                self.bell.ring_at(to - self.bounds.evicted.load(Relaxed));
                 return Some(at);
             }
         }

@@ -25,6 +25,11 @@ const FOR_LOG_PART: u64 = 2;
 /// The first and the last of the log, images, manifest, scars.
 const OTHER_FILES: u64 = 8;
 
+/// What the driver keeps free of so much room.
+pub(crate) fn spare_of(room: u64) -> u64 {
+    (room / SPARE_PART).min(SPARE_BYTES_MAX)
+}
+
 impl Engine {
     /// Drops what is oldest until `bytes` more fit. Not under a pin nor with a lock held.
     pub(crate) fn evict_for(&self, caching: &Caching, bytes: u64) -> Result<()> {
@@ -53,7 +58,7 @@ impl Engine {
     /// The driver's share: one stretch if there is little room. True if one was dropped.
     pub(crate) fn evict_if_due(&self, caching: &Caching) -> Result<bool> {
         self.move_near(caching);
-        let spare = (self.room_bytes(caching) / SPARE_PART).min(SPARE_BYTES_MAX);
+        let spare = spare_of(self.room_bytes(caching));
         if self.has_room(caching, spare) || self.check_writable().is_err() {
             self.limit_log(caching, 0);
             return Ok(false);

@@ -28,6 +28,7 @@ mod evict;
 mod flights;
 mod writes;
 
+pub(crate) use evict::spare_of;
 pub(crate) use flights::{Flight, Flights, Joined, Landed, Lead, Rest};
 
 use crate::engine::lock;

@@ -148,7 +148,9 @@ impl Mover<'_> {
         loop {
             let pin = engine.epochs.pin_anyway()?;
             let seen = engine.index.lookup(hash);
-            match engine.newest(&seen, key) {
+            // Nearly always: whatever lives leads here.
+            let newest = if seen.address() == at { Newest::At(at) } else { engine.newest(&seen, key) };
+            match newest {
                 Newest::At(newest) if newest != at => {
                     let is_deletion = is_deletion(bytes);
                     // SAFETY: in memory under our pin, as `newest` says.

@@ -38,6 +38,7 @@ impl Engine {
     fn drive(&self, take_image: impl Fn() -> bool) {
         let mut last_sample = Instant::now();
         while !self.epochs.is_closed() {
+            self.log.bell.answer();
             self.share_budget();
             if !self.is_in_memory() {
                 let guard = lock(&self.boundaries);

@@ -8,6 +8,7 @@
 //! compaction makes it, in a cache eviction. Each step is a sixteenth of the log's share.
 
 use super::{Engine, lock};
+use crate::cache;
 use crate::epoch::Slot;
 use crate::error::{Error, Result};
 use crate::index::Index;
@@ -23,6 +24,12 @@ const LOG_BYTES_MIN: u64 = BUDGET_BYTES_MIN / 4;
 /// With so much it works: for an index that is a little larger than its share, as splits under way and recovery may leave it.
 const LOG_BYTES_LEAST: u64 = LOG_BYTES_MIN / 4;
 const VALUE_BYTES_MAX: u64 = 16 << 20;
+/// Boundaries move by this part of the log's memory.
+const STEP_PART: u64 = 16;
+const SPARE_BYTES_MIN: u64 = 2 << 20;
+/// The driver keeps this part of a store in memory free. Less, and those who write wait for it; more, and more is copied: the later a stretch is compacted, the
+/// more of it is dead.
+const SPARE_PART_IN_MEMORY: u64 = 64;
 /// What is written ahead of a line goes in steps of so much at most, some milliseconds each, and in so many rounds: in each less has come meanwhile.
 const FLUSH_STEP_MAX: u64 = 8 << 20;
 const FLUSH_ROUNDS: u32 = 4;
@@ -77,7 +84,10 @@ impl Engine {
         let log = budget.saturating_sub(index + FIXED_BYTES);
         let reserve = if self.is_in_memory() { (log / 32).max(512 << 10) } else { 0 };
         set(&self.log.reserve, reserve);
-        set(&self.log.budget, log.saturating_sub(reserve));
+        let log = log.saturating_sub(reserve);
+        set(&self.log.budget, log);
+        // The driver need not come before a quarter of what it keeps free is gone.
+        set(&self.log.bell.little_room, log - self.spare_bytes() / 4 * 3);
         // A cache makes room for its index.
         let limit = if self.is_in_memory() && self.caching.is_some() {
             budget / 2
@@ -91,6 +101,16 @@ impl Engine {
             (budget / 4 * 3).min(left).max(budget / 2)
         };
         self.index.set_limit(limit);
+    }
+
+    /// What the driver keeps free of the log's memory. Of a short one over a device more: while one part is written to the device another fills.
+    pub(crate) fn spare_bytes(&self) -> u64 {
+        let budget = self.log.budget.load(Relaxed);
+        match &self.caching {
+            _ if !self.is_in_memory() => (budget / STEP_PART).max((budget / 4).min(SPARE_BYTES_MIN)),
+            Some(_) => cache::spare_of(budget),
+            None => budget / SPARE_PART_IN_MEMORY,
+        }
     }
 
     /// Waits until `bytes` more can be allocated. Must not be called under a pin.
@@ -193,7 +213,11 @@ impl Engine {
         // Boundaries lie between blocks.
         let tail = block_floor(self.log.tail());
         // Where those who write are to help compaction they get what they ask for and no more.
-        let spare = if self.is_compaction_late() { room } else { room.max(budget / 16) };
+        let spare = match room {
+            _ if self.is_compaction_late() => room,
+            0 => self.spare_bytes(),
+            _ => room.max(budget / STEP_PART),
+        };
         // What was backed ahead of the tail is there, though the budget may be lower since. It once was not counted: 8 MiB too many
         // after 128 MiB had become 32.
         let top = (tail + spare).max(bounds.populated.load(Relaxed));
