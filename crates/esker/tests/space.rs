@@ -301,6 +301,22 @@ fn keys_that_share_entries_survive() {
     }
 }
 
+/// A record is its key's newest if it is the first cold one of its chain, too: what leads to it from memory may be another key's.
+#[test]
+fn a_cold_key_behind_another_ones_in_memory_survives() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_temporary().unwrap();
+    let keys: Vec<u64> = (0..600_000).collect();
+    let put = |keys: &[u64], add: u64| store.put_many(&keys.iter().map(|key| (*key, key + add)).collect::<Vec<_>>()).unwrap();
+    put(&keys, 1);
+    for round in 2..4 {
+        let again: Vec<u64> = keys.iter().copied().filter(|key| key % 16 == round).collect();
+        put(&again, round);
+        store.compact().unwrap();
+        let want = |key: u64| key + if (2..=round).contains(&(key % 16)) { key % 16 } else { 1 };
+        store.get_many(&keys, |i, value| assert_eq!(value, Some(want(i as u64)), "key {i}, round {round}")).unwrap();
+    }
+}
+
 /// Threads count the entries they add some at a time, compaction what it removes at once: a key put, deleted and compacted away
 /// made the count less than nothing, which the index took for a reason to grow.
 /// Found by the fuzzer; reduced to this.
