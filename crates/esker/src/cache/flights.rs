@@ -170,7 +170,7 @@ impl Lead<'_> {
         result
     }
 
-    /// True if the key was deleted since the load began.
+    /// True if the key was deleted since the load began. Under the lock: a deletion that marks the flight later finds what was put before.
     pub(crate) fn is_outdated(&self) -> bool {
         let _board = lock(self.stripe);
         self.flight.is_outdated.load(Relaxed)

@@ -112,7 +112,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// `Load` with what `load` failed with; as [`Store::get`] and [`Store::put`].
     ///
     /// # Cost
-    /// A hit costs a `get`. A miss takes a lock of its key's stripe, twice.
+    /// A hit costs a `get`. A miss takes a lock of its key's stripe, five times.
     pub fn get_or_insert_with<E: Into<BoxedError>>(
         &self,
         key: &K,
@@ -131,7 +131,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::get_or_insert_with`]. That a value that is there could not be loaded anew is counted ([`Stats`](crate::Stats)), and reaches nobody.
     ///
     /// # Cost
-    /// A hit costs a `get`; two with [`Loading::renew_ahead`]. A miss takes a lock of its key's stripe, three times.
+    /// A hit costs a `get`; two with [`Loading::renew_ahead`]. A miss takes a lock of its key's stripe, five times.
     ///
     /// # Examples
     /// ```
