@@ -437,6 +437,23 @@ fn a_deletion_ends_an_absence() {
     }
 }
 
+/// A transaction deletes when it commits, not when it says so.
+#[test]
+fn what_was_loaded_before_a_transaction_deleted_it_is_not_kept() {
+    let (clock, store) = timed();
+    let loading = Loading::new().ttl(SECOND * 10).renew_ahead(SECOND * 4);
+    assert_eq!(store.get_or_load(&1, &loading, || Ok::<_, Error>(Some(1))).unwrap(), Some(1));
+    clock.advance(SECOND * 7);
+    let mut deleting = store.begin().unwrap();
+    assert!(deleting.delete(&1).unwrap());
+    let load = || {
+        deleting.commit().unwrap();
+        Ok::<_, Error>(Some(2))
+    };
+    assert_eq!(store.get_or_load(&1, &loading, load).unwrap(), Some(2));
+    assert_eq!(store.get(&1).unwrap(), None);
+}
+
 /// What was loaded may be older than what came meanwhile.
 fn others_write_while_it_is_loaded<V: Value + ?Sized>(is_async: bool, value: impl Fn(u64) -> V::Owned)
 where

@@ -186,9 +186,7 @@ impl Lead<'_> {
         let mut board = lock(self.stripe);
         match rest {
             Some((Rest::Absent, _)) if self.flight.is_outdated.load(Relaxed) => {}
-            Some((why, until)) => {
-                board.rest(&self.key, why, now, until);
-            }
+            Some((why, until)) => board.rest(&self.key, why, now, until),
             None => board.rest_no_more(&self.key),
         }
     }

@@ -226,7 +226,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     /// # Errors
     /// As [`Transaction::get`].
     pub fn delete(&mut self, key: &K) -> Result<bool> {
-        // At once, and whether it commits or not: what is loaded meanwhile is not kept, and next to nothing is lost.
+        // Of a key without a value the commit knows nothing; and too often costs next to nothing.
         self.store.closer.flights.forget_rest(key.bytes(), || self.store.hash(key.bytes()));
         let is_there = self.contains(key)?;
         if is_there {
