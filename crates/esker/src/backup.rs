@@ -27,6 +27,7 @@ use crate::lines;
 use crate::log::BLOCK_BYTES;
 use crate::manifest::{Manifest, State};
 use crate::scars::{self, Scar};
+use crate::sync::atomic::Ordering::Acquire;
 use crate::traverse::Span;
 use crate::verify::resting_engine;
 use std::io::ErrorKind;
@@ -116,7 +117,9 @@ impl Engine {
         let _compaction = self.hold_compaction();
         self.commit()?;
         let home = lock(&self.home).as_ref().map(|home| (home.storage.clone(), home.manifest.state.clone()));
-        let Some((storage, state)) = home else { return Err(Error::invalid("a store on a bare device cannot be copied")) };
+        let Some((storage, mut state)) = home else { return Err(Error::invalid("a store on a bare device cannot be copied")) };
+        // A temporary store gives space back without a line that would say so.
+        state.begin = state.begin.max(self.log.bounds.begin.load(Acquire));
         let scars: Vec<Scar> = lock(&self.compaction.scars).iter().copied().filter(|scar| scar.cut < state.cut).collect();
         Source { engine: self, storage: &*storage, state: &state, scars: &scars }.copy_to(earlier, to, |_, _| ())
     }
@@ -193,6 +196,9 @@ impl Source<'_> {
         for (known, scar) in self.scars.iter().enumerate() {
             scars::add(&*to, known, *scar)?;
         }
+        // Somebody may have looked into the backup: what his opening and his close left means nothing.
+        scars::end(&*to, self.scars.len())?;
+        image::remove_all(&*to, grown.as_ref().map_or(0, |grown| grown.state.image))?;
         if self.state.image != 0 {
             self.copy_image(&*to)?;
         }
@@ -221,6 +227,11 @@ impl Source<'_> {
         }
         if (theirs.cut, theirs.line, theirs.begin) > (ours.cut, ours.line, ours.begin) || theirs.begin > ours.begin {
             return Err(Error::invalid("the backup is newer than the store"));
+        }
+        // A scar below the cut counts before the slot is written.
+        let ours = self.scars.iter().filter(|scar| scar.cut < theirs.cut);
+        if !scars::read(to, theirs.cut)?.iter().eq(ours) {
+            return Err(Error::invalid("the store has given up something that the backup holds"));
         }
         Ok(Some(manifest))
     }

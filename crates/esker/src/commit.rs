@@ -250,7 +250,9 @@ impl Engine {
         let Some(home) = &mut *home else { return Ok(()) };
         let state = home.manifest.state.clone();
         let (line, cut) = drawn.map_or((state.line, state.cut), |line| (line.number, line.cut));
-        if !anew && drawn.is_none() && state.image != 0 && state.image_until == cut {
+        // With an image of its own a backup that somebody only looked into would be one no more.
+        let needs_none = state.is_backup || state.image != 0 && state.image_until == cut;
+        if !anew && drawn.is_none() && needs_none {
             return Ok(());
         }
         let Home { storage, manifest, .. } = home;

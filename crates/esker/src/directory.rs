@@ -32,7 +32,7 @@ impl Directory {
     /// Takes the directory at `path`, made if nothing is there.
     pub(crate) fn open(path: &Path, direct_io: bool, io_uring: bool) -> Result<Self> {
         refuse_foreign(path)?;
-        fs::create_dir_all(path)?;
+        make(path)?;
         Ok(Self { path: path.into(), direct_io, io_uring, _lock: lock(path)?, _temporary: None })
     }
 
@@ -74,6 +74,17 @@ impl Storage for Directory {
 /// Gives the file `name` in the directory `from` a second name, in `to`.
 pub(crate) fn link(from: &Path, to: &Path, name: &str) -> io::Result<()> {
     fs::hard_link(from.join(name), to.join(name))
+}
+
+/// Makes the directory, and those above it, so that a power cut does not take their names.
+fn make(path: &Path) -> io::Result<()> {
+    let absent: Vec<&Path> = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
+    fs::create_dir_all(path)?;
+    for made in absent {
+        let above = made.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(above)?.sync_all()?;
+    }
+    Ok(())
 }
 
 /// A directory with other people's files in it is not touched.

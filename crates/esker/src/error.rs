@@ -40,6 +40,11 @@ impl Error {
     pub(crate) fn corruption(message: impl Into<String>) -> Self {
         Self::Corruption(message.into())
     }
+
+    /// A device is foreign code, and what it has done is not known.
+    pub(crate) fn device_panicked() -> Self {
+        io::Error::other("the device panicked").into()
+    }
 }
 
 impl fmt::Display for Error {

@@ -84,7 +84,8 @@ impl Engine {
         self.replay(&Span::up_to(cut, image.until, &state, &scars).telling(manner.progress.as_deref()), &image, behind)?;
         self.share_budget();
         self.check_index_fits()?;
-        if behind > cut || scars::has_stale(&*storage, scars.len())? {
+        // In the window of the line may lie what belonged to the next one: a line of its number is drawn again.
+        if behind > cut || state.window < cut || scars::has_stale(&*storage, scars.len())? {
             let kept: Vec<&Scar> = scars.iter().filter(|scar| scar.cut < cut).collect();
             let scar = Scar { window: state.window.min(cut), cut, behind, line: state.line };
             scars::add(&*storage, kept.len(), scar)?;
@@ -96,7 +97,7 @@ impl Engine {
         // What is given up is given up for good. Else nothing more need be written now: the next line speaks of the scar, and the
         // driver takes an image if the next opening should not read all this again.
         let needs_image = self.is_image_due() && !self.in_background;
-        if cut < state.cut || image.is_lost || needs_image { self.save_image(image.is_lost) } else { Ok(()) }
+        if cut < state.cut || image.is_lost || needs_image { self.save_image(image.is_lost || cut < state.cut) } else { Ok(()) }
     }
 
     /// Behind everything but zeros that was ever written from `cut` on.
@@ -576,5 +577,84 @@ mod tests {
         let found = crate::verify_in(files, |_, _| {}).unwrap();
         assert_eq!(found.damaged, 2, "{found:?}");
         assert!(found.damage[1].contains(&format!("address={}", 700 * 4080)), "{found:?}");
+    }
+
+    /// An operation that took its place below the cut, and its number behind it, belongs to the next line: a crash loses it, for good.
+    #[test]
+    fn what_a_crash_lost_does_not_come_back() {
+        use crate::index::Keys;
+        use std::sync::atomic::Ordering::*;
+        let files = Arc::new(MemoryStorage::new());
+        let open = |files: &Arc<MemoryStorage>| -> Store<u64, u64> {
+            Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap()
+        };
+        let store = open(&files);
+        store.put(&1, &1).unwrap();
+        let engine = store.engine_for_test();
+        std::thread::scope(|scope| {
+            let pin = engine.epochs.pin().unwrap();
+            let key = 2u64.to_le_bytes();
+            let at = engine.log.allocate(pin.slot, 24).unwrap();
+            let drawn = scope.spawn(|| store.commit());
+            while engine.log.bounds.floor.load(SeqCst) <= at {
+                std::thread::yield_now();
+            }
+            let hash = engine.hash_of(&key);
+            let seen = engine.index.lookup(hash);
+            // SAFETY: just allocated under the pin: ours alone, in memory.
+            let record = unsafe { Record::new(engine.log.pointer(at)) };
+            record.write_word(&key, 7, seen.address(), engine.log.line_flag());
+            engine.index.publish(hash, &seen, at, Keys::Unknown, &mut false, |_| {});
+            drop(pin);
+            drawn.join().unwrap().unwrap();
+        });
+        assert_eq!((store.get(&1).unwrap(), store.get(&2).unwrap()), (Some(1), Some(7)));
+        // Power fails.
+        let files = Arc::new(files.copy());
+        let again = open(&files);
+        assert_eq!((again.get(&1).unwrap(), again.get(&2).unwrap()), (Some(1), None));
+        again.put(&3, &3).unwrap();
+        again.commit().unwrap();
+        assert_eq!(again.get(&2).unwrap(), None);
+        let mut keys = Vec::new();
+        again.scan().for_each(|key, _| keys.push(key)).unwrap();
+        keys.sort_unstable();
+        assert_eq!(keys, [1, 3]);
+        assert!(crate::verify_in(Arc::new(files.copy()), |_, _| {}).unwrap().is_sound());
+        // And again.
+        let files = Arc::new(files.copy());
+        let third = open(&files);
+        assert_eq!((third.get(&1).unwrap(), third.get(&2).unwrap(), third.get(&3).unwrap()), (Some(1), None, Some(3)));
+    }
+
+    /// Scars above the loss lie in the stretch that is given up.
+    #[test]
+    fn what_was_given_up_hides_older_scars() {
+        let files = Arc::new(MemoryStorage::new());
+        let log = || files.open("esker.log.00000000").unwrap();
+        for round in 0..3u64 {
+            let store: Store<u64, u64> =
+                Options::new().memory("16MiB").segment_bytes(256 << 20).background(false).open_in(files.clone()).unwrap();
+            (0..50_000).for_each(|n| store.put(&n, &(n + round)).unwrap());
+            store.commit().unwrap();
+            crash(store);
+            // Something was being written.
+            let mut written = AlignedBuffer::new(3);
+            written.sector_mut(1)[99] = 1;
+            log().write(log().bytes().unwrap(), written.bytes()).unwrap();
+        }
+        let mut sector = AlignedBuffer::new(1);
+        log().read(40960, sector.bytes_mut()).unwrap();
+        sector.bytes_mut()[77] ^= 4;
+        log().write(40960, sector.bytes()).unwrap();
+        let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).accept_loss(true).open_in(files.clone()).unwrap();
+        (0..1000).for_each(|n| store.put(&n, &77).unwrap());
+        store.close().unwrap();
+        drop(store);
+        let found = crate::verify_in(files.clone(), |_, _| {}).unwrap();
+        let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
+        let backup = store.snapshot_in(Arc::new(MemoryStorage::new()));
+        let compacted = store.compact();
+        assert!(found.is_sound() && found.scars == 1 && backup.is_ok() && compacted.is_ok(), "{found:?} {backup:?} {compacted:?}");
     }
 }

@@ -48,11 +48,14 @@ pub(crate) fn read(storage: &dyn Storage, cut: u64) -> Result<Vec<Scar>> {
     }
     let device = storage.open(SCARS)?;
     let count = device.bytes()? / SECTOR_BYTES as u64;
-    let mut scars = Vec::new();
+    let (mut scars, mut behind) = (Vec::new(), 0);
     for number in 0..count {
         match read_one(&*device, number)? {
-            Some(scar) if scar.cut < cut => scars.push(scar),
-            // Written by a recovery that was cut short; this one writes it again.
+            Some(scar) if scar.cut < cut && scar.cut >= behind => {
+                behind = scar.behind;
+                scars.push(scar);
+            }
+            // Written by a recovery that was cut short, and this one writes it again; or older than the loss before it, which hides it.
             _ => break,
         }
     }
@@ -95,5 +98,15 @@ pub(crate) fn add(storage: &dyn Storage, known: usize, scar: Scar) -> Result<()>
     device.write((known * SECTOR_BYTES) as u64, buffer.bytes())?;
     device.sync()?;
     storage.sync()?;
+    Ok(())
+}
+
+/// Leaves no scar behind the `known` ones.
+pub(crate) fn end(storage: &dyn Storage, known: usize) -> Result<()> {
+    if has_stale(storage, known)? {
+        let device = storage.open(SCARS)?;
+        device.write((known * SECTOR_BYTES) as u64, AlignedBuffer::new(1).bytes())?;
+        device.sync()?;
+    }
     Ok(())
 }

@@ -378,3 +378,54 @@ fn the_log_does_not_begin_behind_records_whose_copies_are_of_the_next_line() {
         assert_eq!(reopened.get(&n).unwrap(), Some(n + u64::from(n >= COUNT)), "key {n}");
     }
 }
+
+/// A storage whose devices panic once in their syncs, when told to.
+struct Panicking(MemoryStorage, Arc<AtomicBool>);
+struct PanickingDevice(Arc<dyn Device>, Arc<AtomicBool>);
+
+impl Storage for Panicking {
+    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
+        Ok(Arc::new(PanickingDevice(self.0.open(name)?, self.1.clone())))
+    }
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.0.list()
+    }
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(name)
+    }
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Device for PanickingDevice {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read(offset, into)
+    }
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write(offset, bytes)
+    }
+    fn sync(&self) -> io::Result<()> {
+        assert!(!self.1.swap(false, SeqCst), "the device panics");
+        self.0.sync()
+    }
+    fn bytes(&self) -> io::Result<u64> {
+        self.0.bytes()
+    }
+}
+
+/// Whoever drew the line is told, and those who commit later: what the panic left is not durable, and nobody waits for ever.
+#[test]
+fn a_device_that_panics_in_a_line_leaves_nobody_waiting() {
+    let panics = Arc::new(AtomicBool::new(false));
+    let storage = Panicking(MemoryStorage::new(), panics.clone());
+    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(Arc::new(storage)).unwrap();
+    store.put(&1, &1).unwrap();
+    panics.store(true, SeqCst);
+    assert!(matches!(store.commit(), Err(esker::Error::Io(_))));
+    let (send, told) = std::sync::mpsc::channel();
+    let other = store.clone();
+    std::thread::spawn(move || send.send((other.commit().is_err(), other.close().is_err())));
+    assert_eq!(told.recv_timeout(PATIENCE), Ok((true, true)));
+    assert!(!panics.load(SeqCst));
+}

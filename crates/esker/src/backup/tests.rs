@@ -230,3 +230,115 @@ fn full_files_are_shared() {
     let opened: Store<u64, u64> = Options::new().memory("16MiB").open(path("third")).unwrap();
     (0..100_000u64).for_each(|n| assert_eq!(opened.get(&n).unwrap(), Some(n + u64::from(n < 1000))));
 }
+
+/// A look into a backup whose next step was cut short, ended by a kill, leaves a scar that must not count when the backup grows.
+#[test]
+fn a_backup_that_was_looked_into_grows_by_all_that_is_new() {
+    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let store = open(&files);
+    (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.snapshot_in(copy.clone()).unwrap();
+    let before = copy.copy();
+    (1000..2000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.snapshot_in(copy.clone()).unwrap();
+    // As if it had been cut short before its slot was written.
+    let mut slots = AlignedBuffer::new(2);
+    let old = before.open("esker.manifest").unwrap();
+    let count = (old.bytes().unwrap() as usize).min(2 * SECTOR_BYTES);
+    old.read(0, &mut slots.bytes_mut()[..count]).unwrap();
+    copy.open("esker.manifest").unwrap().write(0, slots.bytes()).unwrap();
+    // Somebody looks, and is killed.
+    let look: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(copy.clone()).unwrap();
+    assert_eq!((look.get(&999).unwrap(), look.get(&1000).unwrap()), (Some(999), None));
+    std::mem::forget(look);
+    store.snapshot_in(copy.clone()).unwrap();
+    let opened = open(&copy);
+    let lost = (0..2000u64).filter(|n| opened.get(n).unwrap() != Some(*n)).count();
+    assert_eq!(lost, 0, "keys that the backup has lost");
+}
+
+#[test]
+fn a_temporary_store_can_be_copied() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").segment_bytes(64 << 10).background(false).open_temporary().unwrap();
+    (0..50_000u64).for_each(|n| store.put(&n, &n).unwrap());
+    (0..50_000u64).for_each(|n| _ = store.delete(&n).unwrap());
+    (0..3).for_each(|_| store.commit().unwrap());
+    store.compact().unwrap();
+    let copy = Arc::new(MemoryStorage::new());
+    store.snapshot_in(copy.clone()).unwrap();
+    assert_eq!(open(&copy).get(&1).unwrap(), None);
+}
+
+/// After a loss was accepted, a next step of an earlier backup that is cut short takes nothing from what the backup was.
+#[test]
+fn a_step_cut_short_after_a_loss_leaves_the_backup() {
+    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let options = || Options::new().memory("16MiB").background(false);
+    let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
+    (0..20_000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.snapshot_in(copy.clone()).unwrap();
+    std::mem::forget(store);
+    let (log, mut sector) = (files.open(&segment_name(0)).unwrap(), AlignedBuffer::new(1));
+    log.read(40960, sector.bytes_mut()).unwrap();
+    sector.bytes_mut()[77] ^= 4;
+    log.write(40960, sector.bytes()).unwrap();
+    let store: Store<u64, u64> = options().accept_loss(true).open_in(files.clone()).unwrap();
+    (0..10u64).for_each(|n| store.put(&n, &7).unwrap());
+    store.commit().unwrap();
+    let before = copy.copy();
+    assert!(matches!(store.snapshot_in(copy.clone()), Err(Error::Invalid(_))));
+    let mut slots = AlignedBuffer::new(2);
+    let old = before.open("esker.manifest").unwrap();
+    let count = (old.bytes().unwrap() as usize).min(2 * SECTOR_BYTES);
+    old.read(0, &mut slots.bytes_mut()[..count]).unwrap();
+    copy.open("esker.manifest").unwrap().write(0, slots.bytes()).unwrap();
+    let opened = open(&copy);
+    let lost = (0..20_000u64).filter(|n| opened.get(n).unwrap() != Some(*n)).count();
+    assert_eq!(lost, 0, "keys that the backup has lost");
+}
+
+/// Looked into, and killed (or out of space) while its close wrote an image: the backup is still one, with half an image that means nothing.
+#[test]
+fn an_image_that_a_look_left_behind_is_not_mixed_with_the_next() {
+    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let store: Store<u64, u64> = Options::new().memory("32MiB").background(false).open_in(files.clone()).unwrap();
+    (0..300_000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.save_index().unwrap();
+    store.snapshot_in(copy.clone()).unwrap();
+    let before = copy.copy();
+    let look: Store<u64, u64> = Options::new().memory("32MiB").background(false).open_in(copy.clone()).unwrap();
+    look.close().unwrap();
+    // Before the slot that names it.
+    for name in before.list().unwrap().into_iter().filter(|name| !name.starts_with("esker.log")) {
+        let (from, to) = (before.open(&name).unwrap(), copy.open(&name).unwrap());
+        let mut bytes = vec![0; from.bytes().unwrap() as usize];
+        from.read(0, &mut bytes).unwrap();
+        to.write(0, &bytes).unwrap();
+        if name == "esker.manifest" && bytes.len() < 2 * SECTOR_BYTES {
+            to.write(bytes.len() as u64, &vec![0; 2 * SECTOR_BYTES - bytes.len()]).unwrap();
+        }
+    }
+    assert!(crate::verify_in(copy.clone(), |_, _| {}).unwrap().is_sound());
+    (0..299_000u64).for_each(|n| _ = store.delete(&n).unwrap());
+    store.commit().unwrap();
+    (0..3).for_each(|_| _ = store.compact().unwrap());
+    store.save_index().unwrap();
+    store.snapshot_in(copy.clone()).unwrap();
+    let found = crate::verify_in(copy.clone(), |_, _| {}).unwrap();
+    assert!(found.is_sound(), "{found:?}");
+    assert_eq!(open(&copy).get(&299_999).unwrap(), Some(299_999));
+}
+
+#[test]
+fn a_backup_that_was_only_looked_into_is_still_one() {
+    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let store = open(&files);
+    store.put(&1, &1).unwrap();
+    store.snapshot_in(copy.clone()).unwrap();
+    let look = open(&copy);
+    assert_eq!(look.get(&1).unwrap(), Some(1));
+    look.close().unwrap();
+    store.put(&2, &2).unwrap();
+    store.snapshot_in(copy.clone()).unwrap();
+    assert_eq!(open(&copy).get(&2).unwrap(), Some(2));
+}

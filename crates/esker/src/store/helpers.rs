@@ -233,7 +233,7 @@ fn run_writes(engine: &Engine, queue: &Queue<WriteJob>) {
                     Write::Room(bytes) => engine.make_room(bytes),
                     Write::Line => engine.commit(),
                 }));
-                job.answer.send(made.unwrap_or_else(|_| Err(panicked())));
+                job.answer.send(made.unwrap_or_else(|_| Err(Error::device_panicked())));
             }
         }
     }
@@ -283,13 +283,9 @@ fn run_reads(engine: &Engine, queue: &Queue<ReadJob>) {
         match ended {
             Ok(Ok(())) => {}
             Ok(Err(error)) => reads.fail(&error),
-            Err(_) => reads.fail(&panicked()),
+            Err(_) => reads.fail(&Error::device_panicked()),
         }
     }
-}
-
-fn panicked() -> Error {
-    io::Error::other("the device panicked").into()
 }
 
 impl Reads<'_> {
