@@ -410,7 +410,7 @@ impl Engine {
                     caching.adapt(reached - from);
                 }
                 let dead = (reached - from).saturating_sub(mover.moved + mover.expired) + mover.taken_back.get();
-                self.holds.set_copied(reached);
+                self.log.bounds.copied.store(reached, SeqCst);
                 let given = self.give_back(one, Copied { reached, moved: mover.moved, dead });
                 // What could not be read is told when it is asked for.
                 let _ = self.shrink_index(one);
@@ -524,9 +524,9 @@ impl Engine {
     /// Under a pin.
     pub(crate) fn newest(&self, seen: &Seen, key: &[u8]) -> Newest {
         let bounds = &self.log.bounds;
-        let (head, begin) = (bounds.head.load(Acquire), bounds.begin.load(Acquire));
+        let (head, copied) = (bounds.head.load(Acquire), bounds.copied.load(Acquire));
         let mut at = seen.address();
-        while at >= begin && at != 0 {
+        while at >= copied && at != 0 {
             if at < head {
                 return Newest::Cold(at);
             }

@@ -120,7 +120,7 @@ impl Engine {
     fn newest_of_chain(&self, mut at: u64) -> Result<Option<Vec<Newest>>> {
         let mut newest: Vec<Newest> = Vec::new();
         for _ in 0..CHAIN_RECORDS_MAX {
-            if at == 0 || at < self.log.bounds.begin.load(Acquire) {
+            if at == 0 || at < self.log.bounds.copied.load(Acquire) {
                 return Ok(Some(newest));
             }
             let bytes = self.record_bytes(at)?;

@@ -160,3 +160,35 @@ fn nothing_is_joined_while_a_snapshot_is_held() {
     shrink_wholly(&store);
     assert_eq!((store.stats().index.buckets, store.get(&one).unwrap(), store.get(&other).unwrap()), (256, Some(1), Some(3)));
 }
+
+/// Two keys share an entry; the table grows until a split cannot tell them apart, and each side leads to both. One is deleted, its
+/// deletion is compacted and its entry goes; the table shrinks again, and a third key makes the other one's entry stand for it.
+#[test]
+fn a_deleted_key_does_not_come_back_by_another_entry() {
+    let store: Store<u64, u64> = options(64 << 20).open_in(Arc::new(MemoryStorage::new())).unwrap();
+    let engine = store.engine_for_test();
+    let hash = |key: u64| engine.hash_of(&key.to_ne_bytes());
+    // Keys of bucket 5 of 256, by the two bits that splits will ask for.
+    let keys = |bits: u64| (0..).filter(move |key| hash(*key) >> 6 & 0x3ff == 5 | bits << 8);
+    let (kept, deleted, third) = (keys(0b00).next().unwrap(), keys(0b10).next().unwrap(), keys(0b10).nth(1).unwrap());
+    let fillers: Vec<u64> = keys(0b01).take(3).chain(keys(0b11).take(3)).collect();
+    engine.index.set_limit(0);
+    store.put(&kept, &1).unwrap();
+    fillers.iter().for_each(|key| store.put(key, &7).unwrap());
+    store.put(&deleted, &2).unwrap();
+    assert!(engine.index.is_shared());
+    store.commit().unwrap();
+    // As if they were cold, there were more keys, and more memory.
+    engine.index.grow_to_for_test(10);
+    assert_eq!((store.get(&kept).unwrap(), store.get(&deleted).unwrap()), (Some(1), Some(2)));
+    assert!(store.delete(&deleted).unwrap());
+    store.commit().unwrap();
+    // The driver's step: the stretch waits for a line, and the index shrinks.
+    engine.compact_once().unwrap();
+    assert_eq!(engine.index.buckets(), 256);
+    assert_eq!((store.get(&kept).unwrap(), store.get(&deleted).unwrap()), (Some(1), None));
+    engine.index.set_limit(0);
+    store.put(&third, &3).unwrap();
+    assert_eq!((store.get(&kept).unwrap(), store.get(&third).unwrap()), (Some(1), Some(3)));
+    assert_eq!(store.get(&deleted).unwrap(), None, "it came back");
+}

@@ -124,6 +124,9 @@ impl Longest {
 #[repr(align(128))]
 pub(crate) struct Bounds {
     pub(crate) begin: AtomicU64,
+    /// What lives below was copied above, and what is still there is dead, whatever leads to it. `compacted` follows when nobody
+    /// holds what lies below.
+    pub(crate) copied: AtomicU64,
     pub(crate) head: AtomicU64,
     /// Fast reads end here: at `head`, but in a cache further up, where reads begin to count (`cache/`).
     pub(crate) near: AtomicU64,
@@ -136,7 +139,7 @@ pub(crate) struct Bounds {
     pub(crate) floor: AtomicU64,
     /// The number of the line that records belong to.
     pub(crate) line: AtomicU64,
-    /// What lives below was copied above: `begin` moves here with the next durable line.
+    /// Nobody needs what lies below: `begin` moves here with the next durable line.
     pub(crate) compacted: AtomicU64,
     /// What lies below has been given back to the device: a little after `begin` moved.
     pub(crate) discarded: AtomicU64,
@@ -167,6 +170,7 @@ impl Log {
             region,
             bounds: Bounds {
                 begin: AtomicU64::new(FIRST_ADDRESS),
+                copied: AtomicU64::new(FIRST_ADDRESS),
                 discarded: AtomicU64::new(FIRST_ADDRESS),
                 head: at(),
                 near: at(),
@@ -223,6 +227,7 @@ impl Log {
     pub(crate) fn begin_at(&self, begin: u64) {
         self.bounds.begin.store(begin, Relaxed);
         self.bounds.discarded.store(begin, Relaxed);
+        self.bounds.copied.store(begin, Relaxed);
         self.bounds.compacted.store(begin, Relaxed);
     }
 

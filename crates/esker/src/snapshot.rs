@@ -117,34 +117,22 @@ struct Held {
 
 /// Who holds what.
 #[derive(Default)]
-pub(crate) struct Holds(Mutex<Holding>);
-
-#[derive(Default)]
-struct Holding {
-    held: Vec<Held>,
-    /// All that lives below has a copy above.
-    copied: u64,
-}
+pub(crate) struct Holds(Mutex<Vec<Held>>);
 
 impl Holds {
     pub(crate) fn is_any(&self) -> bool {
-        !lock(&self.0).held.is_empty()
+        !lock(&self.0).is_empty()
     }
 
     /// True if what ends then had ended for all who hold. Who begins to after this call looks at the clock after it.
     pub(crate) fn have_seen(&self, end: u64) -> bool {
-        lock(&self.0).held.iter().all(|held| held.now >= end)
+        lock(&self.0).iter().all(|held| held.now >= end)
     }
 
-    /// All that lives below `to` has been copied: who begins to hold from now on needs nothing of it.
-    pub(crate) fn set_copied(&self, to: u64) {
-        lock(&self.0).copied = to;
-    }
-
-    /// Runs `act` if nobody needs what lies below `to`, nor will.
+    /// Runs `act` if nobody needs what lies below `to`, all of which has been copied: who begins to hold from now on does not.
     pub(crate) fn let_go(&self, to: u64, act: impl FnOnce()) -> bool {
-        let holding = lock(&self.0);
-        let is_free = holding.copied >= to && holding.held.iter().all(|held| held.begin >= to);
+        let held = lock(&self.0);
+        let is_free = held.iter().all(|held| held.begin >= to);
         if is_free {
             act();
         }
@@ -161,11 +149,11 @@ pub(crate) struct Hold {
 impl Hold {
     fn new(engine: &Arc<Engine>, cut: u64) -> Self {
         let mut holding = lock(&engine.holds.0);
-        // Under the same lock: what compaction gives back it has copied before.
-        let begin = engine.log.bounds.compacted.load(Acquire).max(holding.copied);
+        // Under the same lock as what lets go: what compaction gives back it has copied before.
+        let begin = engine.log.bounds.copied.load(SeqCst);
         let held = Held { cut, begin, now: engine.expiry.now() };
-        holding.held.push(held);
-        engine.publish_holds(&holding.held);
+        holding.push(held);
+        engine.publish_holds(&holding);
         drop(holding);
         Self { engine: engine.clone(), held }
     }
@@ -173,11 +161,11 @@ impl Hold {
     fn set_line(&mut self, line: Line) {
         let now = Held { cut: line.cut, now: line.now, ..self.held };
         let mut holding = lock(&self.engine.holds.0);
-        if let Some(held) = holding.held.iter_mut().find(|held| **held == self.held) {
+        if let Some(held) = holding.iter_mut().find(|held| **held == self.held) {
             *held = now;
         }
         self.held = now;
-        self.engine.publish_holds(&holding.held);
+        self.engine.publish_holds(&holding);
     }
 
     /// The store as it is whenever one looks.
@@ -189,10 +177,10 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let mut holding = lock(&self.engine.holds.0);
-        if let Some(at) = holding.held.iter().position(|held| *held == self.held) {
-            holding.held.swap_remove(at);
+        if let Some(at) = holding.iter().position(|held| *held == self.held) {
+            holding.swap_remove(at);
         }
-        self.engine.publish_holds(&holding.held);
+        self.engine.publish_holds(&holding);
     }
 }
 

@@ -148,6 +148,8 @@ pub(crate) enum Rule {
     GeometryShowsTurn,
     /// An absence reads the entries before it reads the version again.
     EntriesBeforeVersion,
+    /// A lookup whose full tag went away looks for a shorter one.
+    ShortenedIsFound,
     /// An overflow bucket is free for others only once it is listed.
     FreeIsListed,
     /// A piece of the log is left when `read_only` has passed the cursor.

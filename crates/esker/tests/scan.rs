@@ -3,10 +3,11 @@
 #[path = "common/raise.rs"]
 mod raise;
 
-use esker::aggregate::Sum;
-use esker::{Cache, Cursor, Error, ManualClock, MemoryDevice, MemoryStorage, Options, Scan, Store, Strategy};
+use esker::aggregate::{Count, Sum};
+use esker::{Cache, Cursor, Device, Error, ManualClock, MemoryDevice, MemoryStorage, Options, Scan, Store, Strategy};
 use raise::Raise;
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex};
@@ -596,6 +597,88 @@ fn a_cache_drops_nothing_while_it_is_scanned() {
     assert!(matches!(full, Some(Error::Full)), "{full:?}");
     assert_eq!(held.map(Result::unwrap).count(), want.len());
     store.put(&4_000_000, &4_000_000).unwrap();
+}
+
+/// A snapshot that begins while a cache drops a stretch keeps what is left of it.
+#[test]
+fn a_cache_stops_dropping_when_a_snapshot_begins() {
+    const FILLING: u64 = 0;
+    const DROPPING: u64 = 1;
+    const HELD: u64 = 2;
+    const SEEN: u64 = 3;
+    let state = Arc::new(AtomicU64::new(FILLING));
+    let wait_for = |state: &AtomicU64, wanted| {
+        while state.load(SeqCst) < wanted {
+            std::thread::yield_now();
+        }
+    };
+    // Asked about each record that may go, under a pin that the beginning of a snapshot waits for.
+    let worth = {
+        let state = state.clone();
+        move |_: &[u8], _: &[u8]| {
+            match state.load(SeqCst) {
+                FILLING => state.store(DROPPING, SeqCst),
+                DROPPING => std::thread::sleep(Duration::from_millis(1)),
+                HELD => wait_for(&state, SEEN),
+                _ => {}
+            }
+            0.0
+        }
+    };
+    let options = Options::new().memory("16MiB").cache(Cache::new().worth(worth)).background(false);
+    let store: Store<u64, u64> = options.in_memory().unwrap();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            wait_for(&state, DROPPING);
+            let snapshot = store.begin_read().unwrap();
+            state.store(HELD, SeqCst);
+            let first = snapshot.scan().by_index().aggregate(Count).unwrap();
+            state.store(SEEN, SeqCst);
+            std::thread::sleep(Duration::from_millis(50));
+            (first, snapshot.scan().by_index().aggregate(Count).unwrap())
+        });
+        let mut put = 0u64;
+        while !reader.is_finished() {
+            match store.put(&put, &put) {
+                Ok(()) => put += 1,
+                Err(error) => assert!(matches!(error, Error::Full), "{error}"),
+            }
+        }
+        let (first, second) = reader.join().unwrap();
+        assert_eq!(first, second);
+    });
+}
+
+/// Reads fail when told to.
+#[derive(Default)]
+struct Failing(MemoryDevice, AtomicBool);
+
+impl Device for Failing {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        if self.1.load(Relaxed) { Err(io::Error::other("told to")) } else { self.0.read(offset, into) }
+    }
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write(offset, bytes)
+    }
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn bytes(&self) -> io::Result<u64> {
+        self.0.bytes()
+    }
+}
+
+#[test]
+fn an_error_is_an_iterators_last_item() {
+    let device = Arc::new(Failing::default());
+    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_on(device.clone()).unwrap();
+    for n in 0..500_000u64 {
+        store.put(&n, &n).unwrap();
+    }
+    device.1.store(true, Relaxed);
+    let mut iter = store.scan().iter().unwrap();
+    assert!(iter.by_ref().any(|pair| pair.is_err()));
+    assert!(iter.next().is_none());
 }
 
 #[test]

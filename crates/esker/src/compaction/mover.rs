@@ -181,6 +181,11 @@ impl Mover<'_> {
                 Newest::Nowhere if engine.index.is_settled(&seen) => return Ok(()),
                 Newest::Nowhere => continue,
             }
+            // A snapshot that begins later waits for our pin: it does not have what we drop.
+            if self.caching.is_some() && engine.log.bounds.held.load(Acquire) != 0 {
+                self.ended_at = Some(at);
+                return Ok(());
+            }
             let is_tombstone = is_deletion(bytes);
             if seen.is_guessed() && seen.address() != at {
                 self.settle_guess(hash, seen.address(), Some(bytes.len() as u64));

@@ -190,6 +190,35 @@ fn twin_publication_does_not_compare() {
     two_publications(without(Rule::LookLatched));
 }
 
+// ---- short tags ------------------------------------------------------------------------------------------------------
+
+/// A full bucket without overflow room: its closest entry gets a shorter tag, and stands for the hash it stood for before.
+fn a_lookup_and_a_shortened_tag(model: Model) {
+    model.check(|| {
+        let index = with_entries(&[0b110, 0b1000]);
+        index.set_limit(0);
+        let other = spawn(1, {
+            let index = index.clone();
+            move || index.add(hash(0b10), || Some(800), |_, _| ()) == Some(false)
+        });
+        let seen = index.lookup(hash(0b110));
+        assert!([address_for(0b110), 800].contains(&seen.address()) || !index.is_settled(&seen), "a present entry was found absent");
+        assert!(other.join());
+        assert_eq!(index.lookup(hash(0b110)).address(), 800);
+    });
+}
+
+#[test]
+fn a_lookup_finds_an_entry_whose_tag_is_shortened() {
+    a_lookup_and_a_shortened_tag(sound());
+}
+
+#[test]
+#[should_panic(expected = "found absent")]
+fn twin_lookup_does_not_ask_for_a_shorter_tag() {
+    a_lookup_and_a_shortened_tag(without(Rule::ShortenedIsFound));
+}
+
 // ---- splits ----------------------------------------------------------------------------------------------------------
 
 /// In bucket 0, in this order: one that a split sends to bucket 2, one that stays and moves to the first place.

@@ -187,7 +187,9 @@ impl Index {
                 entry = word;
             }
         }
-        if entry == 0 && (next_of(link) != 0 || tags.has_short()) {
+        // A tag that was there when the tags were read, and is not, was shortened: or the entry has gone.
+        let has_changed = equal != 0 && !broken(Rule::ShortenedIsFound);
+        if entry == 0 && (has_changed || next_of(link) != 0 || tags.has_short()) {
             entry = self.lookup_further(bucket, place.tag());
         }
         Seen { entry, offset: place.offset, version: link & VERSION_MASK, shape: place.shape, turns_back }

@@ -230,6 +230,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Iterator for Iter<'_, K, V> {
             let from = self.next.take()?;
             if let Err(error) = self.fill(from) {
                 self.next = None;
+                self.pairs.clear();
                 return Some(Err(error));
             }
         }

@@ -48,9 +48,9 @@ impl Walked<'_> {
 impl Walk {
     /// Down the chain that begins at `at`, not under a pin.
     pub(super) fn new(engine: &Engine, at: u64) -> Self {
-        // Below the log's beginning is nothing. A walk that ends there because compaction was quicker is not believed: the
-        // entry has another head by then.
-        let at = if at < engine.log.bounds.begin.load(Acquire) { 0 } else { at };
+        // What lives below has a copy above, and the rest is dead, though an entry of other keys may lead to it. A walk that ends there
+        // because compaction was quicker is not believed: the entry has another head by then.
+        let at = if at < engine.log.bounds.copied.load(Acquire) { 0 } else { at };
         Self { at, bytes: record::first_bytes(engine.layout), get: None }
     }
 
@@ -191,7 +191,7 @@ pub(super) fn visit_in(
 
 /// The address of the key's newest record in the chain that begins at `at`, or `None`. Not under a pin.
 pub(crate) fn find(engine: &Engine, mut at: u64, key: &[u8]) -> Result<Option<u64>> {
-    while at != 0 && at >= engine.log.bounds.begin.load(Acquire) {
+    while at != 0 && at >= engine.log.bounds.copied.load(Acquire) {
         let bytes = record_bytes(engine, at)?;
         if bytes[record::key_range(engine.layout, &bytes)] == *key {
             return Ok(Some(at));

@@ -123,12 +123,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     fn walk(&self, from: u64, key: &[u8]) -> Found {
         let log = &self.engine.log;
-        let head = log.bounds.head.load(Acquire);
+        // What lives below `copied` has a copy above, and the rest is dead, though an entry of other keys may lead to it.
+        let (head, copied) = (log.bounds.head.load(Acquire), log.bounds.copied.load(Acquire));
         let mut at = from;
-        while at != 0 {
+        while at != 0 && at >= copied {
             if at < head {
-                // Below the log's beginning is nothing, and nothing is missing.
-                return if at < log.bounds.begin.load(Acquire) { Found::Absent } else { Found::Cold { at, own: Own::Unknown } };
+                return Found::Cold { at, own: Own::Unknown };
             }
             // SAFETY: `at >= head` under the caller's pin; chains hold published addresses only.
             let record = unsafe { Record::new(log.pointer(at)) };
