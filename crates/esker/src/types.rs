@@ -21,7 +21,7 @@ pub(crate) enum Layout {
 #[diagnostic::on_unimplemented(
     note = "implemented for `[u8]`, `str` and every `Copy` type with zerocopy's FromBytes, IntoBytes, Immutable, KnownLayout"
 )]
-pub trait Value {
+pub trait Value: sealed::Sealed {
     /// The value by itself: `u64` for `u64`, `Vec<u8>` for `[u8]`.
     type Owned: Borrow<Self>;
     /// The value as a reader sees it: `u64` for `u64`, `&[u8]` for `[u8]`.
@@ -47,6 +47,15 @@ pub trait Key: Value {}
 
 impl<T: Value + ?Sized> Key for T {}
 
+/// The bytes of a value are asked for more than once: here are all types whose are the same each time.
+mod sealed {
+    pub trait Sealed {}
+}
+
+impl<T: Copy + FromBytes + IntoBytes + Immutable + KnownLayout> sealed::Sealed for T {}
+impl sealed::Sealed for [u8] {}
+impl sealed::Sealed for str {}
+
 impl<T: Copy + FromBytes + IntoBytes + Immutable + KnownLayout> Value for T {
     type Owned = T;
     type View<'a> = T;
@@ -64,7 +73,7 @@ impl<T: Copy + FromBytes + IntoBytes + Immutable + KnownLayout> Value for T {
 
     #[inline(always)]
     fn own(bytes: &[u8]) -> T {
-        T::read_from_bytes(bytes).unwrap_or_else(|_| unreachable!("the width was checked when the record was read"))
+        T::read_from_bytes(bytes).unwrap_or_else(|_| of_another_width(bytes))
     }
 
     #[inline(always)]
@@ -72,6 +81,14 @@ impl<T: Copy + FromBytes + IntoBytes + Immutable + KnownLayout> Value for T {
         let mut value = T::new_zeroed();
         fill(value.as_mut_bytes()).then_some(value)
     }
+}
+
+/// Only damage that nobody checked for has another width.
+#[cold]
+fn of_another_width<T: FromBytes + IntoBytes>(bytes: &[u8]) -> T {
+    let mut value = T::new_zeroed();
+    value.as_mut_bytes().iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+    value
 }
 
 impl Value for [u8] {

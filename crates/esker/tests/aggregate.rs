@@ -222,3 +222,20 @@ fn floats_that_are_no_numbers_and_without_end() {
     (0..100_000).for_each(|n| small.put(&n, &0.1).unwrap());
     assert!((small.aggregate(Sum(|_, value: f32| value)).unwrap() - 100_000.0 * f64::from(0.1f32)).abs() < 1e-6);
 }
+
+/// Whatever lies between the least and the greatest number.
+#[test]
+fn quantiles_of_a_wide_range() {
+    let store: Store<u64, u64> = Options::new().memory("64MiB").in_memory().unwrap();
+    (0..1000u64).for_each(|n| store.put(&n, &if n % 10 == 0 { u64::MAX } else { 1 }).unwrap());
+    let near = |found: f64, wanted: f64| assert!((found / wanted - 1.0).abs() <= 0.011, "{found} for {wanted}");
+    let sketch = store.aggregate(Quantiles(|_, value: u64| value)).unwrap();
+    near(sketch.quantile(0.5).unwrap(), 1.0);
+    near(sketch.quantile(0.95).unwrap(), u64::MAX as f64);
+    let sketch = store.aggregate(Quantiles(|key, _: u64| (key as f64 + 1.0) * 1e-13)).unwrap();
+    near(sketch.quantile(0.5).unwrap(), 500.5e-13);
+    let extremes = |key, _: u64| if key % 2 == 0 { 1e-300 } else { f64::MAX };
+    let sketch = store.scan().parallel(2).aggregate(Quantiles(extremes)).unwrap();
+    near(sketch.quantile(0.2).unwrap(), 1e-300);
+    assert!(sketch.quantile(0.8).unwrap() > 1e307);
+}

@@ -1,8 +1,10 @@
 //! Transactions, one at a time: what they read, change, refuse and leave behind. (`bank.rs` has many at once.)
 
-use esker::{Clock, Error, ManualClock, Options, Store, Transaction, Ttl};
+use esker::{Clock, Device, Error, ManualClock, MemoryDevice, Options, Store, Transaction, Ttl};
 use std::borrow::Borrow;
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 const MIB: usize = 1 << 20;
@@ -374,4 +376,56 @@ fn an_end_that_passes_or_changes_before_the_commit_is_a_conflict() {
     }
     check::<u64>(&1);
     check::<[u8]>(b"one");
+}
+
+/// As plain calls would have it: what has ended is absent, and what is made of an absence stays.
+#[test]
+fn a_value_of_its_own_may_end_within_a_transaction() {
+    let clock = Arc::new(ManualClock::default());
+    let options = || Options::new().memory("16MiB").background(false).clock(clock.clone());
+    let words: Store<u64, u64> = options().in_memory().unwrap();
+    let mut tx = words.begin().unwrap();
+    tx.put_with_ttl(&1, &7, Duration::from_millis(10)).unwrap();
+    assert_eq!(tx.rmw(&1, |old| old.unwrap() + 1).unwrap(), 8);
+    clock.advance(Duration::from_millis(20));
+    assert_eq!((tx.get(&1).unwrap(), tx.contains(&1).unwrap()), (None, false));
+    assert_eq!(tx.rmw(&1, |old| old.unwrap_or(0) + 1).unwrap(), 1);
+    tx.commit().unwrap();
+    assert_eq!((words.get(&1).unwrap(), words.ttl(&1).unwrap()), (Some(1), Some(Ttl::Forever)));
+    let texts: Store<str, [u8]> = options().in_memory().unwrap();
+    let mut tx = texts.begin().unwrap();
+    tx.put_with_ttl("a", b"old", Duration::ZERO).unwrap();
+    assert_eq!(tx.append("a", b"new").unwrap(), 3);
+    tx.commit().unwrap();
+    assert_eq!(texts.get("a").unwrap().as_deref(), Some(&b"new"[..]));
+}
+
+/// Writes fail when told to.
+#[derive(Default)]
+struct Failing(MemoryDevice, AtomicBool);
+
+impl Device for Failing {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read(offset, into)
+    }
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if self.1.load(Relaxed) { Err(io::Error::other("told to")) } else { self.0.write(offset, bytes) }
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+    fn bytes(&self) -> io::Result<u64> {
+        self.0.bytes()
+    }
+}
+
+#[test]
+fn a_transaction_that_only_reads_goes_on_when_writing_has_failed() {
+    let device = Arc::new(Failing::default());
+    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_on(device.clone()).unwrap();
+    store.put(&1, &1).unwrap();
+    device.1.store(true, Relaxed);
+    store.commit().unwrap_err();
+    assert_eq!(store.transaction(|tx| tx.get(&1)).unwrap(), Some(1));
+    assert!(matches!(store.transaction(|tx| tx.put(&1, &2)), Err(Error::Io(_))));
 }

@@ -195,7 +195,8 @@ impl Moments {
     }
 }
 
-/// Mean and variance, in one pass without cancellation.
+/// Mean and variance, in one pass without cancellation. An infinite number makes them no number (NaN), and so may numbers whose
+/// distance is.
 #[derive(Clone, Copy, Debug)]
 pub struct Variance<P>(pub P);
 
@@ -207,7 +208,9 @@ pub struct Mean<P>(pub P);
 #[derive(Clone, Debug)]
 pub struct Histogram<P>(pub Vec<f64>, pub P);
 
-/// Quantiles, each to within one percent of its value.
+/// Quantiles, each to within one percent of its value. Infinite numbers are left out.
+///
+/// Takes eight bytes for each two percent between the least and the greatest number, of either sign: 18 KiB from 1 to 2^64.
 #[derive(Clone, Copy, Debug)]
 pub struct Quantiles<P>(pub P);
 
@@ -277,6 +280,11 @@ of_floats!(Histogram, Vec<u64> => Vec<u64>, init |own: &Self| vec![0; own.0.len(
 of_floats!(Quantiles, Sketch => Sketch, init |_| Sketch::default(), add |_, sketch: &mut Sketch, number: f64| sketch.add(number),
     merge Sketch::merge, finish |sketch| sketch);
 
+/// To within this part of the value are quantiles told.
+const ERROR: f64 = 0.01;
+/// More than all floats need.
+const BINS_MAX: u32 = 1 << 17;
+
 /// The distribution of some numbers, to within one percent.
 #[derive(Clone)]
 pub struct Sketch(DDSketch);
@@ -289,7 +297,8 @@ impl std::fmt::Debug for Sketch {
 
 impl Default for Sketch {
     fn default() -> Self {
-        Self(DDSketch::new(Config::defaults()))
+        // By default what is far below the greatest number, or the least one above zero, is not told apart.
+        Self(DDSketch::new(Config::new(ERROR, BINS_MAX, f64::MIN_POSITIVE)))
     }
 }
 

@@ -394,3 +394,19 @@ fn push_unless_shadowed(words: &mut Vec<u64>, word: u64) {
         words.push(word);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+impl Index {
+    /// A bucket that moves, stopped in the middle: `words` are there so far.
+    pub(crate) fn begin_move_for_test(&self, at: u64, words: &[u64]) {
+        self.bucket(at).latch();
+        self.bucket(at).begin_move();
+        self.refill(at, words);
+    }
+
+    pub(crate) fn end_move_for_test(&self, at: u64, words: &[u64]) {
+        self.refill(at, words);
+        self.bucket(at).end_move();
+        self.bucket(at).unlatch();
+    }
+}

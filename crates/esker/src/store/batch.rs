@@ -10,7 +10,7 @@ use super::step::{Known, Step, pause};
 use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
-use crate::index::Seen;
+use crate::index::{Index, Seen};
 use crate::memory::prefetch;
 use crate::record::Record;
 use crate::sync::atomic::Ordering::*;
@@ -32,13 +32,21 @@ const PART: usize = 64 * GROUP;
 struct Group {
     hashes: [u64; GROUP],
     firsts: [u64; GROUP],
+    looks_again: bool,
 }
 
 impl Group {
-    /// A call took the long way: while a line's cut was being looked for it may have superseded the first record of its key, which lies above the cut and
-    /// is mutable again when that is known. For another pair of the same key it is not the newest any more.
-    fn forget_firsts(&mut self) {
-        self.firsts = [0; GROUP];
+    /// The first record of the key's entry, as far as whoever changes it may go by it.
+    #[inline(always)]
+    fn first(&self, i: usize, index: &Index) -> u64 {
+        if self.looks_again && self.firsts[i] != 0 { index.first_match(self.hashes[i]) } else { self.firsts[i] }
+    }
+
+    /// A change was not made to the first record, and may have superseded it: while a line's cut is being looked for, say, when that record lies above the cut
+    /// and is mutable again as soon as that is known. For another change of the same key it is not the newest any more.
+    #[inline(always)]
+    fn look_again(&mut self) {
+        self.looks_again = true;
     }
 }
 
@@ -107,9 +115,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 for (i, (key, value)) in part.iter().enumerate() {
                     let (key, value) = (key.borrow().bytes(), Self::value_of_known_length(value.borrow().bytes()));
                     self.check_put(key, value)?;
-                    if !self.put_fetched(group.firsts[i], key, group.hashes[i], value) {
+                    let first = group.first(i, &self.engine.index);
+                    let pin = self.engine.epochs.pin_to_write(Counter::Put);
+                    if pin.is_some() && self.put_at(first, key, value) {
+                        continue;
+                    }
+                    group.look_again();
+                    if !pin.is_some_and(|pin| self.put_probing(&pin, key, group.hashes[i], value)) {
                         self.put_bytes_slowly(key, group.hashes[i], value)?;
-                        group.forget_firsts();
                     }
                 }
                 continue;
@@ -119,15 +132,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             pin.slot.count(Counter::Put, part.len() as u64);
             for (i, (key, value)) in part.iter().enumerate() {
                 let (key, value) = (key.borrow().bytes(), super::to_word(value.borrow().bytes()));
-                let (hash, first) = (group.hashes[i], group.firsts[i]);
+                let (hash, first) = (group.hashes[i], group.first(i, &self.engine.index));
+                let is_plain = !self.engine.epochs.is_latching();
                 // Looked up before the pin; a live record above `read_only` is still the newest one.
-                let at_once = || self.put_at(first, key, value) || self.put_probing(&pin, key, hash, value);
-                if !self.engine.epochs.is_latching() && at_once() {
+                if is_plain && self.put_at(first, key, value) {
+                    continue;
+                }
+                group.look_again();
+                if is_plain && self.put_probing(&pin, key, hash, value) {
                     continue;
                 }
                 drop(pin);
                 self.put_word_slowly(key, hash, value)?;
-                group.forget_firsts();
                 pin = self.engine.epochs.pin()?;
             }
         }
@@ -160,7 +176,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         update: &mut impl FnMut(usize, Option<V::View<'_>>) -> V::Owned,
         cold: &mut Cold,
     ) -> Result<()> {
-        let group = self.fetch_group(keys.iter().map(Borrow::borrow));
+        let mut group = self.fetch_group(keys.iter().map(Borrow::borrow));
         self.engine.check_writable()?;
         if Self::WORD {
             self.engine.epochs.count(Counter::Rmw, keys.len() as u64)?;
@@ -176,16 +192,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 continue;
             }
             let mut update = |old: Option<V::View<'_>>| update(first + i, old);
+            let near = group.first(i, &self.engine.index);
             if let Some(held) = &pin {
                 let is_plain = !self.engine.epochs.is_latching();
                 let mut update = |old| Self::updated_word(old, &mut update);
-                if is_plain && self.rmw_word_from(held, group.firsts[i], key, hash, &mut update).is_some() {
+                if is_plain && self.rmw_word_from(held, near, key, hash, &mut update).is_some() {
                     continue;
                 }
-            } else if self.rmw_bytes_at_once(group.firsts[i], key, &mut update).is_some() {
+            } else if self.rmw_bytes_at_once(near, key, &mut update).is_some() {
                 continue;
             }
             drop(pin.take());
+            group.look_again();
             cold.attempt(self, first + i, hash, |known| self.rmw_step(key, hash, known, &mut update))?;
             pin = if Self::WORD { Some(self.engine.epochs.pin()?) } else { None };
         }
@@ -223,7 +241,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     fn delete_group<Q: Borrow<K>>(&self, first: usize, keys: &[Q], cold: &mut Cold) -> Result<usize> {
-        let group = self.fetch_group(keys.iter().map(Borrow::borrow));
+        let mut group = self.fetch_group(keys.iter().map(Borrow::borrow));
         let mut count = 0;
         for (i, (key, hash)) in keys.iter().zip(group.hashes).enumerate() {
             let key = key.borrow().bytes();
@@ -231,9 +249,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             self.closer.flights.forget_rest(key, || hash);
             if cold.puts_off(first + i, hash) {
                 self.count(Counter::Delete)?;
-            } else if self.delete_now(group.firsts[i], key) {
+            } else if self.delete_now(group.first(i, &self.engine.index), key) {
                 count += 1;
             } else {
+                group.look_again();
                 let was_there = cold.attempt(self, first + i, hash, |known| self.delete_step(key, hash, known))?;
                 count += usize::from(was_there == Some(true));
             }
@@ -282,7 +301,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             self.engine.index.prefetch(*hash);
             count += 1;
         }
-        Group { firsts: self.fetch_firsts(&hashes[..count]), hashes }
+        Group { firsts: self.fetch_firsts(&hashes[..count]), hashes, looks_again: false }
     }
 
     /// Brings the first records of up to [`GROUP`] keys, whose buckets should be here by now.
@@ -473,7 +492,7 @@ impl<K: Key + ?Sized> Store<K, [u8]> {
     }
 
     fn append_group<Q: Borrow<K>, U: AsRef<[u8]>>(&self, first: usize, pairs: &[(Q, U)], cold: &mut Cold) -> Result<()> {
-        let group = self.fetch_group(pairs.iter().map(|(key, _)| key.borrow()));
+        let mut group = self.fetch_group(pairs.iter().map(|(key, _)| key.borrow()));
         self.engine.check_writable()?;
         for (i, ((key, bytes), hash)) in pairs.iter().zip(group.hashes).enumerate() {
             let (key, bytes) = (key.borrow().bytes(), bytes.as_ref());
@@ -482,7 +501,8 @@ impl<K: Key + ?Sized> Store<K, [u8]> {
                 self.count(Counter::Append)?;
                 continue;
             }
-            if self.append_at_once(group.firsts[i], key, bytes).is_none() {
+            if self.append_at_once(group.first(i, &self.engine.index), key, bytes).is_none() {
+                group.look_again();
                 cold.attempt(self, first + i, hash, |known| self.append_step(key, hash, known, bytes, &mut 0))?;
             }
         }
@@ -543,6 +563,8 @@ where
         result?;
         let key = self.keys[get.key].borrow().bytes();
         match get.walk.advance(&self.store.engine, &mut read, key)? {
+            // While its bucket moves the entry found may be a shorter one than the key's own, and lead to what that one's has superseded.
+            Walked::Value { .. } if !self.store.engine.index.is_settled(&get.seen) => self.unsettled.push(get),
             Walked::Value { value, .. } => (self.visit)(get.key, Some(V::view(value))),
             Walked::Absent => self.absent(get),
             Walked::On => self.waiting.push(get),

@@ -96,14 +96,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.epochs.pin_to_write(Counter::Put).is_some_and(|pin| self.put_probing(&pin, key, hash, value))
     }
 
-    /// The same where the first record of the key's entry was known before.
-    #[inline(always)]
-    pub(super) fn put_fetched(&self, first: u64, key: &[u8], hash: u64, value: impl Fresh) -> bool {
-        let Some(pin) = self.engine.epochs.pin_to_write(Counter::Put) else { return false };
-        // A live record above `read_only` is still the newest one.
-        self.put_at(first, key, value) || self.put_probing(&pin, key, hash, value)
-    }
-
     /// In place.
     #[inline(always)]
     pub(super) fn put_at(&self, at: u64, key: &[u8], value: impl Fresh) -> bool {

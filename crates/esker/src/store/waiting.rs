@@ -209,7 +209,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Sets the value of `key` to what `update` makes of the old one, as [`Store::rmw`], without ever blocking this thread.
     ///
     /// `update` runs inside a poll, again when another thread was quicker; it must not use this store. A future that is
-    /// dropped before it was ready has changed nothing.
+    /// dropped before it was ready has changed the value or not.
     ///
     /// # Errors
     /// As [`Store::rmw`]. `Closed` also when the store is closed while the future waits.

@@ -171,7 +171,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// One attempt.
     fn commit_step(&self, touched: &[Touched<K, V>], room: u64) -> Result<Step<()>> {
-        self.engine.check_writable()?;
+        if writes(touched) {
+            self.engine.check_writable()?;
+        }
         let pin = self.engine.epochs.pin()?;
         if self.engine.is_cutting() {
             return Ok(Step::Again);

@@ -76,10 +76,11 @@ impl<V: Value + ?Sized> Put<V> {
 }
 
 impl<V: Value + ?Sized> Write<V> {
-    fn bytes(&self) -> Option<&[u8]> {
+    /// The value, unless its end has passed.
+    fn bytes(&self, now: impl FnOnce() -> u64) -> Option<&[u8]> {
         match self {
-            Self::Put(put) => Some(put.bytes()),
-            Self::Delete => None,
+            Self::Put(put) if put.expires == NEVER || put.expires > now() => Some(put.bytes()),
+            _ => None,
         }
     }
 }
@@ -93,12 +94,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Touched<K, V> {
         Error::Conflict { key: self.key().into() }
     }
 
-    /// When the value ends that the transaction sees.
-    fn expires(&self) -> u64 {
+    /// When the value ends that the transaction saw, if it saw one.
+    fn expires_if(&self, is_there: bool) -> u64 {
         match &self.write {
-            Some(Write::Put(put)) => put.expires,
-            Some(Write::Delete) => NEVER,
-            None => self.read.map_or(NEVER, |read| read.expires),
+            Some(Write::Put(put)) if is_there => put.expires,
+            None if is_there => self.read.map_or(NEVER, |read| read.expires),
+            _ => NEVER,
         }
     }
 }
@@ -211,13 +212,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     pub fn rmw(&mut self, key: &K, update: impl FnOnce(Option<V::View<'_>>) -> V::Owned) -> Result<V::Owned> {
         let mut update = Some(update);
         let mut run = |old: Option<V::View<'_>>| update.take().map(|update| update(old));
-        let new = match self.read_bytes(key, |bytes| run(Some(V::view(bytes))))? {
-            Some(new) => new,
-            None => run(None),
-        };
-        let Some(new) = new else { unreachable!("the closure runs once, with the value or without") };
+        let old = self.read_bytes(key, |bytes| run(Some(V::view(bytes))))?;
+        let is_there = old.is_some();
+        let Some(new) = old.unwrap_or_else(|| run(None)) else { unreachable!("the closure runs once, with the value or without") };
         let bytes = new.borrow().bytes();
-        self.set(key, V::own(bytes), bytes.len(), Touched::expires)?;
+        self.set(key, V::own(bytes), bytes.len(), |touched| touched.expires_if(is_there))?;
         Ok(new)
     }
 
@@ -280,7 +279,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     fn read_bytes<R>(&mut self, key: &K, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         let at = self.touch(key)?;
         if let Some(write) = &self.touched[at].write {
-            return Ok(write.bytes().map(read));
+            return Ok(write.bytes(|| self.store.engine.expiry.now()).map(read));
         }
         with_scratch(|buffer| {
             let touched = &self.touched[at];
@@ -320,15 +319,16 @@ impl<K: Key + ?Sized> Transaction<'_, K, [u8]> {
     /// # Cost
     /// Copies the value, here and again at the commit: O(new length), where [`Store::append`] is O(`bytes`).
     pub fn append(&mut self, key: &K, bytes: &[u8]) -> Result<usize> {
-        let old = self.get(key)?.unwrap_or_default();
-        self.set_appended(key, &old, bytes)
+        let old = self.get(key)?;
+        self.set_appended(key, old.as_deref(), bytes)
     }
 
-    fn set_appended(&mut self, key: &K, old: &[u8], bytes: &[u8]) -> Result<usize> {
+    fn set_appended(&mut self, key: &K, old: Option<&[u8]>, bytes: &[u8]) -> Result<usize> {
+        let (is_there, old) = (old.is_some(), old.unwrap_or_default());
         let new = [old, bytes].concat();
         let length = new.len();
         let room = Store::<K, [u8]>::room_to_grow(old, length, self.store.engine.value_bytes_max() as usize);
-        self.set(key, new, room, Touched::expires)?;
+        self.set(key, new, room, |touched| touched.expires_if(is_there))?;
         Ok(length)
     }
 }

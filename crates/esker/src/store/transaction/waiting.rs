@@ -7,7 +7,7 @@
 use super::super::Store;
 use super::super::waiting::give_way;
 use super::backoff::{Backoff, Pause};
-use super::{Touched, Transaction, Write};
+use super::{Transaction, Write};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::types::{Key, Value};
@@ -97,7 +97,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
         let old = self.get_async(key).await?;
         let new = update(old.as_ref().map(|old| V::view(old.borrow().bytes())));
         let bytes = new.borrow().bytes();
-        self.set(key, V::own(bytes), bytes.len(), Touched::expires)?;
+        self.set(key, V::own(bytes), bytes.len(), |touched| touched.expires_if(old.is_some()))?;
         Ok(new)
     }
 
@@ -136,7 +136,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
         let at = self.touch(key)?;
         let touched = &self.touched[at];
         if let Some(write) = &touched.write {
-            return Ok(write.bytes().map(read));
+            return Ok(write.bytes(|| self.store.engine.expiry.now()).map(read));
         }
         let mut buffer = Vec::new();
         let (now, is_there) = self.store.read_witnessed_async(touched.key(), touched.hash, &mut buffer).await?;
@@ -151,7 +151,7 @@ impl<K: Key + ?Sized> Transaction<'_, K, [u8]> {
     /// # Errors
     /// As [`Transaction::append`] and [`Transaction::get_async`].
     pub async fn append_async(&mut self, key: &K, bytes: &[u8]) -> Result<usize> {
-        let old = self.get_async(key).await?.unwrap_or_default();
-        self.set_appended(key, &old, bytes)
+        let old = self.get_async(key).await?;
+        self.set_appended(key, old.as_deref(), bytes)
     }
 }
