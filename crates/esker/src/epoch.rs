@@ -203,6 +203,36 @@ pub(crate) struct Pin<'a> {
     pub(crate) slot: &'a Slot,
 }
 
+/// A pin under which foreign code may run between our own: the slot is not remembered meanwhile, as in [`Epochs::within`].
+pub(crate) struct WaryPin<'a> {
+    // First, for it goes first.
+    _withdrawn: Withdrawn,
+    pin: Pin<'a>,
+}
+
+struct Withdrawn((u64, *const Slot));
+
+impl Drop for Withdrawn {
+    fn drop(&mut self) {
+        LAST_SLOT.with(|last| last.set(self.0));
+    }
+}
+
+impl<'a> std::ops::Deref for WaryPin<'a> {
+    type Target = Pin<'a>;
+
+    fn deref(&self) -> &Pin<'a> {
+        &self.pin
+    }
+}
+
+impl<'a> Pin<'a> {
+    /// The same, from here on under foreign eyes.
+    pub(crate) fn wary(self) -> WaryPin<'a> {
+        WaryPin { _withdrawn: Withdrawn(LAST_SLOT.with(|last| last.replace((0, ptr::null())))), pin: self }
+    }
+}
+
 impl Drop for Pin<'_> {
     #[inline(always)]
     fn drop(&mut self) {

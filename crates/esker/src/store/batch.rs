@@ -128,7 +128,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 continue;
             }
             self.engine.check_writable()?;
-            let mut pin = self.engine.epochs.pin()?;
+            // What a key or value borrows from is the caller's code.
+            let mut pin = self.engine.epochs.pin()?.wary();
             pin.slot.count(Counter::Put, part.len() as u64);
             for (i, (key, value)) in part.iter().enumerate() {
                 let (key, value) = (key.borrow().bytes(), super::to_word(value.borrow().bytes()));
@@ -144,7 +145,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
                 drop(pin);
                 self.put_word_slowly(key, hash, value)?;
-                pin = self.engine.epochs.pin()?;
+                pin = self.engine.epochs.pin()?.wary();
             }
         }
         self.written(())
@@ -181,7 +182,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if Self::WORD {
             self.engine.epochs.count(Counter::Rmw, keys.len() as u64)?;
         }
-        let mut pin = if Self::WORD { Some(self.engine.epochs.pin()?) } else { None };
+        let mut pin = if Self::WORD { Some(self.engine.epochs.pin()?.wary()) } else { None };
         for (i, key) in keys.iter().enumerate() {
             let (key, hash) = (key.borrow().bytes(), group.hashes[i]);
             Self::check_key(key)?;
@@ -205,7 +206,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             drop(pin.take());
             group.look_again();
             cold.attempt(self, first + i, hash, |known| self.rmw_step(key, hash, known, &mut update))?;
-            pin = if Self::WORD { Some(self.engine.epochs.pin()?) } else { None };
+            pin = if Self::WORD { Some(self.engine.epochs.pin()?.wary()) } else { None };
         }
         Ok(())
     }
@@ -358,13 +359,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let group = self.fetch_group(keys.iter().map(Borrow::borrow));
         let mut words = [0u64; GROUP];
         let (mut live, mut waiting) = (0u64, 0u64);
-        let mut pin = self.engine.epochs.pin()?;
+        let mut pin = self.engine.epochs.pin()?.wary();
         pin.slot.count(Counter::Get, keys.len() as u64);
         for (i, key) in keys.iter().enumerate() {
             let key = key.borrow().bytes();
             if self.engine.is_held(group.hashes[i]) {
                 drop(pin);
-                pin = self.pin_when_free(group.hashes[i])?;
+                pin = self.pin_when_free(group.hashes[i])?.wary();
             }
             match self.record_of(group.firsts[i], key) {
                 // Looked up before the pin: it may be superseded by now, and then this get came first.

@@ -163,3 +163,20 @@ fn many_gets_show_nothing_superseded_while_a_bucket_moves() {
     assert!(both > 0);
     assert_eq!((wrong, wrong_single), (0, 0), "of {both} keys with a shorter entry");
 }
+
+/// A key that calls the store it is borrowed for gets an answer, under whatever pin the batch is.
+#[test]
+fn a_batch_may_be_called_from_inside_itself_and_is_told_so() {
+    let store: Store<u64, u64> = Options::new().memory(16 << 20).background(false).in_memory().unwrap();
+    store.put(&1, &1).unwrap();
+    let told = Cell::new(0);
+    let calls = || {
+        assert!(matches!(store.get(&1), Err(crate::Error::Invalid(_))));
+        told.set(told.get() + 1);
+    };
+    let keys = || [Hooked { key: 1, asked: Cell::new(0), then: &calls }, Hooked { key: 2, asked: Cell::new(0), then: &calls }];
+    store.put_many(&keys().map(|key| (key, 7))).unwrap();
+    store.rmw_many(&keys(), |_, old| old.unwrap() + 1).unwrap();
+    store.get_many(&keys(), |_, value| assert_eq!(value, Some(8))).unwrap();
+    assert_eq!((told.get(), store.get(&1).unwrap()), (6, Some(8)));
+}
