@@ -4,7 +4,7 @@
 //! failure at all: whoever closed it had seen enough, so it ends the program quietly.
 
 use std::fmt::Display;
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 /// The message of work that an interrupt ended.
@@ -56,7 +56,7 @@ impl Failure {
         match self {
             Self::Usage(message) => {
                 complain(message);
-                eprintln!("For more information, try 'esker --help'.");
+                say("For more information, try 'esker --help'.");
                 ExitCode::from(2)
             }
             Self::Failed(message) => {
@@ -87,5 +87,10 @@ impl From<io::Error> for Failure {
 /// One line on standard error, whatever line breaks the message brings along.
 fn complain(message: &str) {
     let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
-    eprintln!("esker: {line}");
+    say(&format!("esker: {line}"));
+}
+
+/// Who closed standard error wants to hear nothing; the exit code still tells.
+fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
 }

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::Place;
+use common::{Place, esker};
 
 #[test]
 fn a_value_is_found_by_the_next_run() {
@@ -148,4 +148,14 @@ fn help_and_version_succeed() {
 fn a_budget_below_the_least_is_refused() {
     let place = Place::new();
     place.fails("put store a 1 --memory 1KiB", "");
+}
+
+#[test]
+fn a_closed_standard_error_leaves_the_exit_code() {
+    let place = Place::new();
+    for (arguments, code) in [("get absent key", 1), ("load store -  --key id", 2)] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        assert_eq!(esker(&place, arguments).stderr(writer).status().unwrap().code(), Some(code));
+    }
 }

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::Place;
+use common::{Place, sorted};
 
 const ORDERS: &str = "id,amount\nde:1,10\nde:2,20\nfr:1,5\nfr:2,2.5\nfr:3,none\n";
 
@@ -13,12 +13,6 @@ fn orders() -> Place {
     place.write("orders.csv", ORDERS);
     place.ok("load store orders.csv --key id --value amount");
     place
-}
-
-fn sorted(text: &str) -> Vec<&str> {
-    let mut lines: Vec<_> = text.lines().collect();
-    lines.sort_unstable();
-    lines
 }
 
 #[test]

@@ -98,6 +98,20 @@ impl From<Output> for Run {
     }
 }
 
+/// `esker` with the arguments, which are split at spaces, to be run in a place.
+pub(crate) fn esker(place: &Place, arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_esker"));
+    command.args(arguments.split(' ')).current_dir(place.path("."));
+    command
+}
+
+/// The lines, in order.
+pub(crate) fn sorted(text: &str) -> Vec<&str> {
+    let mut lines: Vec<_> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
 /// Copies the files of a directory to a new one.
 pub(crate) fn copy(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
