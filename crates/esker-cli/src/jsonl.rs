@@ -5,7 +5,7 @@
 //! joined by commas for a key. Blank lines are passed over.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read};
 
 use serde_json::value::RawValue;
 
@@ -32,8 +32,12 @@ impl Jsonl {
         loop {
             self.buffer.clear();
             self.line += 1;
-            if self.text.read_until(b'\n', &mut self.buffer)? == 0 {
+            let read = self.text.by_ref().take(rows::ROW_BYTES + 1).read_until(b'\n', &mut self.buffer)?;
+            if read == 0 {
                 return Ok(false);
+            }
+            if read as u64 > rows::ROW_BYTES {
+                return Err(io::Error::other(rows::too_long()));
             }
             if !self.buffer.trim_ascii().is_empty() {
                 return Ok(true);

@@ -6,6 +6,14 @@
 
 use crate::failure::Failure;
 
+/// The longest row that is read, four times the longest value: one line break too few must not fill the memory.
+pub(crate) const ROW_BYTES: u64 = 64 << 20;
+
+/// Says that a row is longer than that.
+pub(crate) fn too_long() -> String {
+    format!("the row has more than {} MiB", ROW_BYTES >> 20)
+}
+
 /// A row's key and value; the buffers are used again.
 #[derive(Debug, Default)]
 pub(crate) struct Pair {

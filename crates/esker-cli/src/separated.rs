@@ -1,9 +1,10 @@
 //! Rows of CSV and TSV files.
 //!
 //! CSV follows RFC 4180, quotes included; in TSV a quote is a character like any other. The header names the
-//! columns, and a row with more or fewer fields than the header is an error, not a guess.
+//! columns, and a row with more or fewer fields than the header is an error, not a guess. So is a quote that nothing closes:
+//! it would make one field of all that follows. The reader of CSV does not tell that, so [`Quotes`] looks over its shoulder.
 
-use std::io::BufRead;
+use std::io::{self, BufRead, Read};
 
 use csv::{ByteRecord, ErrorKind, Reader, ReaderBuilder};
 
@@ -13,7 +14,7 @@ use crate::rows::{self, Pair, Rows, Wanted};
 
 /// The rows of a file whose fields stand between delimiters.
 pub(crate) struct Separated {
-    reader: Reader<Box<dyn BufRead>>,
+    reader: Reader<Quotes>,
     record: ByteRecord,
     line: u64,
     key: Vec<usize>,
@@ -27,8 +28,10 @@ impl Separated {
     pub(crate) fn new(text: Box<dyn BufRead>, format: Format, wanted: &Wanted) -> Result<Self, Failure> {
         let quotes = format == Format::Csv;
         let delimiter = if quotes { b',' } else { b'\t' };
+        let text = Quotes { text, delimiter, quotes, place: Place::Start, is_over: false, row_bytes: 0 };
         let mut reader = ReaderBuilder::new().delimiter(delimiter).quoting(quotes).from_reader(text);
-        let header = reader.byte_headers().map_err(|error| explain(&error))?.clone();
+        let header = reader.byte_headers().cloned().map_err(|error| explain(&error))?;
+        reader.get_ref().must_be_closed()?;
         if header.is_empty() {
             return Err(Failure::new("the file is empty, there is no header row in it"));
         }
@@ -51,9 +54,11 @@ impl Separated {
 
 impl Rows for Separated {
     fn next(&mut self, pair: &mut Pair) -> Result<bool, Failure> {
+        self.reader.get_mut().row_bytes = 0;
         let read = self.reader.read_byte_record(&mut self.record);
         let at = read.as_ref().map_or_else(|error| error.position(), |_| self.record.position());
         self.line = at.unwrap_or(self.reader.position()).line();
+        self.reader.get_ref().must_be_closed()?;
         if !read.map_err(|error| explain(&error))? {
             return Ok(false);
         }
@@ -69,15 +74,87 @@ impl Rows for Separated {
     }
 }
 
+/// Text on its way to the reader, and whether a quote is open behind what it has read.
+struct Quotes {
+    text: Box<dyn BufRead>,
+    delimiter: u8,
+    /// Quotes mean something.
+    quotes: bool,
+    place: Place,
+    is_over: bool,
+    /// Read for this row; rows that were there already count for nothing.
+    row_bytes: u64,
+}
+
+/// Where in a field.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Nothing of it is read.
+    Start,
+    /// It began without a quote, or its closing quote was passed: quotes mean nothing.
+    Plain,
+    /// Between its quotes.
+    Quoted,
+    /// Behind a quote that ends it, or is the first of two.
+    Closing,
+}
+
+impl Quotes {
+    fn pass(&mut self, bytes: &[u8]) {
+        for (at, part) in bytes.split(|&byte| byte == b'"').enumerate() {
+            if at > 0 {
+                self.place = match self.place {
+                    Place::Start | Place::Closing => Place::Quoted,
+                    Place::Quoted => Place::Closing,
+                    Place::Plain => Place::Plain,
+                };
+            }
+            if let Some(&last) = part.last()
+                && self.place != Place::Quoted
+            {
+                self.place = if last == self.delimiter || matches!(last, b'\n' | b'\r') { Place::Start } else { Place::Plain };
+            }
+        }
+    }
+
+    /// Only behind the last row can that be told: before, the text is read ahead of the rows.
+    fn must_be_closed(&self) -> Result<(), Failure> {
+        if self.is_over && self.place == Place::Quoted {
+            return Err(Failure::new("a quote is opened here, or later in this row, and never closed"));
+        }
+        Ok(())
+    }
+}
+
+impl Read for Quotes {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let read = self.text.read(to)?;
+        self.row_bytes += read as u64;
+        if self.row_bytes > rows::ROW_BYTES {
+            return Err(io::Error::other(rows::too_long()));
+        }
+        if self.quotes {
+            self.pass(&to[..read]);
+        }
+        self.is_over = read == 0;
+        Ok(read)
+    }
+}
+
 fn find_all(header: &ByteRecord, names: &[String]) -> Result<Vec<usize>, Failure> {
     names.iter().map(|name| find(header, name)).collect()
 }
 
 fn find(header: &ByteRecord, name: &str) -> Result<usize, Failure> {
-    header.iter().position(|column| column == name.as_bytes()).ok_or_else(|| {
-        let columns: Vec<_> = header.iter().map(String::from_utf8_lossy).collect();
-        Failure::new(format!("there is no column `{name}`; the columns are {}", columns.join(", ")))
-    })
+    let mut places = (0..).zip(header).filter_map(|(at, column)| (column == name.as_bytes()).then_some(at));
+    match (places.next(), places.count()) {
+        (Some(at), 0) => Ok(at),
+        (Some(_), more) => Err(Failure::new(format!("there are {} columns `{name}`", more + 1))),
+        (None, _) => {
+            let columns: Vec<_> = header.iter().map(String::from_utf8_lossy).collect();
+            Err(Failure::new(format!("there is no column `{name}`; the columns are {}", columns.join(", "))))
+        }
+    }
 }
 
 fn explain(error: &csv::Error) -> Failure {
@@ -88,4 +165,34 @@ fn explain(error: &csv::Error) -> Failure {
         ErrorKind::Io(why) => why.to_string(),
         _ => error.to_string(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: &[u8] = b"a,\"\n\r";
+
+    fn quotes() -> Quotes {
+        Quotes { text: Box::new(io::empty()), delimiter: b',', quotes: true, place: Place::Start, is_over: false, row_bytes: 0 }
+    }
+
+    fn records(text: &[u8], end: &str) -> usize {
+        let text = [text, end.as_bytes()].concat();
+        ReaderBuilder::new().has_headers(false).flexible(true).from_reader(&text[..]).into_byte_records().count()
+    }
+
+    /// Behind an open quote a line break is text to the reader.
+    #[test]
+    fn an_open_quote_is_one_where_the_reader_sees_one() {
+        for number in 0..BYTES.len().pow(6) {
+            let text: Vec<u8> = (0..6).map(|digit| BYTES[number / BYTES.len().pow(digit) % BYTES.len()]).collect();
+            let is_open = records(&text, "a\nb") == records(&text, "a");
+            let (mut whole, mut pieces) = (quotes(), quotes());
+            whole.pass(&text);
+            text.iter().for_each(|byte| pieces.pass(&[*byte]));
+            assert_eq!(whole.place == Place::Quoted, is_open, "{}", text.escape_ascii());
+            assert_eq!(pieces.place == Place::Quoted, is_open, "{}", text.escape_ascii());
+        }
+    }
 }
