@@ -1,21 +1,33 @@
 //! From the name of a file to its plain bytes.
 //!
 //! Whether a file is packed is decided by its first two bytes, never by its name, so that standard input and
-//! misnamed files work as well. Its format is decided by its name, which may be wrong; then `--format` says it.
+//! misnamed files work as well. Its format is decided by its name, which may be wrong; then `--format` says it. A byte order
+//! mark is no text.
+//!
+//! What is no file may be silent for hours. It is read by a thread of its own, so that an interrupt is heard meanwhile.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
 
 use flate2::bufread::MultiGzDecoder;
 use indicatif::ProgressBar;
 
 use crate::args::Format;
-use crate::failure::Failure;
+use crate::failure::{Failure, INTERRUPTED};
+use crate::interrupt::Interrupt;
 use crate::progress;
 
 const BUFFER: usize = 256 << 10;
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
+/// Pieces read ahead of their use.
+const PIECES: usize = 4;
+/// How long an interrupt may go unheard.
+const LISTENS: Duration = Duration::from_millis(200);
 
 /// A stream of plain text and the bar that follows how far it was read.
 pub(crate) struct Input {
@@ -26,8 +38,8 @@ pub(crate) struct Input {
 }
 
 /// Opens a file, or standard input for `-`.
-pub(crate) fn open(path: &Path) -> Result<Input, Failure> {
-    open_plain_or_packed(path).map_err(|error| Failure::about(name(path), error))
+pub(crate) fn open(path: &Path, interrupt: &Interrupt) -> Result<Input, Failure> {
+    open_plain_or_packed(path, interrupt).map_err(|error| Failure::about(name(path), error))
 }
 
 /// How the file is called in messages.
@@ -37,7 +49,7 @@ pub(crate) fn name(path: &Path) -> String {
 
 /// What the file's name says about its format.
 pub(crate) fn guess_format(path: &Path) -> Option<Format> {
-    let name = path.file_name()?.to_str()?.to_ascii_lowercase();
+    let name = path.file_name()?.to_string_lossy().to_ascii_lowercase();
     let plain = name.strip_suffix(".gz").unwrap_or(&name);
     match plain.rsplit_once('.')?.1 {
         "csv" => Some(Format::Csv),
@@ -51,30 +63,97 @@ fn is_stdin(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-fn open_plain_or_packed(path: &Path) -> io::Result<Input> {
+fn open_plain_or_packed(path: &Path, interrupt: &Interrupt) -> io::Result<Input> {
     if is_stdin(path) {
         let bar = progress::of_unknown_length();
-        return Ok(Input { text: unpack(bar.wrap_read(io::stdin()))?, bar });
+        return Ok(Input { text: unpack(bar.wrap_read(Listening::new(|| Ok(io::stdin()), interrupt)?))?, bar });
     }
-    let file = File::open(path)?;
-    let about = file.metadata()?;
+    let about = fs::metadata(path)?;
     if about.is_dir() {
         return Err(io::Error::from(io::ErrorKind::IsADirectory));
     }
-    let bar = if about.is_file() { progress::of_bytes(about.len()) } else { progress::of_unknown_length() };
-    Ok(Input { text: unpack(bar.wrap_read(file))?, bar })
+    if !about.is_file() {
+        let (bar, path) = (progress::of_unknown_length(), path.to_owned());
+        // A pipe is open when somebody writes to it.
+        return Ok(Input { text: unpack(bar.wrap_read(Listening::new(move || File::open(path), interrupt)?))?, bar });
+    }
+    let bar = progress::of_bytes(about.len());
+    Ok(Input { text: unpack(bar.wrap_read(File::open(path)?))?, bar })
 }
 
 fn unpack(mut raw: impl Read + 'static) -> io::Result<Box<dyn BufRead>> {
-    let mut start = Vec::with_capacity(GZIP_MAGIC.len());
-    raw.by_ref().take(GZIP_MAGIC.len() as u64).read_to_end(&mut start)?;
+    let start = beginning(&mut raw, GZIP_MAGIC.len())?;
     let packed = start == GZIP_MAGIC;
     let whole = BufReader::with_capacity(BUFFER, Cursor::new(start).chain(raw));
-    Ok(if packed { Box::new(BufReader::with_capacity(BUFFER, MultiGzDecoder::new(whole))) } else { Box::new(whole) })
+    let mut text: Box<dyn Read> = if packed { Box::new(MultiGzDecoder::new(whole)) } else { Box::new(whole) };
+    let mut start = beginning(&mut text, BYTE_ORDER_MARK.len())?;
+    if start == BYTE_ORDER_MARK {
+        start.clear();
+    }
+    Ok(Box::new(BufReader::with_capacity(BUFFER, Cursor::new(start).chain(text))))
+}
+
+fn beginning(text: &mut impl Read, bytes: usize) -> io::Result<Vec<u8>> {
+    let mut start = Vec::with_capacity(bytes);
+    text.take(bytes as u64).read_to_end(&mut start)?;
+    Ok(start)
+}
+
+/// What a thread reads, given on; an error once an interrupt has come.
+struct Listening {
+    pieces: Receiver<io::Result<Vec<u8>>>,
+    piece: Cursor<Vec<u8>>,
+    interrupt: Interrupt,
+}
+
+impl Listening {
+    /// The thread ends with its input, or at its next piece after this value.
+    fn new<R: Read>(open: impl FnOnce() -> io::Result<R> + Send + 'static, interrupt: &Interrupt) -> io::Result<Self> {
+        let (send, pieces) = sync_channel(PIECES);
+        thread::Builder::new().spawn(move || {
+            if let Err(error) = open().and_then(|from| pass_on(from, &send)) {
+                let _ = send.send(Err(error));
+            }
+        })?;
+        Ok(Self { pieces, piece: Cursor::default(), interrupt: interrupt.clone() })
+    }
+}
+
+/// Until the end, or nobody listens any more.
+fn pass_on(mut from: impl Read, to: &SyncSender<io::Result<Vec<u8>>>) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(bytes) if to.send(Ok(buffer[..bytes].to_vec())).is_err() => return Ok(()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+impl Read for Listening {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        while self.piece.position() == self.piece.get_ref().len() as u64 {
+            if self.interrupt.has_come() {
+                return Err(io::Error::other(INTERRUPTED));
+            }
+            match self.pieces.recv_timeout(LISTENS) {
+                Ok(piece) => self.piece = Cursor::new(piece?),
+                Err(RecvTimeoutError::Disconnected) => return Ok(0),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+        self.piece.read(to)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     #[test]
@@ -85,5 +164,6 @@ mod tests {
         assert_eq!(guess("b.ndjson"), Some(Format::Jsonl));
         assert_eq!(guess("b.txt"), None);
         assert_eq!(guess("-"), None);
+        assert_eq!(guess_format(Path::new(OsStr::from_bytes(b"caf\xe9.csv"))), Some(Format::Csv));
     }
 }

@@ -1,8 +1,8 @@
 //! Stopping when asked to.
 //!
 //! A store that is not closed goes back to its last durable line. So the first interrupt (Ctrl-C, or a request to
-//! terminate) only raises a flag, which long work looks at between two rows; it then closes the store, which keeps
-//! everything, and fails like any other work. A second interrupt ends the program at once, for whoever cannot wait.
+//! terminate) only raises a flag, which long work looks at between two rows, or while it waits for one; it then closes the
+//! store, which keeps everything, and fails like any other work. A second interrupt ends the program at once, for whoever cannot wait.
 
 use std::process;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! `esker load`: the rows of a file into a store.
 //!
-//! The file is opened, and its header read, before the store is: a wrong name or column leaves no store behind.
+//! The file is opened, and its header read, before the store is: a wrong name, or a wrong column of CSV or TSV, leaves no store behind.
 //! Rows take effect one by one. At the first that does not parse, loading stops and says where; the rows before
 //! it stay, and the message counts them, so that the rest can be loaded after a repair. An interrupt ends it the
 //! same way, between two rows.
@@ -12,7 +12,7 @@ use indicatif::ProgressBar;
 use crate::acknowledge::Acknowledgements;
 use crate::args::{Format, LoadArgs, Mode, Opening};
 use crate::bytes::{count, rate, size};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, INTERRUPTED, Outcome};
 use crate::input::{self, Input};
 use crate::interrupt::Interrupt;
 use crate::jsonl::Jsonl;
@@ -45,8 +45,7 @@ impl Watch<'_> {
             let rate = rate(loaded.rows, self.start.elapsed().as_secs_f64());
             progress::say(self.bar, format!("{rows} rows, {rate} rows/s"));
         }
-        let asked = self.interrupt.check();
-        asked.map_err(|failure| failure.map(|why| format!("{why} (rows loaded: {rows})")))
+        self.interrupt.check().map_err(|why| after(loaded.rows, why))
     }
 }
 
@@ -54,14 +53,15 @@ impl Watch<'_> {
 pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
     let format = format_of(args)?;
     check_count(args)?;
-    let Input { text, bar } = input::open(&args.file)?;
+    let interrupt = Interrupt::catch()?;
+    let Input { text, bar } = input::open(&args.file, &interrupt)?;
     let wanted = Wanted { key: args.key.clone(), value: args.value.clone() };
     let mut rows: Box<dyn Rows> = match format {
         Format::Jsonl => Box::new(Jsonl::new(text, wanted)),
         _ => Box::new(Separated::new(text, format, &wanted).map_err(|why| in_file(args, why))?),
     };
     let start = Instant::now();
-    let watch = Watch { bar: &bar, interrupt: Interrupt::catch()?, start };
+    let watch = Watch { bar: &bar, interrupt, start };
     let mut told = Acknowledgements::new(args.acknowledge, opening.durability);
     let loaded = store::with(&args.dir, opening, |store| load_all(store, args, &mut *rows, &watch, &mut told))?;
     bar.finish_and_clear();
@@ -95,7 +95,7 @@ fn load_all(
     while step(store, args, rows, &mut pair).map_err(|why| at_line(args, rows.line(), loaded.rows, why))? {
         loaded.rows += 1;
         loaded.bytes += (pair.key.len() + pair.value.len()) as u64;
-        told.stored(store, loaded.rows)?;
+        told.stored(store, loaded.rows).map_err(|why| unheard(loaded.rows, why))?;
         watch.see(&loaded)?;
     }
     Ok(loaded)
@@ -151,13 +151,32 @@ fn parse_number(text: &[u8]) -> Result<i64, Failure> {
     })
 }
 
+/// Whoever feeds a load and no longer listens has not seen enough: the rest is missing.
+fn unheard(rows: u64, why: Failure) -> Failure {
+    match why {
+        Failure::OutputClosed => after(rows, Failure::new("nobody reads the acknowledgements")),
+        why => after(rows, why),
+    }
+}
+
+/// Ended between two rows.
+fn after(rows: u64, why: Failure) -> Failure {
+    why.map(|why| format!("{why} (rows loaded: {})", count(rows)))
+}
+
 fn in_file(args: &LoadArgs, why: Failure) -> Failure {
     why.map(|why| format!("{}: {why}", input::name(&args.file)))
 }
 
 fn at_line(args: &LoadArgs, line: u64, before: u64, why: Failure) -> Failure {
-    let name = input::name(&args.file);
-    why.map(|why| format!("{name}: line {line}: {why} (rows loaded before it: {before})"))
+    match why {
+        // While the input was silent.
+        Failure::Failed(why) if why == INTERRUPTED => after(before, Failure::Failed(why)),
+        why => {
+            let name = input::name(&args.file);
+            why.map(|why| format!("{name}: line {line}: {why} (rows loaded before it: {before})"))
+        }
+    }
 }
 
 fn report(loaded: &Loaded, seconds: f64) -> Outcome {

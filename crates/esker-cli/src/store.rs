@@ -27,8 +27,13 @@ const LONG: u64 = 64 << 20;
 pub(crate) fn with<T>(dir: &Path, opening: Opening, work: impl FnOnce(&Bytes) -> Result<T, Failure>) -> Result<T, Failure> {
     let store = open(dir, opening)?;
     let done = work(&store);
-    let closed = store.close().map_err(|error| Failure::about(dir.display(), error));
-    done.and_then(|value| closed.map(|()| value))
+    match (done, store.close()) {
+        (done, Ok(())) => done,
+        (Ok(_) | Err(Failure::OutputClosed), Err(error)) => Err(Failure::about(dir.display(), error)),
+        (Err(failure), Err(error)) => {
+            Err(failure.map(|why| format!("{why}; {}: {error}: what came after its last durable line is lost", dir.display())))
+        }
+    }
 }
 
 /// Does `work` on the store in `dir`, which must be there, and closes it.

@@ -4,9 +4,31 @@
 
 mod common;
 
-use common::Place;
+use common::{Place, Run, esker, sorted};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 const FRUIT: &str = "id,name,price,stock\n1,apple,30,5\n2,\"pear, ripe\",40,7\n1,\"the \"\"apple\"\"\",35,-2\n";
+
+/// Signals the program.
+fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+}
+
+/// What the program left behind, which must end by itself before long.
+fn end(mut child: Child) -> Run {
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > Duration::from_secs(20) {
+            child.kill().unwrap();
+            panic!("it goes on");
+        }
+        sleep(Duration::from_millis(5));
+    }
+    Run::from(child.wait_with_output().unwrap())
+}
 
 #[test]
 fn csv_rows_are_put_whole() {
@@ -174,28 +196,121 @@ fn many_rows_go_through_a_small_store() {
     }
 }
 
+#[test]
+fn a_byte_order_mark_is_no_part_of_the_first_column() {
+    let place = Place::new();
+    place.write("plain.csv", "\u{feff}k,v\na,1\n");
+    place.write("plain.jsonl", "\u{feff}{\"k\": \"a\", \"v\": 1}\n");
+    place.write_gzip("packed.csv.gz", "\u{feff}k,v\na,1\n");
+    for file in ["plain.csv", "plain.jsonl", "packed.csv.gz"] {
+        place.ok(&format!("load {file}.store {file} --key k --value v"));
+        assert_eq!(place.ok(&format!("get {file}.store a")), "1\n");
+    }
+}
+
+#[test]
+fn an_open_quote_is_an_error() {
+    let place = Place::new();
+    place.write("a.csv", "k,v\n0,\"said \"\"so\"\"\"\na,\"hello\nb,2\nc,3\n");
+    place.fails("load store a.csv --key k --value v", "a.csv: line 3: a quote is opened here, or later in this row, and never closed");
+    assert_eq!(sorted(&place.ok("scan store")), ["0\tsaid \"so\""]);
+    place.write("header.csv", "k,\"v\na,1\n");
+    place.fails("load none header.csv --key k", "header.csv: a quote is opened here");
+    place.write("whole.csv", "k,v\n3\" pipe,7\n4,\"8\"");
+    place.ok("load store whole.csv --key k --value v");
+    assert_eq!(place.ok("get store 4"), "8\n");
+}
+
+#[test]
+fn a_column_that_is_there_twice_is_not_guessed() {
+    let place = Place::new();
+    place.write("a.csv", "k,v,v\na,1,2\n");
+    place.fails("load none a.csv --key k --value v", "a.csv: there are 2 columns `v`");
+    assert!(!place.path("none").exists());
+    place.ok("load store a.csv --key k");
+    assert_eq!(place.ok("get store a"), "a,1,2\n");
+}
+
+/// A hole in a file stands for what was written without line breaks.
+#[test]
+fn a_row_without_end_is_an_error() {
+    let place = Place::new();
+    for (file, start) in [("a.csv", "k,v\na,1\nb,"), ("a.jsonl", "{\"k\": \"a\"}\n")] {
+        place.write(file, start);
+        std::fs::File::options().write(true).open(place.path(file)).unwrap().set_len(80 << 20).unwrap();
+        place.fails(&format!("load {file}.store {file} --key k"), "the row has more than 64 MiB (rows loaded before it: 1)");
+    }
+}
+
+/// More than 2 MiB cannot be written, which stands for a full disk; the store keeps all of it in memory until it closes.
+#[cfg(unix)]
+#[test]
+fn rows_that_a_failed_close_lost_are_not_only_called_loaded() {
+    let place = Place::new();
+    let rows: String = (0..40_000).map(|row| format!("{row},{row:0>200}\n")).collect();
+    place.write("a.csv", format!("k,v\n{rows}bad\n"));
+    let script = format!("trap '' XFSZ; ulimit -f 2048; exec {} load store a.csv --key k", env!("CARGO_BIN_EXE_esker"));
+    let output = Command::new("bash").args(["-c", &script]).current_dir(place.path(".")).output().unwrap();
+    let run = Run::from(output);
+    run.must_fail("device failed");
+    assert!(run.stderr.contains("line 40002: 1 fields") && run.stderr.contains("is lost"), "{run:?}");
+}
+
+/// Whoever feeds a load must learn that it is not whole.
+#[test]
+fn a_load_whose_acknowledgements_nobody_reads_fails() {
+    let place = Place::new();
+    let rows: String = (0..100).map(|row| format!("{row},x\n")).collect();
+    place.write("a.csv", format!("k,v\n{rows}"));
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut load = esker(&place, "load store a.csv --key k --durability always --acknowledge");
+    let output = load.stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    Run::from(output).must_fail("nobody reads the acknowledgements (rows loaded: 1)");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_a_load_whose_input_is_silent() {
+    let place = Place::new();
+    let arguments = "load store - --format csv --key id --durability always --acknowledge";
+    let mut load = esker(&place, arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut rows = load.stdin.take().unwrap();
+    rows.write_all(b"id,name\n7,name\n").unwrap();
+    let mut acknowledged = String::new();
+    BufReader::new(load.stdout.take().unwrap()).read_line(&mut acknowledged).unwrap();
+    assert_eq!(acknowledged, "1\n");
+    signal(&load, "-TERM");
+    end(load).must_fail("esker: interrupted (rows loaded: 1)");
+    assert_eq!(place.ok("get store 7"), "7,name\n");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_a_load_from_a_silent_pipe() {
+    let place = Place::new();
+    assert!(Command::new("mkfifo").arg(place.path("pipe.csv")).status().unwrap().success());
+    let load = esker(&place, "load store pipe.csv --key id").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Returns once the program has opened it.
+    let pipe = std::fs::File::options().write(true).open(place.path("pipe.csv")).unwrap();
+    signal(&load, "-INT");
+    end(load).must_fail("pipe.csv: interrupted");
+    drop(pipe);
+    assert!(!place.path("store").exists());
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupt_closes_the_store_in_order() {
-    use std::io::Write;
-    use std::process::{Command, Stdio};
-
     let place = Place::new();
-    let mut load = Command::new(env!("CARGO_BIN_EXE_esker"))
-        .args(["load", "store", "-", "--format", "csv", "--key", "id"])
-        .current_dir(place.path("."))
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut load = esker(&place, "load store - --format csv --key id").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut rows = load.stdin.take().unwrap();
     rows.write_all(b"id,name\n").unwrap();
     // More than any buffer between the two programs holds, so that the loading has begun when this returns.
     for id in 0..200_000 {
         writeln!(rows, "{id},name").unwrap();
     }
-    let killed = Command::new("kill").args(["-INT", &load.id().to_string()]).status().unwrap();
-    assert!(killed.success());
+    signal(&load, "-INT");
     // The program may end before it has read this.
     let _ = rows.write_all("1,again\n".repeat(200_000).as_bytes());
     drop(rows);
