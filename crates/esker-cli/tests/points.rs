@@ -147,7 +147,8 @@ fn help_and_version_succeed() {
 #[test]
 fn a_budget_below_the_least_is_refused() {
     let place = Place::new();
-    place.fails("put store a 1 --memory 1KiB", "");
+    place.fails("put store a 1 --memory 1MiB", "at least 16 MiB");
+    assert!(!place.path("store").exists());
 }
 
 #[test]

@@ -35,8 +35,7 @@ use crate::sync::{Mutex, MutexGuard, TryLockError};
 pub(crate) use crate::types::Layout;
 use driver::Drawn;
 pub(crate) use hasher::Hasher;
-pub(crate) use room::BUDGET_BYTES_MIN;
-use room::check_budget;
+pub(crate) use room::{BUDGET_BYTES_MIN, check_budget};
 use std::sync::Arc;
 
 const HUGE_PAGE_BUDGET_BYTES: u64 = 256 << 20;

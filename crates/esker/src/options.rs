@@ -1,10 +1,10 @@
 //! How a store is opened: one budget, and where the cold part goes.
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Caching};
 use crate::commit::Durability;
 use crate::device::{Device, SECTOR_BYTES, SEGMENT_PREFIX, Segments, Storage};
 use crate::directory::Directory;
-use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Layout, Parts};
+use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Layout, Parts, check_budget};
 use crate::error::{Error, Result};
 use crate::expiry::{Clock, SystemClock};
 use crate::image;
@@ -200,7 +200,7 @@ impl Options {
         self
     }
 
-    /// Makes the store a cache: lossy, bounded, never full.
+    /// Makes the store a cache: lossy, bounded, and full only beside a scan.
     #[must_use]
     pub fn cache(mut self, cache: Cache) -> Self {
         self.cache = Some(cache);
@@ -234,11 +234,13 @@ impl Options {
     /// as of its last durable commit.
     ///
     /// # Errors
-    /// `Locked` if another process has it, `Invalid` for a directory that is not a store or has other types or another
-    /// format, `Corruption` for damage, by file and address, `Io`.
+    /// `Invalid` for a budget below 16 MiB or a cache without its disk: nothing is made then. `Locked` if this or another process has
+    /// it open, `Invalid` for a directory that is not a store or whose store has another layout (that is what is checked, not the
+    /// types) or another format, `Corruption` for damage, by file and address, `Io`.
     pub fn open<K: Key + ?Sized, V: Value + ?Sized>(self, path: impl AsRef<Path>) -> Result<Store<K, V>> {
+        self.check()?;
         let directory = Directory::open(path.as_ref(), self.direct_io, self.io_uring)?;
-        self.open_in(Arc::new(directory))
+        self.open_home(Arc::new(directory), false)
     }
 
     /// A store in a temporary directory that goes when the store does.
@@ -246,6 +248,7 @@ impl Options {
     /// # Errors
     /// `Invalid` for a budget below 16 MiB, `Io`.
     pub fn open_temporary<K: Key + ?Sized, V: Value + ?Sized>(self) -> Result<Store<K, V>> {
+        self.check()?;
         let directory = Directory::temporary(self.direct_io, self.io_uring)?;
         self.open_home(Arc::new(directory), true)
     }
@@ -255,6 +258,7 @@ impl Options {
     /// # Errors
     /// As [`Options::open`].
     pub fn open_in<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>) -> Result<Store<K, V>> {
+        self.check()?;
         self.open_home(storage, false)
     }
 
@@ -266,6 +270,12 @@ impl Options {
         self.start(Some(device), None)
     }
 
+    /// What no engine over a device takes, told before anything is made.
+    fn check(&self) -> Result<()> {
+        check_budget(self.memory.clone()?)?;
+        self.cache.clone().map_or(Ok(()), |cache| Caching::new(cache, true).map(drop))
+    }
+
     fn open_home<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>, is_temporary: bool) -> Result<Store<K, V>> {
         let width = |width: Option<usize>| width.map_or(ANY_WIDTH, |width| width as u64);
         let types = (layout::<K, V>(), [width(K::WIDTH), width(V::WIDTH)]);
@@ -273,7 +283,7 @@ impl Options {
             Some(manifest) => manifest,
             None if has_lived(&*storage)? => return Err(Error::corruption("there is a store but no manifest")),
             None => {
-                let memory = self.memory.as_ref().map_or(0, |bytes| *bytes);
+                let memory = self.memory.clone()?;
                 // A cache drops whole files.
                 let most = self.cache.as_ref().and_then(Cache::disk_bytes).map_or(u64::MAX, segment_bytes_for);
                 let segment_bytes = self.segment_bytes.unwrap_or_else(|| segment_bytes_for(memory)).min(most);

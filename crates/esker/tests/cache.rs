@@ -945,3 +945,23 @@ fn a_cache_on_a_device_that_is_full_can_be_compacted() {
     }
     assert_eq!(store.get(&19_999).unwrap().unwrap(), [7; 4_000]);
 }
+
+/// Not one of another length of files, either, which a correct call would go on with.
+#[test]
+fn options_that_cannot_be_make_no_store() {
+    let cannot = [
+        Options::new().memory("64XB"),
+        Options::new().memory(1),
+        Options::new().memory("16MiB").cache(Cache::new()),
+        Options::new().memory("16MiB").cache(Cache::new().disk(1)),
+        Options::new().memory("16MiB").cache(Cache::new().disk("64MiB").disk_writes("some")),
+    ];
+    let place = tempfile::tempdir().unwrap();
+    for options in cannot {
+        assert!(matches!(options.clone().open::<u64, u64>(place.path().join("store")), Err(Error::Invalid(_))));
+        assert!(!place.path().join("store").exists());
+        let storage = Arc::new(MemoryStorage::new());
+        assert!(matches!(options.open_in::<u64, u64>(storage.clone()), Err(Error::Invalid(_))));
+        assert!(storage.list().unwrap().is_empty());
+    }
+}

@@ -316,7 +316,7 @@ fn set(number: &AtomicU64, to: u64) {
     }
 }
 
-pub(super) fn check_budget(bytes: u64) -> Result<()> {
+pub(crate) fn check_budget(bytes: u64) -> Result<()> {
     if bytes < BUDGET_BYTES_MIN {
         return Err(Error::invalid(format!("the memory budget is at least 16 MiB budget={bytes}")));
     }
