@@ -179,7 +179,7 @@ pub(crate) struct AggregateArgs {
     /// Print JSON, an object a line
     #[arg(long)]
     pub(crate) json: bool,
-    /// Threads that share the work
+    /// Threads that share the work, at most 256
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(crate) threads: usize,
 }

@@ -38,6 +38,7 @@ fn figures_of_all_and_of_groups() {
     );
     assert_eq!(place.ok("aggregate store --prefix nothing --sum --max"), "sum 0\tmax -\n");
     assert_eq!(place.run("aggregate store --by length:2").code, 2);
+    assert_eq!(place.ok("aggregate store --threads 100000"), "count 5\n");
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! A thread of its own keeps reads under way and verifies what they bring, so the device never waits for `take`, which gets
 //! the pieces in the order of the log. Eight pieces of memory at most. Less than a piece is read at once, without a thread.
 
-use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
+use crate::device::{Device, DeviceRead, ReadSource, SECTOR_BYTES};
 use crate::error::{Error, Result};
 use crate::log::{BLOCK_BYTES, Log};
 use crate::manifest::LOG;
@@ -33,20 +33,37 @@ pub(crate) fn read_ahead(log: &Log, blocks: Range<u64>, piece_blocks: u64, mut t
         piece.ended.map(|()| piece.read)
     };
     if blocks.end - blocks.start <= piece_blocks {
-        let mut read = new_read(&blocks, 0);
-        let result = device.read(read.offset(), read.bytes_mut());
-        return take(Piece::open(log, read, result)).map(drop);
+        return read_in_turn(log, device, blocks, piece_blocks, take);
     }
     let (send, pieces) = sync_channel(PIECES_WAITING);
     let (give_back, spare): (Sender<DeviceRead>, _) = channel();
     std::thread::scope(|scope| {
-        let mut ahead = Ahead { log, blocks, piece_blocks, pieces: VecDeque::new(), first: 0, send, spare, is_stopped: false };
-        scope.spawn(move || device.read_stream(&mut ahead));
+        let pending = VecDeque::new();
+        let mut ahead = Ahead { log, blocks: blocks.clone(), piece_blocks, pieces: pending, first: 0, send, spare, is_stopped: false };
+        if std::thread::Builder::new().spawn_scoped(scope, move || device.read_stream(&mut ahead)).is_err() {
+            return read_in_turn(log, device, blocks, piece_blocks, take);
+        }
         for piece in pieces {
             let _ = give_back.send(take(piece)?);
         }
         Ok(())
     })
+}
+
+/// A piece after the other, without a thread: where there is only one, or the system grants none.
+fn read_in_turn(
+    log: &Log,
+    device: &dyn Device,
+    blocks: Range<u64>,
+    piece_blocks: u64,
+    mut take: impl FnMut(Piece) -> Result<DeviceRead>,
+) -> Result<()> {
+    for first in blocks.clone().step_by(piece_blocks as usize) {
+        let mut read = new_read(&(first..blocks.end.min(first + piece_blocks)), 0);
+        let result = device.read(read.offset(), read.bytes_mut());
+        take(Piece::open(log, read, result))?;
+    }
+    Ok(())
 }
 
 /// What a read brought: so many bytes of log, verified, and why there are not more.

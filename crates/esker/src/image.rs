@@ -204,12 +204,14 @@ fn damaged(number: u64) -> Error {
 fn read_ahead<T>(mut pieces: Pieces, restore: impl FnOnce(AlignedBuffer, NextPiece<'_>) -> T) -> (T, Option<u64>) {
     let (give_back, spare) = channel();
     let (send, ready) = channel();
+    let (hand, handed) = channel::<Pieces>();
     for _ in 1..BUFFERS {
         let _ = give_back.send(pieces.buffer());
     }
     std::thread::scope(|scope| {
         let first = pieces.buffer();
-        let reader = scope.spawn(move || {
+        let reader = std::thread::Builder::new().spawn_scoped(scope, move || {
+            let mut pieces = handed.recv().ok()?;
             // Until the last piece, a failure, or nobody gives buffers any more.
             while let Ok(buffer) = spare.recv() {
                 let piece = pieces.next(buffer);
@@ -220,6 +222,12 @@ fn read_ahead<T>(mut pieces: Pieces, restore: impl FnOnce(AlignedBuffer, NextPie
             }
             pieces.words()
         });
+        let Ok(reader) = reader else {
+            // The system grants no thread.
+            let restored = restore(first, &mut |buffer| pieces.next(buffer));
+            return (restored, pieces.words());
+        };
+        let _ = hand.send(pieces);
         let restored = restore(first, &mut |buffer| {
             let _ = give_back.send(buffer);
             ready.recv().unwrap_or(Ok(None))

@@ -192,7 +192,10 @@ impl Engine {
         };
         std::thread::scope(|scope| {
             let threads = std::thread::available_parallelism().map_or(1, usize::from);
-            (0..threads).for_each(|_| _ = scope.spawn(raise));
+            let granted = (0..threads).filter(|_| std::thread::Builder::new().spawn_scoped(scope, raise).is_ok()).count();
+            if granted == 0 {
+                return self.scan(span, &mut Raising { index: &self.index });
+            }
             let mut dealing = Dealing { batch: Vec::with_capacity(BATCH), send };
             let scanned = self.scan(span, &mut dealing);
             dealing.deal();

@@ -1,6 +1,7 @@
 //! A stream of reads by waiting threads, for where the kernel grants no io_uring.
 //!
-//! The threads live as long as the stream and are started as its depth needs them. Reads travel to them and back with
+//! The threads live as long as the stream and are started as its depth needs them, as far as the system grants them; if it grants none, the
+//! reads are done here. Reads travel to them and back with
 //! their buffers, so nothing is shared; a panic of the source drops the channel, and the threads end with their last read.
 
 use super::{DeviceRead, ReadSource};
@@ -27,14 +28,18 @@ pub(super) fn read_stream(read: impl Fn(&mut DeviceRead) -> io::Result<()> + Syn
         let (jobs, mut threads, mut under_way) = (jobs, 0, 0);
         loop {
             while under_way < THREADS
-                && let Some(job) = source.next()
+                && let Some(mut job) = source.next()
             {
-                under_way += 1;
-                if threads < under_way {
+                if threads <= under_way {
                     let (ended, work) = (ended.clone(), &work);
-                    scope.spawn(move || work(ended));
-                    threads += 1;
+                    threads += usize::from(std::thread::Builder::new().spawn_scoped(scope, move || work(ended)).is_ok());
                 }
+                if threads == 0 {
+                    let result = read(&mut job);
+                    source.done(job, result);
+                    continue;
+                }
+                under_way += 1;
                 let _ = jobs.send(job);
             }
             if under_way == 0 {

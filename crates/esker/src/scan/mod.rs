@@ -49,6 +49,9 @@ use std::marker::PhantomData;
 use std::ops::{ControlFlow, RangeInclusive};
 use xxhash_rust::xxh3::xxh3_64;
 
+/// More threads only wait for each other.
+const THREADS_MAX: usize = 256;
+
 /// What is done with a pair.
 trait Visit: FnMut(&[u8], &[u8]) {}
 impl<F: FnMut(&[u8], &[u8])> Visit for F {}
@@ -284,9 +287,10 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         self
     }
 
-    /// So many threads for [`Scan::fold`] and [`Scan::aggregate`], the calling one among them; at least one.
+    /// So many threads for [`Scan::fold`] and [`Scan::aggregate`], the calling one among them; at least one and at most 256, or as
+    /// many as the system grants.
     pub fn parallel(mut self, threads: usize) -> Self {
-        self.threads = threads.max(1);
+        self.threads = threads.clamp(1, THREADS_MAX);
         self
     }
 
@@ -405,7 +409,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
                 return work();
             }
             std::thread::scope(|scope| {
-                let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+                let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+                let others: Vec<_> = (1..threads).map_while(spawn).collect();
                 let mut all = work();
                 for other in others {
                     let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -1,0 +1,75 @@
+//! Threads spare time and are never needed: where the system grants none, opening, cold reads and scans do the same without, and
+//! however many are asked for is no panic.
+
+use esker::aggregate::{Count, Sum};
+use esker::{Options, Store};
+use std::fs;
+use std::process::Command;
+
+/// Enough for a log and an image that are otherwise read by threads, and cold for the most part.
+const KEYS: u64 = 150_000;
+const CHILD: &str = "ESKER_TEST_DIRECTORY";
+
+fn open(path: &str) -> Store<u64, [u8]> {
+    let options = Options::new().memory("16MiB").background(false).io_uring(false).direct_io(false);
+    options.open(path).unwrap()
+}
+
+fn value(key: u64) -> Vec<u8> {
+    key.to_string().repeat(16).into_bytes()
+}
+
+/// All is there, by every way of reading.
+fn check(store: &Store<u64, [u8]>) {
+    let number = |_: u64, value: &[u8]| value.len() as u64;
+    let bytes: u64 = (0..KEYS).map(|key| value(key).len() as u64).sum();
+    for scan in [store.scan().by_log(), store.scan().by_index()] {
+        assert_eq!(scan.parallel(4).aggregate((Count, Sum(number))).unwrap(), (KEYS, i128::from(bytes)));
+    }
+    let keys: Vec<u64> = (0..KEYS).step_by(100).collect();
+    let mut found = 0;
+    store.get_many(&keys, |at, found_value| found += usize::from(found_value == Some(&value(keys[at])[..]))).unwrap();
+    assert_eq!(found, keys.len());
+}
+
+/// Stacks that no address space holds: every thread is refused. This test's own one is there already.
+#[test]
+fn where_no_thread_is_granted_all_goes_on_without() {
+    if let Ok(path) = std::env::var(CHILD) {
+        assert!(std::thread::Builder::new().spawn(|| ()).is_err(), "a thread was granted");
+        // From the log; then from the image that closing leaves.
+        for _ in 0..2 {
+            let store = open(&path);
+            check(&store);
+            store.close().unwrap();
+        }
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_owned();
+    let store = open(&path("store"));
+    for key in 0..KEYS {
+        store.put(&key, &value(key)).unwrap();
+    }
+    store.commit().unwrap();
+    // As a crash leaves it: without an image.
+    fs::create_dir(path("copy")).unwrap();
+    for file in fs::read_dir(path("store")).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), place.path().join("copy").join(file.file_name())).unwrap();
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "where_no_thread_is_granted_all_goes_on_without", "--test-threads=1"]);
+    let output = child.env(CHILD, path("copy")).env("RUST_MIN_STACK", (1u64 << 60).to_string()).output().unwrap();
+    assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    check(&open(&path("copy")));
+}
+
+#[test]
+fn any_number_of_threads_can_be_asked_for() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
+    store.put(&1, &1).unwrap();
+    for threads in [0, 100_000, usize::MAX] {
+        assert_eq!(store.scan().parallel(threads).aggregate(Count).unwrap(), 1);
+    }
+}
