@@ -1,29 +1,34 @@
 //! `esker aggregate`: figures about the values of a store, computed where they are, in one pass.
 //!
-//! Values are numbers in decimal text; others are counted and otherwise left out. Sums of whole numbers are exact.
+//! Values are finite numbers in decimal text; others are counted and otherwise left out. Whole numbers of 64 bits are exact where they
+//! are compared, and summed without fractions.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 
 use esker::aggregate::{Count, GroupByKey, KeyPart, Max, Min, Moments, Quantiles, Sketch, Sum, Variance, decimal, integer};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use crate::args::{AggregateArgs, Opening};
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use crate::out;
 use crate::store::with_existing;
 use crate::watch::watched;
 
 /// What one pass finds: pairs, whole numbers and others summed, and the distribution.
-type Found = (u64, i128, f64, (Option<f64>, Option<f64>), Option<Moments>, Sketch);
+type Found = (u64, i128, f64, (Option<Number>, Option<Number>), Option<Moments>, Sketch);
+/// What is asked for, by name, as text; none of nothing.
+type Figures = Vec<(&'static str, Option<String>)>;
 
 /// Prints the figures asked for, one line for each group.
 pub(crate) fn run(args: &AggregateArgs, opening: Opening) -> Outcome {
     let prefix = args.prefix.clone().unwrap_or_default().into_encoded_bytes();
-    let number = |_: &[u8], value: &[u8]| decimal(value);
-    let fraction = |_: &[u8], value: &[u8]| if integer(value).is_some() { None } else { decimal(value) };
-    let least = |_: &[u8], value: &[u8]| decimal(value).unwrap_or(f64::NAN);
+    let number = |_: &[u8], value: &[u8]| finite(value);
+    let fraction = |_: &[u8], value: &[u8]| if integer(value).is_some() { None } else { finite(value) };
+    let exact = |_: &[u8], value: &[u8]| Number::of(value);
     let asked =
-        (Count, Sum(|_: &[u8], value: &[u8]| integer(value)), Sum(fraction), (Min(least), Max(least)), Variance(number), Quantiles(number));
+        (Count, Sum(|_: &[u8], value: &[u8]| integer(value)), Sum(fraction), (Min(exact), Max(exact)), Variance(number), Quantiles(number));
     // Without groups all keys are one: those that begin with nothing.
     let groups: HashMap<Vec<u8>, Found> = with_existing(&args.dir, opening, |store| {
         let scan = watched(store.scan().prefix(prefix).parallel(args.threads))?;
@@ -35,43 +40,88 @@ pub(crate) fn run(args: &AggregateArgs, opening: Opening) -> Outcome {
     }
     for (group, found) in &groups {
         let name = args.by.map(|_| String::from_utf8_lossy(group).into_owned());
-        out::line(line(args, name, found)?)?;
+        out::line(line(args, name, figures(args, found)))?;
     }
     Ok(())
 }
 
-fn line(args: &AggregateArgs, group: Option<String>, found: &Found) -> Result<String, Failure> {
-    let figures = figures(args, found);
-    if args.json {
-        let named = group.map(|name| ("group".to_owned(), Value::from(name)));
-        let object: Map<String, Value> =
-            named.into_iter().chain(figures.into_iter().map(|(name, value)| (name.to_owned(), value))).collect();
-        return serde_json::to_string(&object).map_err(|error| Failure::new(error.to_string()));
-    }
-    let figures = figures.into_iter().map(|(name, value)| match value {
-        Value::Null => format!("{name} -"),
-        value => format!("{name} {value}"),
-    });
-    Ok(group.into_iter().chain(figures).collect::<Vec<_>>().join("\t"))
+fn finite(text: &[u8]) -> Option<f64> {
+    decimal(text).filter(|number| number.is_finite())
 }
 
-fn figures(args: &AggregateArgs, found: &Found) -> Vec<(&'static str, Value)> {
+/// A number as it is written. What is no number compares with nothing.
+#[derive(Clone, Copy, Debug)]
+enum Number {
+    Whole(i64),
+    Fraction(f64),
+}
+
+impl Number {
+    fn of(text: &[u8]) -> Self {
+        integer(text).map_or_else(|| Self::Fraction(finite(text).unwrap_or(f64::NAN)), Self::Whole)
+    }
+}
+
+impl PartialOrd for Number {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        match (*self, *other) {
+            (Self::Whole(a), Self::Whole(b)) => Some(a.cmp(&b)),
+            (Self::Fraction(a), Self::Fraction(b)) => a.partial_cmp(&b),
+            (Self::Whole(a), Self::Fraction(b)) => compare(a, b),
+            (Self::Fraction(a), Self::Whole(b)) => compare(b, a).map(Ordering::reverse),
+        }
+    }
+}
+
+impl PartialEq for Number {
+    fn eq(&self, other: &Self) -> bool {
+        self.partial_cmp(other) == Some(Ordering::Equal)
+    }
+}
+
+/// Beyond 2^53 not every whole number is a float, but every float is whole.
+fn compare(whole: i64, fraction: f64) -> Option<Ordering> {
+    let below = fraction.floor();
+    let rest = below.partial_cmp(&fraction)?;
+    Some(i128::from(whole).cmp(&(below as i128)).then(rest))
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole(number) => number.fmt(f),
+            // As JSON has it: 20.0 is no whole number.
+            Self::Fraction(number) => json!(number).fmt(f),
+        }
+    }
+}
+
+fn line(args: &AggregateArgs, group: Option<String>, figures: Figures) -> String {
+    if args.json {
+        let figures = figures.into_iter().map(|(name, figure)| (name, figure.unwrap_or_else(|| "null".to_owned())));
+        // By name. As text, for JSON's numbers may be of any length, and those of the library may not.
+        let members: BTreeMap<_, _> = group.map(|name| ("group", json!(name).to_string())).into_iter().chain(figures).collect();
+        let members: Vec<_> = members.iter().map(|(name, member)| format!("\"{name}\":{member}")).collect();
+        return format!("{{{}}}", members.join(","));
+    }
+    let figures = figures.into_iter().map(|(name, figure)| format!("{name} {}", figure.as_deref().unwrap_or("-")));
+    group.into_iter().chain(figures).collect::<Vec<_>>().join("\t")
+}
+
+fn figures(args: &AggregateArgs, found: &Found) -> Figures {
     let (count, whole, fractions, (least, greatest), moments, sketch) = found;
     let nothing_asked = !(args.sum || args.min || args.max || args.mean || args.median);
-    // Whole numbers are exact as long as JSON's are; all else is a float.
-    let sum = match i64::try_from(*whole) {
-        Ok(whole) if *fractions == 0.0 => json!(whole),
-        _ => json!(*whole as f64 + fractions),
-    };
+    let float = |number: f64| number.is_finite().then(|| Number::Fraction(number).to_string());
+    let sum = if *fractions == 0.0 { Some(whole.to_string()) } else { float(*whole as f64 + fractions) };
     let all = [
-        (args.count || nothing_asked, "count", json!(count)),
+        (args.count || nothing_asked, "count", Some(count.to_string())),
         (args.sum, "sum", sum),
-        (args.min, "min", json!(least)),
-        (args.max, "max", json!(greatest)),
-        (args.mean, "mean", json!(moments.map(|moments| moments.mean))),
-        (args.median, "median", json!(sketch.quantile(0.5))),
+        (args.min, "min", least.map(|number| number.to_string())),
+        (args.max, "max", greatest.map(|number| number.to_string())),
+        (args.mean, "mean", moments.and_then(|moments| float(moments.mean))),
+        (args.median, "median", sketch.quantile(0.5).and_then(float)),
     ];
-    all.into_iter().filter_map(|(asked, name, value)| asked.then_some((name, value))).collect()
+    all.into_iter().filter_map(|(asked, name, figure)| asked.then_some((name, figure))).collect()
 }
 
 /// Reads `prefix:3` or `delimiter:/`.
@@ -81,5 +131,23 @@ pub(crate) fn parse_part(text: &str) -> Result<KeyPart, String> {
         ("prefix", bytes) => bytes.parse().map(KeyPart::Prefix).map_err(|_| wrong()),
         ("delimiter", byte) if byte.len() == 1 => Ok(KeyPart::Before(byte.as_bytes()[0])),
         _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_compare_as_they_are_written() {
+        let ascending = ["-1e300", "-9223372036854775808", "-2.5", "-2", "0", "0.5", "1", "9007199254740992.0", "9007199254740993"];
+        let ascending: Vec<_> = ascending.iter().map(|text| Number::of(text.as_bytes())).collect();
+        for (at, low) in ascending.iter().enumerate() {
+            assert!(ascending[at + 1..].iter().all(|high| low < high && high > low), "{low}");
+        }
+        assert_eq!(Number::of(b"2"), Number::of(b"2.0"));
+        for none in ["inf", "nan", "1e999", "", "two"] {
+            assert_eq!(Number::of(none.as_bytes()).partial_cmp(&Number::Whole(0)), None, "{none}");
+        }
     }
 }

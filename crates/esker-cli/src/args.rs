@@ -161,7 +161,7 @@ pub(crate) struct AggregateArgs {
     /// How many pairs; the figure if no other is asked for
     #[arg(long)]
     pub(crate) count: bool,
-    /// The sum, exact for whole numbers
+    /// The sum, exact for whole numbers of 64 bits
     #[arg(long)]
     pub(crate) sum: bool,
     /// The least

@@ -30,7 +30,7 @@ fn a_scan_prints_every_pair() {
 fn figures_of_all_and_of_groups() {
     let place = orders();
     assert_eq!(place.ok("aggregate store"), "count 5\n");
-    assert_eq!(place.ok("aggregate store --sum --count --min --max --mean"), "count 5\tsum 37.5\tmin 2.5\tmax 20.0\tmean 9.375\n");
+    assert_eq!(place.ok("aggregate store --sum --count --min --max --mean"), "count 5\tsum 37.5\tmin 2.5\tmax 20\tmean 9.375\n");
     assert_eq!(place.ok("aggregate store --prefix de --sum --by delimiter::"), "de\tsum 30\n");
     assert_eq!(
         place.ok("aggregate store --by prefix:2 --count --sum --json --threads 2"),
@@ -39,6 +39,24 @@ fn figures_of_all_and_of_groups() {
     assert_eq!(place.ok("aggregate store --prefix nothing --sum --max"), "sum 0\tmax -\n");
     assert_eq!(place.run("aggregate store --by length:2").code, 2);
     assert_eq!(place.ok("aggregate store --threads 100000"), "count 5\n");
+}
+
+#[test]
+fn figures_of_whole_numbers_are_exact() {
+    let place = Place::new();
+    place.ok("put store a 9223372036854775807");
+    place.ok("put store b 9223372036854775806");
+    assert_eq!(
+        place.ok("aggregate store --sum --min --max"),
+        "sum 18446744073709551613\tmin 9223372036854775806\tmax 9223372036854775807\n"
+    );
+    assert_eq!(place.ok("aggregate store --sum --max --json"), "{\"max\":9223372036854775807,\"sum\":18446744073709551613}\n");
+    for (key, no_number) in [("c", "inf"), ("d", "1e999"), ("e", "NaN")] {
+        place.ok(&format!("put store {key} {no_number}"));
+    }
+    assert_eq!(place.ok("aggregate store --count --sum --max"), "count 5\tsum 18446744073709551613\tmax 9223372036854775807\n");
+    place.ok("put store a 0.25");
+    assert_eq!(place.ok("aggregate store --min --mean --prefix a"), "min 0.25\tmean 0.25\n");
 }
 
 #[test]

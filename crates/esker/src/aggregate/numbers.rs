@@ -110,7 +110,8 @@ impl<N: Number> Number for Option<N> {
     }
 }
 
-/// The number that these bytes spell in decimal, as `1`, `-2.5` or `6.02e23`.
+/// The number that these bytes spell in decimal, as `1`, `-2.5` or `6.02e23`, rounded to the nearest float; `inf` and `NaN` are some, too, and
+/// what is too large is infinite.
 #[must_use]
 pub fn decimal(text: &[u8]) -> Option<f64> {
     std::str::from_utf8(text).ok()?.trim_ascii().parse().ok()
