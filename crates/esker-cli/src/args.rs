@@ -192,7 +192,7 @@ pub(crate) struct ExportArgs {
     /// What to write
     #[arg(long, value_enum)]
     pub(crate) format: ExportFormat,
-    /// The file to write, replaced once all is in it [default: standard output]
+    /// The file to write, replaced once all is in it; a pipe, a device or a link is written to [default: standard output]
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
     /// What keys are, for arrow and parquet [default: bytes]

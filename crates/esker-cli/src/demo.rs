@@ -28,6 +28,8 @@ const MEMORY: u64 = 16 << 20;
 const FIRST_YEAR: u64 = 2013;
 /// How many times the budget the stored rows are.
 const TIMES_MEMORY: u64 = 4;
+/// Some ten tebibytes of rows. Nobody waits for more.
+const YEARS_MAX: u64 = 1_000_000;
 const ROWS_A_MESSAGE: u64 = 32_768;
 /// How many histories of each kind are read back.
 const SHOWN: usize = 3;
@@ -54,6 +56,9 @@ struct Ledger {
 pub(crate) fn run(opening: Opening) -> Outcome {
     let memory = opening.memory.unwrap_or(MEMORY);
     let years = memory.saturating_mul(TIMES_MEMORY).div_ceil(flights::BYTES);
+    if years > YEARS_MAX {
+        return Err(Failure::Usage(format!("the demo's data is {TIMES_MEMORY} times its memory: give it less than {}", size(memory))));
+    }
     let store: Bytes = Options::new().memory(memory).durability(opening.durability).open_temporary()?;
     introduce(memory, years)?;
     let ledger = fill(&store, years)?;

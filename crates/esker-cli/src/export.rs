@@ -3,10 +3,11 @@
 //! ```text
 //! scan -> PairWriter (csv, jsonl; columns.rs: arrow, parquet) -> standard output, or a file that appears when it is whole
 //! ```
+//! A pipe, a device or a link cannot appear: it is there, and is written to.
 //! Keys and values are bytes. CSV quotes what needs it (RFC 4180). JSON knows only text: bytes that are no UTF-8 become
 //! `{"hex":"..."}`. Arrow and Parquet have bytes, and numbers and text for those who say that theirs are.
 
-use std::fs::Permissions;
+use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
@@ -34,14 +35,15 @@ pub(crate) trait PairWriter {
 /// Writes all pairs.
 pub(crate) fn run(args: &ExportArgs, opening: Opening) -> Outcome {
     check(args)?;
-    let file = args.output.as_deref().map(beside).transpose()?;
-    let output: Output = match &file {
-        Some(file) => Box::new(file.reopen()?),
-        None => Box::new(io::stdout()),
-    };
-    let mut writer = writer(args, Box::new(BufWriter::new(output)))?;
+    let file = args.output.as_deref().filter(|path| is_replaced(path)).map(beside).transpose()?;
     let prefix = args.prefix.clone().unwrap_or_default().into_encoded_bytes();
     with_existing(&args.dir, opening, |store| {
+        let output: Output = match (&file, &args.output) {
+            (Some(file), _) => Box::new(file.reopen()?),
+            (None, Some(path)) => Box::new(there(path)?),
+            (None, None) => Box::new(io::stdout()),
+        };
+        let mut writer = writer(args, Box::new(BufWriter::new(output)))?;
         let broke = watched(store.scan().prefix(prefix))?.try_for_each(|key, value| match writer.pair(key, value) {
             Ok(()) => ControlFlow::Continue(()),
             Err(failure) => ControlFlow::Break(failure),
@@ -64,6 +66,17 @@ fn check(args: &ExportArgs) -> Outcome {
         return Err(Failure::Usage("this format is not for terminals: give --output FILE".to_owned()));
     }
     Ok(())
+}
+
+/// True for a file, and where nothing is.
+fn is_replaced(path: &Path) -> bool {
+    fs::symlink_metadata(path).map_or(true, |about| about.is_file())
+}
+
+/// What is there, or what it leads to.
+fn there(path: &Path) -> Result<File, Failure> {
+    let opened = File::create(path);
+    opened.map_err(|error| Failure::about(path.display(), error))
 }
 
 /// A file in the same directory, gone unless it takes the path's place in the end.

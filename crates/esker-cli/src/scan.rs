@@ -12,11 +12,11 @@ use crate::watch::watched;
 pub(crate) fn run(args: &ScanArgs, opening: Opening) -> Outcome {
     let mut left = args.limit.unwrap_or(u64::MAX);
     let mut out = BufWriter::new(io::stdout().lock());
-    if left == 0 {
-        return Ok(());
-    }
     let prefix = args.prefix.clone().unwrap_or_default().into_encoded_bytes();
     with_existing(&args.dir, opening, |store| {
+        if left == 0 {
+            return Ok(());
+        }
         let broke = watched(store.scan().prefix(prefix))?.try_for_each(|key, value| {
             let written = (|| {
                 out.write_all(key)?;

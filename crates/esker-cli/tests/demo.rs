@@ -28,6 +28,13 @@ fn cold_histories_come_from_disk_and_hot_ones_from_memory() {
 }
 
 #[test]
+fn a_budget_whose_data_nobody_waits_for_is_refused() {
+    let run = Place::new().run("demo --memory 4194304TiB");
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.stderr.contains("give it less than 4194304.0 TiB"), "{run:?}");
+}
+
+#[test]
 fn the_demo_takes_a_budget() {
     let run = Place::new().run("demo --memory 24MiB");
     assert_eq!(run.code, 0, "{run:?}");

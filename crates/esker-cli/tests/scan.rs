@@ -23,7 +23,9 @@ fn a_scan_prints_every_pair() {
     assert_eq!(place.ok("scan store --limit 2").lines().count(), 2);
     place.ok("delete store de:1");
     assert_eq!(place.ok("scan store --prefix de"), "de:2\t20\n");
-    assert_ne!(place.run("scan nowhere").code, 0);
+    place.fails("scan nowhere", "nowhere: ");
+    place.fails("scan nowhere --limit 0", "nowhere: ");
+    assert_eq!(place.ok("scan store --limit 0"), "");
 }
 
 #[test]
@@ -82,4 +84,18 @@ fn an_export_to_a_file_replaces_it_when_it_is_whole() {
     assert_eq!(place.run("export store --format csv --key-type text").code, 2);
     let files = std::fs::read_dir(place.path("")).unwrap().count();
     assert_eq!(files, 3, "orders.csv, the store and the export; nothing temporary");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_export_to_a_link_or_a_pipe_writes_where_it_leads() {
+    let place = orders();
+    place.write("target.csv", "old");
+    std::os::unix::fs::symlink("target.csv", place.path("link.csv")).unwrap();
+    place.fails("export nowhere --format csv --output link.csv", "nowhere");
+    assert_eq!(std::fs::read_to_string(place.path("target.csv")).unwrap(), "old");
+    place.ok("export store --format csv --prefix fr:1 --output link.csv");
+    assert!(place.path("link.csv").is_symlink());
+    assert_eq!(std::fs::read_to_string(place.path("target.csv")).unwrap(), "key,value\nfr:1,5\n");
+    assert_eq!(place.ok("export store --format csv --prefix fr:1 --output /dev/stdout"), "key,value\nfr:1,5\n");
 }
