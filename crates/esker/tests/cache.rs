@@ -1,4 +1,4 @@
-//! A cache is bounded, never full, keeps what is asked for, loads once, and tells what it drops.
+//! A cache is bounded, makes room, keeps what is asked for, loads once, and tells what it drops.
 
 mod common;
 

@@ -72,7 +72,8 @@ type Worth = Arc<dyn Fn(&[u8], &[u8]) -> f64 + Send + Sync>;
 
 /// What makes a store a cache: it holds as much as there is room for, and drops what is old and unread for what is new.
 ///
-/// Nothing is ever refused for want of room; any pair may be gone at any time. Without a disk the memory budget is the bound; with
+/// Nothing is refused for want of room, but while a scan runs or an iterator lives: what these will still show cannot go, and what does not
+/// fit beside it is answered [`Error::Full`]. Any pair may be gone at any time. Without a disk the memory budget is the bound; with
 /// one the store needs a directory, and is as warm after a restart as its last commit or close left it.
 ///
 /// # Examples

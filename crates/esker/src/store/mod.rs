@@ -445,7 +445,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// was durable. `Invalid` for a store in memory, and inside a closure that the store runs.
     ///
     /// # Cost
-    /// What was written since the last commit, and two syncs.
+    /// What was written since the last commit, and one sync; two if that is more than a mebibyte or so, and now and then.
     pub fn commit(&self) -> Result<()> {
         self.engine.commit()
     }
