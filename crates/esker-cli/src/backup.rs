@@ -3,12 +3,11 @@
 //! Both directions are the same: a backup is a store. But a backup adds what is new to an earlier one, or is made in a new place from
 //! an earlier one, and a restore does not touch a directory in which something is.
 
-use std::fs;
 use std::path::Path;
 
 use crate::bytes::{count, size};
 use crate::failure::{Failure, Outcome};
-use crate::{out, progress};
+use crate::{out, progress, store};
 
 /// Copies the store in `dir`, or what is new of it, to `to`; what an `earlier` backup has is taken from there.
 pub(crate) fn run(dir: &Path, earlier: Option<&Path>, to: &Path) -> Outcome {
@@ -23,7 +22,7 @@ pub(crate) fn run(dir: &Path, earlier: Option<&Path>, to: &Path) -> Outcome {
         None => esker::backup(dir, to, tell),
     };
     bar.finish_and_clear();
-    let done = done.map_err(|error| Failure::about(dir.display(), error))?;
+    let done = done.map_err(|error| Failure::about(format!("{} to {}", dir.display(), to.display()), error))?;
     let whence = if earlier.is_some() { "are shared with the earlier one" } else { "were there already" };
     let kept = if done.kept_bytes > 0 { format!(", {} {whence}", size(done.kept_bytes)) } else { String::new() };
     out::line(format!("{}: as of line {}, {} of log copied{kept}", to.display(), count(done.line), size(done.copied_bytes)))
@@ -31,7 +30,7 @@ pub(crate) fn run(dir: &Path, earlier: Option<&Path>, to: &Path) -> Outcome {
 
 /// Copies the backup in `from` to `dir`, where nothing may be.
 pub(crate) fn restore(from: &Path, dir: &Path) -> Outcome {
-    if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
+    if store::holds_something(dir).is_ok_and(|something| something) {
         return Err(Failure::about(dir.display(), "something is there already; a store is restored to a new directory"));
     }
     run(from, None, dir)

@@ -5,8 +5,8 @@
 //! only writing creates one. Every command closes the store itself, since an error while closing, which writes
 //! what was still in memory, must be told and not be lost in a drop.
 
-use std::fs;
 use std::path::Path;
+use std::{fs, io};
 
 use esker::{Options, Store};
 
@@ -20,6 +20,8 @@ pub(crate) type Bytes = Store<[u8], [u8]>;
 
 /// The budget where none is given.
 const MEMORY: u64 = 256 << 20;
+/// The file by which a directory is locked.
+const LOCK: &str = "esker.lock";
 /// An opening that reads more of the log than this takes long enough to be watched.
 const LONG: u64 = 64 << 20;
 
@@ -60,9 +62,19 @@ pub(crate) fn options(opening: Opening) -> Options {
 }
 
 fn must_exist(dir: &Path) -> Outcome {
-    let mut entries = fs::read_dir(dir).map_err(|error| Failure::about(dir.display(), error))?;
-    match entries.next() {
-        Some(_) => Ok(()),
-        None => Err(Failure::about(dir.display(), "the directory is empty, there is no store in it")),
+    match holds_something(dir) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Failure::about(dir.display(), "the directory is empty, there is no store in it")),
+        Err(error) => Err(Failure::about(dir.display(), error)),
     }
+}
+
+/// Whether something is in a directory; what a refused call locked it with is nothing.
+pub(crate) fn holds_something(dir: &Path) -> io::Result<bool> {
+    for entry in fs::read_dir(dir)? {
+        if entry?.file_name() != LOCK {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

@@ -44,7 +44,10 @@ fn a_backup_from_an_earlier_one_stands_alone() {
     load(&place, 40_000);
     place.ok("restore tuesday other");
     place.ok("put other 1 2");
-    place.fails("backup store thursday --from other", "no backup of this one");
+    place.fails("backup store thursday --from other", "store to thursday: invalid: in the earlier backup: ");
+    // Nothing is there that counts.
+    place.fails("get thursday 1", "there is no store in it");
+    place.ok("restore tuesday thursday");
     std::fs::remove_dir_all(place.path("monday")).unwrap();
     assert!(place.ok("verify tuesday").contains("40,000"));
     assert_eq!(place.ok("get tuesday 39999").trim(), format!("{:0>20}", 39_999 * 7));
@@ -57,6 +60,15 @@ fn a_copy_that_was_cut_short_is_refused() {
     place.ok("backup store copy");
     std::fs::remove_file(place.path("copy/esker.manifest")).unwrap();
     place.fails("get copy 1", "not finished");
-    place.fails("backup store copy", "not finished");
+    place.fails("backup store copy", "not finished: remove that, and make it anew");
     place.fails("backup nothing copy2", "there is no store");
+}
+
+#[test]
+fn a_refusal_names_whose_fault_it_is() {
+    let place = Place::new();
+    place.ok("put store 1 2");
+    place.write("file", "no directory");
+    place.fails("backup store file/copy", "path=file/copy");
+    place.fails("backup store store", "store to store: locked: open in this or another process");
 }

@@ -73,6 +73,19 @@ fn what_opening_does_not_read_stays_damaged() {
 }
 
 #[test]
+fn a_manifest_that_is_gone_is_damage_to_all_who_look() {
+    let place = Place::new();
+    load_rows(&place, "");
+    place.write("store/esker.manifest", "");
+    let missing = "there is a store but no manifest";
+    let run = place.run("verify store");
+    run.must_fail("1 place is damaged");
+    assert!(run.stdout.contains(missing), "{run:?}");
+    place.fails("get store 1", missing);
+    place.fails("backup store copy", missing);
+}
+
+#[test]
 fn there_must_be_a_store_that_nobody_has_open() {
     let place = Place::new();
     place.fails("verify none", "none: ");

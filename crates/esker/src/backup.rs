@@ -26,6 +26,7 @@ use crate::image;
 use crate::lines;
 use crate::log::BLOCK_BYTES;
 use crate::manifest::{Manifest, State};
+use crate::options::{has_lived, no_manifest};
 use crate::scars::{self, Scar};
 use crate::sync::atomic::Ordering::Acquire;
 use crate::traverse::Span;
@@ -83,7 +84,9 @@ pub fn backup_from(
 
 fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl FnMut(u64, u64)) -> Result<Backup> {
     let storage = existing(from)?;
-    let mut manifest = Manifest::open(&*storage, None, false)?.ok_or_else(|| there_is_none(from))?;
+    let Some(mut manifest) = Manifest::open(&*storage, None, false)? else {
+        return Err(if has_lived(&*storage)? { no_manifest() } else { there_is_none(from) });
+    };
     let engine = resting_engine(&storage, &manifest.state)?;
     lines::advance(engine.log.cold_device()?, &mut manifest.state, false)?;
     let scars = scars::read(&*storage, manifest.state.cut)?;
@@ -97,12 +100,12 @@ pub(crate) fn target(to: &Path) -> Result<Arc<dyn Storage>> {
     Ok(Arc::new(Directory::open(to, true, true)?))
 }
 
-/// A store's directory, which is there.
+/// A store's directory, which is there and is only read.
 pub(crate) fn existing(path: &Path) -> Result<Arc<dyn Storage>> {
     if !path.join(crate::manifest::MANIFEST).exists() {
         return Err(there_is_none(path));
     }
-    target(path)
+    Ok(Arc::new(Directory::to_read(path)?))
 }
 
 fn there_is_none(path: &Path) -> Error {
@@ -160,6 +163,7 @@ impl Earlier {
 fn in_earlier(error: Error) -> Error {
     match error {
         Error::Corruption(what) => Error::corruption(format!("in the earlier backup: {what}")),
+        Error::Invalid(what) => Error::invalid(format!("in the earlier backup: {what}")),
         error => error,
     }
 }

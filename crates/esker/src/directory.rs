@@ -12,7 +12,7 @@ use crate::device::{Device, FileDevice, ReadSource, SEGMENT_PREFIX, Storage, rea
 use crate::error::{Error, Result};
 use crate::manifest::MANIFEST;
 use std::fs::{self, File, TryLockError};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,8 +23,9 @@ pub(crate) struct Directory {
     path: PathBuf,
     direct_io: bool,
     io_uring: bool,
+    is_writable: bool,
     /// The lock goes with the file handle.
-    _lock: File,
+    _lock: Option<File>,
     _temporary: Option<tempfile::TempDir>,
 }
 
@@ -32,8 +33,28 @@ impl Directory {
     /// Takes the directory at `path`, made if nothing is there.
     pub(crate) fn open(path: &Path, direct_io: bool, io_uring: bool) -> Result<Self> {
         refuse_foreign(path)?;
-        make(path)?;
-        Ok(Self { path: path.into(), direct_io, io_uring, _lock: lock(path)?, _temporary: None })
+        make(path).map_err(|error| at(path, &error))?;
+        let file = File::options().create(true).truncate(false).write(true).open(path.join(LOCK)).map_err(|error| at(path, &error))?;
+        Ok(Self { path: path.into(), direct_io, io_uring, is_writable: true, _lock: Some(lock(file, path)?), _temporary: None })
+    }
+
+    /// Takes the store's directory at `path` to read what is there, also where nothing can be written.
+    pub(crate) fn to_read(path: &Path) -> Result<Self> {
+        match Self::open(path, true, true) {
+            Err(Error::Io(error)) if matches!(error.kind(), ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied) => {
+                Self::read_only(path)
+            }
+            taken => taken,
+        }
+    }
+
+    /// Nothing is made or written. Without a file to lock nobody has the store open who could write there.
+    pub(crate) fn read_only(path: &Path) -> Result<Self> {
+        let lock = match File::open(path.join(LOCK)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            file => Some(lock(file.map_err(|error| at(path, &error))?, path)?),
+        };
+        Ok(Self { path: path.into(), direct_io: true, io_uring: true, is_writable: false, _lock: lock, _temporary: None })
     }
 
     /// A directory that goes when this value does.
@@ -47,7 +68,7 @@ impl Directory {
 
 impl Storage for Directory {
     fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
-        Ok(Arc::new(FileDevice::open(&self.path.join(name), self.direct_io)?))
+        Ok(Arc::new(FileDevice::open(&self.path.join(name), self.direct_io, self.is_writable)?))
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
@@ -59,7 +80,7 @@ impl Storage for Directory {
     }
 
     fn sync(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+        if self.is_writable { File::open(&self.path)?.sync_all() } else { Ok(()) }
     }
 
     fn path(&self) -> Option<&Path> {
@@ -97,7 +118,7 @@ fn refuse_foreign(path: &Path) -> Result<()> {
     let names: Vec<String> = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())).collect();
     if names.iter().any(|name| name.starts_with(SEGMENT_PREFIX)) {
         return Err(Error::invalid(format!(
-            "a log without a manifest: a backup that was not finished, or half a store path={}",
+            "a log without a manifest: half a store, or a backup that was not finished: remove that, and make it anew path={}",
             path.display()
         )));
     }
@@ -107,11 +128,15 @@ fn refuse_foreign(path: &Path) -> Result<()> {
     }
 }
 
-fn lock(path: &Path) -> Result<File> {
-    let file = File::options().create(true).truncate(false).write(true).open(path.join(LOCK))?;
+fn lock(file: File, path: &Path) -> Result<File> {
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(Error::Locked(path.into())),
-        Err(TryLockError::Error(error)) => Err(error.into()),
+        Err(TryLockError::Error(error)) => Err(at(path, &error)),
     }
+}
+
+/// Where two directories are used, the system's words do not tell which.
+fn at(path: &Path, error: &io::Error) -> Error {
+    io::Error::new(error.kind(), format!("{error} path={}", path.display())).into()
 }

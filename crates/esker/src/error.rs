@@ -14,7 +14,7 @@ pub enum Error {
     Full,
     /// The call cannot be right. Fix the call; nothing was changed.
     Invalid(String),
-    /// Another process holds the directory.
+    /// The directory is open, in this or another process.
     Locked(PathBuf),
     /// A loader given to `get_or_insert_with` failed; what it failed with.
     Load(Arc<dyn std::error::Error + Send + Sync>),
@@ -51,10 +51,13 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Corruption(what) => write!(f, "corruption: {what}"),
+            Self::Io(error) if matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => {
+                write!(f, "the system refuses: {error}")
+            }
             Self::Io(error) => write!(f, "device failed: {error}"),
             Self::Full => f.write_str("the memory budget is full"),
             Self::Invalid(what) => write!(f, "invalid: {what}"),
-            Self::Locked(path) => write!(f, "locked by another process path={}", path.display()),
+            Self::Locked(path) => write!(f, "locked: open in this or another process path={}", path.display()),
             Self::Load(error) => write!(f, "the loader failed: {error}"),
             Self::Conflict { key } => write!(f, "conflict with another writer key={}", key.escape_ascii()),
             Self::Closed => f.write_str("the store is closed"),

@@ -281,7 +281,7 @@ impl Options {
         let types = (layout::<K, V>(), [width(K::WIDTH), width(V::WIDTH)]);
         let mut manifest = match Manifest::open(&*storage, Some(types), self.recovery.accept_loss)? {
             Some(manifest) => manifest,
-            None if has_lived(&*storage)? => return Err(Error::corruption("there is a store but no manifest")),
+            None if has_lived(&*storage)? => return Err(no_manifest()),
             None => {
                 let memory = self.memory.clone()?;
                 // A cache drops whole files.
@@ -324,9 +324,14 @@ impl Options {
 }
 
 /// True if there is what only a store that was made and used leaves.
-fn has_lived(storage: &dyn Storage) -> Result<bool> {
+pub(crate) fn has_lived(storage: &dyn Storage) -> Result<bool> {
     let names = storage.list()?;
     Ok(names.iter().any(|name| image::is_image(name) || name == SCARS || name.starts_with(SEGMENT_PREFIX)))
+}
+
+/// And then this is missing.
+pub(crate) fn no_manifest() -> Error {
+    Error::corruption("there is a store but no manifest")
 }
 
 fn segment_bytes_for(budget: u64) -> u64 {

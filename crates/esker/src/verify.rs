@@ -10,6 +10,7 @@ use crate::image;
 use crate::lines;
 use crate::log::BLOCK_BYTES;
 use crate::manifest::{LOG, Manifest, State};
+use crate::options::{has_lived, no_manifest};
 use crate::recovery::Manner;
 use crate::scars;
 use crate::traverse::{Scanned, Span, Visitor};
@@ -53,7 +54,7 @@ impl Verification {
     }
 }
 
-/// Checks the store in the directory `path`, which nobody may have open, and changes nothing. `progress` is told the bytes
+/// Checks the store in the directory `path`, which nobody may have open, and changes nothing; the medium may be one that can only be read. `progress` is told the bytes
 /// of log read so far, and all.
 ///
 /// # Errors
@@ -62,7 +63,7 @@ pub fn verify(path: impl AsRef<Path>, progress: impl FnMut(u64, u64)) -> Result<
     if !path.as_ref().join(crate::manifest::MANIFEST).exists() {
         return Err(Error::invalid(format!("there is no store path={}", path.as_ref().display())));
     }
-    verify_in(Arc::new(Directory::open(path.as_ref(), true, true)?), progress)
+    verify_in(Arc::new(Directory::to_read(path.as_ref())?), progress)
 }
 
 /// [`verify`] for a place of your own.
@@ -73,6 +74,10 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
     let mut found = Verification::default();
     let manifest = match Manifest::open(&*storage, None, false) {
         Ok(Some(manifest)) => manifest,
+        Ok(None) if has_lived(&*storage)? => {
+            found.note(&no_manifest());
+            return Ok(found);
+        }
         Ok(None) => return Err(Error::invalid("there is no store")),
         Err(error @ Error::Corruption(_)) => {
             found.note(&error);

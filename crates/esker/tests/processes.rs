@@ -236,7 +236,7 @@ fn refuses_one_more(bank: &Bank) {
 fn refuses_another_server(bank: &Bank) {
     let words = ["serve", &path(&bank.place, "store"), &path(&bank.place, "another socket"), "none", "1"];
     let said = Process::start(&words).wait().unwrap_err();
-    assert!(said.contains("locked by another process"), "{said}");
+    assert!(said.contains("locked: open in this or another process"), "{said}");
     assert!(!bank.place.path().join("another socket").exists());
 }
 

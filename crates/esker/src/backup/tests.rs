@@ -231,6 +231,12 @@ fn full_files_are_shared() {
     (0..100_000u64).for_each(|n| assert_eq!(opened.get(&n).unwrap(), Some(n + u64::from(n < 1000))));
 }
 
+/// The store is left as a crash leaves it: kept, for what nobody can reach any more is a leak to a sanitizer.
+fn crash(store: Store<u64, u64>) {
+    static CRASHED: std::sync::Mutex<Vec<Store<u64, u64>>> = std::sync::Mutex::new(Vec::new());
+    CRASHED.lock().unwrap().push(store);
+}
+
 /// A look into a backup whose next step was cut short, ended by a kill, leaves a scar that must not count when the backup grows.
 #[test]
 fn a_backup_that_was_looked_into_grows_by_all_that_is_new() {
@@ -250,7 +256,7 @@ fn a_backup_that_was_looked_into_grows_by_all_that_is_new() {
     // Somebody looks, and is killed.
     let look: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(copy.clone()).unwrap();
     assert_eq!((look.get(&999).unwrap(), look.get(&1000).unwrap()), (Some(999), None));
-    std::mem::forget(look);
+    crash(look);
     store.snapshot_in(copy.clone()).unwrap();
     let opened = open(&copy);
     let lost = (0..2000u64).filter(|n| opened.get(n).unwrap() != Some(*n)).count();
@@ -277,7 +283,7 @@ fn a_step_cut_short_after_a_loss_leaves_the_backup() {
     let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
     (0..20_000u64).for_each(|n| store.put(&n, &n).unwrap());
     store.snapshot_in(copy.clone()).unwrap();
-    std::mem::forget(store);
+    crash(store);
     let (log, mut sector) = (files.open(&segment_name(0)).unwrap(), AlignedBuffer::new(1));
     log.read(40960, sector.bytes_mut()).unwrap();
     sector.bytes_mut()[77] ^= 4;
@@ -341,4 +347,19 @@ fn a_backup_that_was_only_looked_into_is_still_one() {
     store.put(&2, &2).unwrap();
     store.snapshot_in(copy.clone()).unwrap();
     assert_eq!(open(&copy).get(&2).unwrap(), Some(2));
+}
+
+/// Where nothing can be written: nothing is, not even a lock.
+#[test]
+fn a_store_is_read_where_nothing_can_be_written() {
+    let place = tempfile::tempdir().unwrap();
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open(place.path()).unwrap();
+    (0..100_000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.close().unwrap();
+    std::fs::remove_file(place.path().join("esker.lock")).unwrap();
+    let names = || Directory::read_only(place.path()).unwrap().list().unwrap().len();
+    let (before, source) = (names(), Arc::new(Directory::read_only(place.path()).unwrap()));
+    assert!(crate::verify_in(source.clone(), |_, _| {}).unwrap().is_sound());
+    assert!(source.open("new").is_err() && source.open("esker.manifest").unwrap().write(0, &[0; SECTOR_BYTES]).is_err());
+    assert_eq!(names(), before);
 }

@@ -11,20 +11,22 @@ use std::sync::Arc;
 
 pub(crate) struct FileDevice {
     file: Arc<File>,
+    is_writable: bool,
 }
 
 impl FileDevice {
-    pub(crate) fn open(path: &Path, direct: bool) -> io::Result<Self> {
+    /// The file at `path`, made if nothing is there and it `is_writable`.
+    pub(crate) fn open(path: &Path, direct: bool, is_writable: bool) -> io::Result<Self> {
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
+        options.read(true).write(is_writable).create(is_writable).truncate(false);
         #[cfg(target_os = "linux")]
         if direct {
             // EINVAL: the file system knows no direct I/O (tmpfs before Linux 6.6); the page cache serves then.
             if let Ok(file) = options.clone().custom_flags(libc::O_DIRECT).open(path) {
-                return Ok(Self { file: Arc::new(file) });
+                return Ok(Self { file: Arc::new(file), is_writable });
             }
         }
-        Ok(Self { file: Arc::new(options.open(path)?) })
+        Ok(Self { file: Arc::new(options.open(path)?), is_writable })
     }
 }
 
@@ -38,7 +40,8 @@ impl Device for FileDevice {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+        // Some file systems that are only read do not know the call.
+        if self.is_writable { self.file.sync_data() } else { Ok(()) }
     }
 
     fn bytes(&self) -> io::Result<u64> {
