@@ -309,3 +309,13 @@ fn a_killed_server_has_kept_what_it_acknowledged() {
         numbers.for_each(|number| bank.compare(number, true));
     }
 }
+
+#[test]
+fn a_server_takes_the_place_of_a_socket_only() {
+    let place = tempfile::tempdir().unwrap();
+    let (store, socket) = (path(&place, "store"), path(&place, "precious"));
+    std::fs::write(&socket, "precious").unwrap();
+    let said = Process::start(&["serve", &store, &socket, "none", "1"]).wait().unwrap_err();
+    assert!(said.contains("no socket"), "{said}");
+    assert_eq!(std::fs::read_to_string(&socket).unwrap(), "precious");
+}

@@ -5,14 +5,18 @@
 
 use std::error::Error;
 use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use esker::{Durability, Options, Store};
 
 use super::protocol::{Reply, Request};
+
+/// Before the next try to accept, when one failed.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// `serve DIRECTORY SOCKET none|always SEATS`.
 pub(crate) fn run(words: &[&str]) -> Result<String, Box<dyn Error>> {
@@ -23,32 +27,43 @@ pub(crate) fn run(words: &[&str]) -> Result<String, Box<dyn Error>> {
         other => return Err(format!("durability is none or always, not {other}").into()),
     };
     let store: Store<u64, u64> = Options::new().memory("64MiB").durability(durability).open(directory)?;
-    // Whoever has the store also has the socket; one that is there was left by a server that was killed.
-    if Path::new(socket).exists() {
-        std::fs::remove_file(socket)?;
-    }
+    remove_left_socket(socket)?;
     let listener = UnixListener::bind(socket)?;
     let (served, seats) = (store.clone(), seats.parse()?);
-    thread::spawn(move || accept(&served, &listener, seats));
+    thread::Builder::new().spawn(move || accept(&served, &listener, seats))?;
     io::copy(&mut io::stdin(), &mut io::sink())?;
     store.close()?;
     std::fs::remove_file(socket)?;
     Ok("closed".into())
 }
 
+/// Whoever has the store also has the socket; one that is there was left by a server that was killed.
+fn remove_left_socket(path: &str) -> Result<(), Box<dyn Error>> {
+    match std::fs::symlink_metadata(path) {
+        Ok(about) if about.file_type().is_socket() => Ok(std::fs::remove_file(path)?),
+        Ok(_) => Err(format!("{path} is there, and no socket").into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn accept(store: &Store<u64, u64>, listener: &UnixListener, seats: usize) {
     // Every connection has a clone.
     let seat = Arc::new(());
     for connection in listener.incoming() {
-        // Too many files are open, say: those which are connected will end.
-        let Ok(mut connection) = connection else { continue };
+        let Ok(mut connection) = connection else {
+            // Too many files are open, say: those which are connected will end.
+            thread::sleep(PAUSE);
+            continue;
+        };
         if Arc::strong_count(&seat) > seats {
             // A client that is gone already need not be told.
             let _ = Reply::Refused(format!("all {seats} seats are taken")).write(&mut connection);
             continue;
         }
         let (store, seat) = (store.clone(), seat.clone());
-        thread::spawn(move || {
+        // Without a thread the connection ends at once, and its client may try again.
+        let _ = thread::Builder::new().spawn(move || {
             // That a client is gone is not worth a word; that it talks nonsense is.
             if let Err(error) = serve(&store, &mut connection)
                 && error.kind() == io::ErrorKind::InvalidData
