@@ -3,12 +3,12 @@
 mod common;
 
 use common::block_on;
-use esker::{Cache, Error, Eviction, Loading, ManualClock, MemoryStorage, Options, Storage, Store, Ttl, Value};
+use esker::{Cache, Durability, Error, Eviction, Loading, ManualClock, MemoryStorage, Options, Storage, Store, Ttl, Value};
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Barrier, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker};
@@ -518,6 +518,103 @@ fn what_others_write_while_it_is_loaded_stands() {
     for is_async in [false, true] {
         others_write_while_it_is_loaded::<u64>(is_async, |n| n);
         others_write_while_it_is_loaded::<[u8]>(is_async, |n| vec![n as u8; 100 * n as usize]);
+    }
+}
+
+/// An update keeps the end of a value: what the source no longer has is not all that is there.
+fn updates_stand_though_the_source_has_none<V: Value + ?Sized>(value: impl Fn(u64) -> V::Owned, update: impl Fn(&Store<u64, V>))
+where
+    V::Owned: PartialEq + std::fmt::Debug,
+{
+    let clock = Arc::new(ManualClock::default());
+    let store: Store<u64, V> = options().clock(clock.clone()).background(false).in_memory().unwrap();
+    let loading = Loading::new().ttl(SECOND * 10).renew_ahead(SECOND * 4);
+    store.get_or_load(&1, &loading, || Ok::<_, Error>(Some(value(1)))).unwrap();
+    clock.advance(SECOND * 7);
+    let load = || {
+        update(&store);
+        Ok::<_, Error>(None)
+    };
+    assert_eq!(store.get_or_load(&1, &loading, load).unwrap(), None);
+    assert_eq!(store.get(&1).unwrap(), Some(value(8)));
+}
+
+#[test]
+fn an_update_meanwhile_stands_though_the_source_has_none() {
+    updates_stand_though_the_source_has_none::<u64>(|n| n, |store| assert_eq!(store.rmw(&1, |old| old.unwrap() + 7).unwrap(), 8));
+    let bytes = |n: u64| vec![n as u8; 100 * n as usize];
+    updates_stand_though_the_source_has_none::<[u8]>(bytes, |store| {
+        assert!(store.compare_and_swap(&1, Some(&bytes(1)), Some(&bytes(8))).unwrap());
+    });
+}
+
+/// It was taken back by whoever had loaded the same value before the deletion.
+#[test]
+fn a_durable_put_behind_a_deletion_stands() {
+    let folder = tempfile::tempdir().unwrap();
+    let store: Store<u64, u64> = Options::new().memory(BUDGET).durability(Durability::Always).open(folder.path()).unwrap();
+    let mut loading = pin!(store.get_or_insert_with_async(&1, || std::future::ready(Ok::<_, Error>(7))));
+    assert!(loading.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    // It is there, and waits for its line.
+    assert_eq!(store.get(&1).unwrap(), Some(7));
+    assert!(store.delete(&1).unwrap());
+    store.put(&1, &7).unwrap();
+    assert_eq!(block_on(loading).unwrap(), 7);
+    assert_eq!(store.get(&1).unwrap(), Some(7));
+}
+
+/// The key that is being loaded has no value, so the transaction deletes nothing; and still.
+#[test]
+fn a_transaction_that_deletes_what_is_absent_outdates_its_load() {
+    let (_, store) = timed();
+    for is_async in [false, true] {
+        let mut deleting = store.begin().unwrap();
+        assert!(!if is_async { block_on(deleting.delete_async(&1)).unwrap() } else { deleting.delete(&1).unwrap() });
+        let load = || {
+            if is_async {
+                block_on(deleting.commit_async()).unwrap()
+            } else {
+                deleting.commit().unwrap()
+            }
+            Ok::<_, Error>(Some(2))
+        };
+        assert_eq!(store.get_or_load(&1, &Loading::new(), load).unwrap(), Some(2));
+        assert_eq!(store.get(&1).unwrap(), None);
+    }
+    let loading = Loading::new().absent_ttl(SECOND * 60);
+    let load = |brings| store.get_or_load(&2, &loading, || Ok::<_, Error>(brings)).unwrap();
+    let delete = |tx: &mut esker::Transaction<'_, u64, u64>| {
+        tx.delete(&2)?;
+        assert_eq!(load(None), None);
+        Ok(())
+    };
+    store.transaction(delete).unwrap();
+    assert_eq!(load(Some(8)), Some(8));
+}
+
+/// What is being loaded may be older than the deletion that the caller made himself.
+#[test]
+fn who_asks_after_a_deletion_gets_nothing_older() {
+    for absent in [false, true] {
+        let (_, store) = timed();
+        let loading = Loading::new().absent_ttl(SECOND * 60);
+        let loads = AtomicUsize::new(0);
+        let mut first = Box::pin(store.get_or_load_async(&1, &loading, || async {
+            Later::default().await;
+            Ok::<_, Error>((!absent).then_some(1))
+        }));
+        assert!(first.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        store.delete(&1).unwrap();
+        let mut second = Box::pin(store.get_or_load_async(&1, &loading, || async {
+            loads.fetch_add(1, SeqCst);
+            Ok::<_, Error>(Some(2))
+        }));
+        // One at a time.
+        assert!(second.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert_eq!(loads.load(SeqCst), 0);
+        assert_eq!(block_on(first).unwrap(), (!absent).then_some(1));
+        assert_eq!(block_on(second).unwrap(), Some(2));
+        assert_eq!(store.get(&1).unwrap(), Some(2));
     }
 }
 

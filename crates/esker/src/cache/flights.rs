@@ -2,15 +2,16 @@
 //!
 //! Whoever asks first *leads*: it loads, puts, and lands. Who asks meanwhile *waits*, on a condition variable or as a future, and
 //! gets a copy of what landed, value or failure. A leader that is gone without landing (a panic, a future dropped) lands `Lost`:
-//! who waited asks again, and one of them leads. The table is striped by hash; nothing is held while anybody loads.
+//! who waited asks again, and one of them leads. So does who asks when the key was deleted since the load began: what it brings may be older than
+//! his own deletion. The table is striped by hash; nothing is held while anybody loads.
 //!
 //! **Rests**: nobody loads a key for a while, because it was found to have no value, or because to load it anew failed. A hint, of which there is
 //! room for a mebibyte in all; when a stripe's part is full, those that are over go, and if that is not enough half of the others.
 
 use crate::engine::lock;
 use crate::error::{Error, Result};
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
+use crate::sync::{Mutex, MutexGuard};
 use crate::types::Value;
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -72,6 +73,8 @@ pub(crate) struct Flight {
     leader: ThreadId,
     /// The key was deleted meanwhile: what is brought may be no longer so. Set under the board's lock.
     is_outdated: AtomicBool,
+    /// Held during an attempt to keep what was loaded. Not the board's lock: an attempt may have to wait for a record's latch.
+    keeping: Mutex<()>,
 }
 
 /// How a caller takes part.
@@ -85,6 +88,8 @@ pub(crate) struct Lead<'f> {
     stripe: &'f Stripe,
     key: Box<[u8]>,
     flight: Arc<Flight>,
+    /// What it lands with.
+    brings: Landed,
 }
 
 impl Flights {
@@ -107,21 +112,27 @@ impl Flights {
         if let Some(flight) = board.flights.get(key) {
             return Joined::Waits(flight.clone());
         }
-        let is_outdated = AtomicBool::new(false);
-        let flight = Arc::new(Flight { state: Waited::default(), came: Condvar::new(), leader: thread::current().id(), is_outdated });
+        let (is_outdated, keeping) = (AtomicBool::new(false), Mutex::new(()));
+        let flight =
+            Arc::new(Flight { state: Waited::default(), came: Condvar::new(), leader: thread::current().id(), is_outdated, keeping });
         board.flights.insert(key.into(), flight.clone());
-        Joined::Leads(Lead { stripe, key: key.into(), flight })
+        Joined::Leads(Lead { stripe, key: key.into(), flight, brings: Landed::Lost })
     }
 
-    /// A key is deleted: it need not rest, and what a load brings that began before is not kept. Next to nothing where nothing is loaded.
+    /// True from the first load on.
     #[inline(always)]
-    pub(crate) fn forget_rest(&self, key: &[u8], hash: impl FnOnce() -> u64) {
-        if self.is_used.load(Relaxed) {
-            let mut board = lock(self.stripe(hash()));
-            board.rest_no_more(key);
-            if let Some(flight) = board.flights.get(key) {
-                flight.is_outdated.store(true, Relaxed);
-            }
+    pub(crate) fn are_used(&self) -> bool {
+        self.is_used.load(Relaxed)
+    }
+
+    /// A key is about to be deleted: it need not rest, and what a load brings that began before is not kept, or has been when this returns. Not under a pin.
+    pub(crate) fn outdate(&self, key: &[u8], hash: u64) {
+        let mut board = lock(self.stripe(hash));
+        board.rest_no_more(key);
+        if let Some(flight) = board.flights.get(key).cloned() {
+            flight.is_outdated.store(true, Relaxed);
+            drop(board);
+            drop(lock(&flight.keeping));
         }
     }
 
@@ -161,19 +172,25 @@ impl Board {
 
 impl Lead<'_> {
     /// Brings everybody the value, that there is none, or the failure, and gives it back.
-    pub(crate) fn finish<V: Value + ?Sized, O: Borrow<V>>(self, result: Result<Option<O>>) -> Result<Option<O>> {
-        self.flight.land(match &result {
+    pub(crate) fn finish<V: Value + ?Sized, O: Borrow<V>>(mut self, result: Result<Option<O>>) -> Result<Option<O>> {
+        self.brings = match &result {
             Ok(Some(value)) => Landed::Value(value.borrow().bytes().into()),
             Ok(None) => Landed::Absent,
             Err(error) => Landed::Failed(error.clone()),
-        });
+        };
         result
     }
 
-    /// True if the key was deleted since the load began. Under the lock: a deletion that marks the flight later finds what was put before.
+    /// True if the key was deleted since the load began.
     pub(crate) fn is_outdated(&self) -> bool {
-        let _board = lock(self.stripe);
-        self.flight.is_outdated.load(Relaxed)
+        self.flight.is_outdated()
+    }
+
+    /// What an attempt to keep what was loaded holds, unless the key was deleted: who deletes it from now on waits, and then finds what was put. Not
+    /// under a pin.
+    pub(crate) fn keep(&self) -> Option<MutexGuard<'_, ()>> {
+        let keeping = lock(&self.flight.keeping);
+        (!self.flight.is_outdated()).then_some(keeping)
     }
 
     /// What was loaded is no longer so.
@@ -194,16 +211,20 @@ impl Lead<'_> {
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
+        // First: nobody joins what has landed.
         lock(self.stripe).flights.remove(&self.key);
-        self.flight.land(Landed::Lost);
+        self.flight.land(std::mem::replace(&mut self.brings, Landed::Lost));
     }
 }
 
 impl Flight {
-    /// The first one counts.
+    pub(crate) fn is_outdated(&self) -> bool {
+        self.is_outdated.load(Relaxed)
+    }
+
     fn land(&self, landed: Landed) {
         let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
-        state.landed.get_or_insert(landed);
+        state.landed = Some(landed);
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         self.came.notify_all();

@@ -247,7 +247,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         for (i, (key, hash)) in keys.iter().zip(group.hashes).enumerate() {
             let key = key.borrow().bytes();
             Self::check_key(key)?;
-            self.closer.flights.forget_rest(key, || hash);
+            self.outdate_load(key, || hash)?;
             if cold.puts_off(first + i, hash) {
                 self.count(Counter::Delete)?;
             } else if self.delete_now(group.first(i, &self.engine.index), key) {

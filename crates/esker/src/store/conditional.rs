@@ -8,6 +8,7 @@ use super::find::Found;
 use super::step::{Known, Step};
 use super::waiting::{Waits, brought_here};
 use super::{Store, to_word};
+use crate::cache::Lead;
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::record::{NEVER, TOMBSTONE};
@@ -90,19 +91,21 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     fn change_if(&self, key: &K, new: Option<&V>, test: impl Fn(Option<&[u8]>) -> bool) -> Result<bool> {
         if new.is_none() {
-            self.closer.flights.forget_rest(key.bytes(), || self.hash(key.bytes()));
+            self.outdate_load(key.bytes(), || self.hash(key.bytes()))?;
         }
-        brought_here(self.change_if_by(Waits::Here, key, new, NEVER, test))
+        let test = |old: Old<'_>| test(old.map(|(value, _)| value));
+        brought_here(self.change_if_by(Waits::Here, key, new, NEVER, None, test))
     }
 
-    /// `expires`: when a value ends that takes no other's place. Else that one's end stays.
+    /// `expires`: when a value ends that takes no other's place. Else that one's end stays. `lead`: of a load, whose key nobody must have deleted.
     pub(super) async fn change_if_by(
         &self,
         waits: Waits,
         key: &K,
         new: Option<&V>,
         expires: u64,
-        test: impl Fn(Option<&[u8]>) -> bool,
+        lead: Option<&Lead<'_>>,
+        test: impl Fn(Old<'_>) -> bool,
     ) -> Result<bool> {
         let (key, new) = (key.bytes(), new.map(V::bytes));
         Self::check_key(key)?;
@@ -113,9 +116,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let hash = self.hash(key);
         self.count(if new.is_some() { Counter::Rmw } else { Counter::Delete })?;
         let new = new.map(|new| (new, expires));
-        let attempt = |known: &mut Known| match Self::WORD {
-            true => self.change_word_if_step(key, hash, known, new, &test),
-            false => self.change_bytes_if_step(key, hash, known, new, &test),
+        let attempt = |known: &mut Known| {
+            let keeping = lead.map(Lead::keep);
+            match Self::WORD {
+                _ if matches!(keeping, Some(None)) => Ok(Step::Done(false)),
+                true => self.change_word_if_step(key, hash, known, new, &test),
+                false => self.change_bytes_if_step(key, hash, known, new, &test),
+            }
         };
         let changed = self.run_by(waits, key, attempt).await?;
         if changed { self.written_by(waits, true).await } else { Ok(false) }
@@ -128,11 +135,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         hash: u64,
         known: &Known,
         new: Option<(&[u8], u64)>,
-        test: &impl Fn(Option<&[u8]>) -> bool,
+        test: &impl Fn(Old<'_>) -> bool,
     ) -> Result<Step<bool>> {
         let mut passed = false;
         let mut decide = |old: Old<'_>| {
-            passed = test(old.map(|(value, _)| value));
+            passed = test(old);
             match new {
                 _ if !passed => Change::Keep,
                 Some((new, expires)) => Change::Set(Cow::Borrowed(new), new.len(), old.map_or(expires, |(_, expires)| expires)),
@@ -150,18 +157,21 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         hash: u64,
         known: &Known,
         new: Option<(&[u8], u64)>,
-        test: &impl Fn(Option<&[u8]>) -> bool,
+        test: &impl Fn(Old<'_>) -> bool,
     ) -> Result<Step<bool>> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let (seen, found) = self.locate(key, hash);
-        let passes = |old: Option<u64>| test(old.map(u64::to_ne_bytes).as_ref().map(|bytes| &bytes[..Self::VALUE_WIDTH]));
+        let passes = |old: Option<(u64, u64)>| {
+            let old = old.map(|(value, expires)| (value.to_ne_bytes(), expires));
+            test(old.as_ref().map(|(bytes, expires)| (&bytes[..Self::VALUE_WIDTH], *expires)))
+        };
         let (new, fresh_end) = new.map_or((None, NEVER), |(new, expires)| (Some(to_word(new)), expires));
         if let Some(record) = self.mutable_word(&held, &found) {
             let value = record.word_value(Self::KEY_WIDTH);
             let old = value.load(Acquire);
-            if !passes(Some(old)) {
+            if !passes(Some((old, self.engine.expiry_of(record)))) {
                 return Ok(Step::Done(false));
             }
             let Some(new) = new else {
@@ -179,7 +189,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         };
         let is_sure = old.is_some() || matches!(found, Found::Memory { .. }) || self.engine.index.is_settled(&seen);
         let expires = old.map_or(fresh_end, |(_, expires)| expires);
-        match (passes(old.map(|(value, _)| value)), old, new) {
+        match (passes(old), old, new) {
             _ if !is_sure => Ok(Step::Again),
             (false, ..) => Ok(Step::Done(false)),
             (true, None, None) => Ok(Step::Done(true)),

@@ -7,10 +7,11 @@
 //! One who is to load *leads* (`cache/flights.rs`). A load that finds no value, or fails where there is one still, lets the key rest.
 //!
 //! **Others write meanwhile.** What was loaded may be older than what they put, so it takes the place only of what was there when the load began. A
-//! deletion leaves nothing to compare with: it marks the flight. Who finds the mark before his put leaves it; who finds it behind
-//! takes his value away again, so for that moment what was deleted may be seen.
+//! deletion leaves nothing to compare with: it marks the flight before it deletes, and waits for an attempt at the put that is under way. So either that finds
+//! the mark and leaves it, or the deletion finds what was put.
 
 use super::Store;
+use super::bytes::Old;
 use super::waiting::{Waits, brought_here};
 use crate::cache::{Flight, Joined, Landed, Lead, Rest};
 use crate::error::{Error, Result};
@@ -124,14 +125,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     /// The value of `key`; if it has none, or is about to end, what `load` brings, as [`Store::get_or_insert_with`]: for as long as `loading` says. `None`
-    /// if `load` finds none; then a value that was there is deleted. A value that is put while `load` is at work stands, and is what everybody gets; if
-    /// the key is deleted meanwhile, what `load` brings is handed out and not kept.
+    /// if `load` finds none; then a value that was there, and has not changed, is deleted. A value that is put while `load` is at work stands, and is what
+    /// everybody gets for whom `load` brings another one (one that is equal to what was there before passes for that); if the key is deleted meanwhile,
+    /// what `load` brings is handed out to those who had asked before, and not kept.
     ///
     /// # Errors
     /// As [`Store::get_or_insert_with`]. That a value that is there could not be loaded anew is counted ([`Stats`](crate::Stats)), and reaches nobody.
     ///
     /// # Cost
-    /// A hit costs a `get`; two with [`Loading::renew_ahead`]. A miss takes a lock of its key's stripe, five times.
+    /// A hit costs a `get`; two with [`Loading::renew_ahead`]. A miss takes a lock of its key's stripe, five times. The first value of at most eight bytes
+    /// that goes because `load` finds none makes the plain calls of the store somewhat slower, as by [`Store::compare_and_swap`].
     ///
     /// # Examples
     /// ```
@@ -190,7 +193,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             match self.closer.flights.join(asking.key.bytes(), asking.hash()) {
                 Joined::Waits(_) if old.is_some() => return Ok(old),
                 Joined::Waits(flight) => {
-                    if let Some(result) = asking.landed(asking.wait(&flight).await?) {
+                    // Whoever asks behind a deletion may have made it himself.
+                    let is_outdated = flight.is_outdated();
+                    if let (false, Some(result)) = (is_outdated, asking.landed(asking.wait(&flight).await?)) {
                         return result;
                     }
                 }
@@ -282,8 +287,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
     ) -> Result<Option<V::Owned>> {
         let (store, key, waits) = (self.store, self.key, self.waits);
         let Some(new) = new else {
-            // As if that had ended.
-            if old.is_some() && !store.replace_end_by(waits, key, ends, self.now()).await? {
+            let Some(old) = old else { return Ok(None) };
+            let is_unchanged = |now: Old<'_>| now == Some((old.borrow().bytes(), ends));
+            if !store.change_if_by(waits, key, None, NEVER, Some(lead), is_unchanged).await? {
                 lead.outdate();
             }
             return Ok(None);
@@ -295,16 +301,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         }
         let expires = ttl.map_or(NEVER, |ttl| store.end_after(ttl));
         // It may have ended while it was loaded anew.
-        let is_unchanged = |now: Option<&[u8]>| now.is_none_or(|now| old.is_some_and(|old| now == Borrow::<V>::borrow(old).bytes()));
-        if !store.change_if_by(waits, key, Some(new.borrow()), expires, is_unchanged).await? {
+        let is_unchanged = |now: Old<'_>| now.is_none_or(|(now, _)| old.is_some_and(|old| now == old.borrow().bytes()));
+        if !store.change_if_by(waits, key, Some(new.borrow()), expires, Some(lead), is_unchanged).await? {
             let (Looked::Answer(theirs) | Looked::Due(theirs)) = self.look(None).await?.0;
             return Ok(theirs.or(Some(new)));
         }
         if old.is_some() {
             store.replace_end_by(waits, key, ends, expires).await?;
-        }
-        if lead.is_outdated() {
-            store.change_if_by(waits, key, None, NEVER, |now| now == Some(Borrow::<V>::borrow(&new).bytes())).await?;
         }
         Ok(Some(new))
     }

@@ -186,6 +186,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if V::WIDTH.is_some() { &value[..Self::VALUE_WIDTH] } else { value }
     }
 
+    /// A key is about to be deleted: what loads know of it is no longer so. Next to nothing where nothing is loaded. Not under a pin.
+    ///
+    /// # Errors
+    /// `Closed`; `Invalid` inside a closure that the store runs, which could hold what is waited for.
+    #[inline(always)]
+    fn outdate_load(&self, key: &[u8], hash: impl FnOnce() -> u64) -> Result<()> {
+        if self.closer.flights.are_used() {
+            drop(self.engine.epochs.pin()?);
+            self.closer.flights.outdate(key, hash());
+        }
+        Ok(())
+    }
+
     fn count(&self, what: Counter) -> Result<()> {
         self.engine.epochs.count(what, 1)
     }
@@ -312,7 +325,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::rmw`].
     pub fn delete(&self, key: &K) -> Result<bool> {
         let key = key.bytes();
-        self.closer.flights.forget_rest(key, || self.hash(key));
+        self.outdate_load(key, || self.hash(key))?;
         if !Self::WORD {
             Self::check_key(key)?;
         }

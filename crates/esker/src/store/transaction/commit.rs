@@ -41,7 +41,6 @@ use crate::record::{self, NEVER, Record, SEALED, TOMBSTONE};
 use crate::sync::atomic::Ordering::*;
 use crate::sync::{Rule, broken};
 use crate::types::{Key, Layout, Value};
-use std::borrow::Borrow;
 
 /// The latches of a commit, in order.
 struct Latches<'a> {
@@ -124,7 +123,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Makes the changes at one moment at which all that was read was true; without a change, asks whether there is one.
     pub(super) fn change_together(&self, touched: &[Touched<K, V>]) -> Result<()> {
         let room = self.room_for(touched)?;
-        self.outdate_loads(touched);
+        self.outdate_loads(touched)?;
         self.run(&[], |_| self.commit_step(touched, room))?;
         if writes(touched) { self.written(()) } else { Ok(()) }
     }
@@ -132,16 +131,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The same without blocking this thread.
     pub(super) async fn change_together_async(&self, touched: &[Touched<K, V>]) -> Result<()> {
         let room = self.room_for(touched)?;
-        self.outdate_loads(touched);
+        self.outdate_loads(touched)?;
         self.run_async(&[], |_| self.commit_step(touched, room)).await?;
         if writes(touched) { self.written_async(()).await } else { Ok(()) }
     }
 
     /// What was loaded before the commit of a key that it deletes is not kept, as for any deletion.
-    fn outdate_loads(&self, touched: &[Touched<K, V>]) {
-        for touched in touched.iter().filter(|touched| matches!(touched.write, Some(Write::Delete))) {
-            self.closer.flights.forget_rest(Borrow::<K>::borrow(&touched.key).bytes(), || touched.hash);
-        }
+    fn outdate_loads(&self, touched: &[Touched<K, V>]) -> Result<()> {
+        touched.iter().filter(|touched| touched.is_deleted).try_for_each(|touched| self.outdate_load(touched.key(), || touched.hash))
     }
 
     /// The most log that the writes may take.

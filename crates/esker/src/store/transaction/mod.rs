@@ -53,6 +53,8 @@ struct Touched<K: Key + ?Sized, V: Value + ?Sized> {
     /// What the store held, if that was asked.
     read: Option<Read>,
     write: Option<Write<V>>,
+    /// Its deletion was asked for, though it may have had no value.
+    is_deleted: bool,
 }
 
 enum Write<V: Value + ?Sized> {
@@ -225,14 +227,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     /// # Errors
     /// As [`Transaction::get`].
     pub fn delete(&mut self, key: &K) -> Result<bool> {
-        // Of a key without a value the commit knows nothing; and too often costs next to nothing.
-        self.store.closer.flights.forget_rest(key.bytes(), || self.store.hash(key.bytes()));
         let is_there = self.contains(key)?;
-        if is_there {
-            let at = self.touch(key)?;
-            self.touched[at].write = Some(Write::Delete);
-        }
+        self.set_deleted(key, is_there)?;
         Ok(is_there)
+    }
+
+    fn set_deleted(&mut self, key: &K, is_there: bool) -> Result<()> {
+        let at = self.touch(key)?;
+        let touched = &mut self.touched[at];
+        touched.is_deleted = true;
+        if is_there {
+            touched.write = Some(Write::Delete);
+        }
+        Ok(())
     }
 
     /// Makes all changes at one moment.
@@ -259,7 +266,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     }
 
     fn forget_writes(&mut self) {
-        self.touched.iter_mut().for_each(|touched| touched.write = None);
+        for touched in &mut self.touched {
+            (touched.write, touched.is_deleted) = (None, false);
+        }
     }
 
     /// The place of a key among those touched.
@@ -271,7 +280,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
         if let Some(at) = self.by_key.find(hash, |at| touched[*at].key() == bytes) {
             return Ok(*at);
         }
-        touched.push(Touched { key: K::own(bytes), hash, read: None, write: None });
+        touched.push(Touched { key: K::own(bytes), hash, read: None, write: None, is_deleted: false });
         self.by_key.insert_unique(hash, touched.len() - 1, |at| touched[*at].hash);
         Ok(touched.len() - 1)
     }

@@ -7,7 +7,7 @@
 use super::super::Store;
 use super::super::waiting::give_way;
 use super::backoff::{Backoff, Pause};
-use super::{Transaction, Write};
+use super::Transaction;
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::types::{Key, Value};
@@ -108,10 +108,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     /// As [`Transaction::get_async`].
     pub async fn delete_async(&mut self, key: &K) -> Result<bool> {
         let is_there = self.contains_async(key).await?;
-        if is_there {
-            let at = self.touch(key)?;
-            self.touched[at].write = Some(Write::Delete);
-        }
+        self.set_deleted(key, is_there)?;
         Ok(is_there)
     }
 
