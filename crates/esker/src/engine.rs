@@ -36,7 +36,9 @@ pub(crate) use crate::types::Layout;
 use driver::Drawn;
 pub(crate) use hasher::Hasher;
 pub(crate) use room::{BUDGET_BYTES_MIN, check_budget};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::task::Waker;
 
 const HUGE_PAGE_BUDGET_BYTES: u64 = 256 << 20;
 
@@ -108,6 +110,11 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
         Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
         Err(TryLockError::WouldBlock) => None,
     }
+}
+
+/// Wakers are foreign code: without a lock held, and a panic is the executor's matter: others wait to be woken.
+pub(crate) fn wake(waker: Waker) {
+    let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }
 
 /// What an engine is made of.

@@ -69,7 +69,7 @@ impl Engine {
 
     /// False in a cache that has written to its device what it may for now.
     pub(crate) fn admits_more(&self) -> bool {
-        self.caching.as_ref().is_none_or(|caching| caching.admits(self.log.tail(), self.expiry.now()))
+        self.caching.as_ref().is_none_or(|caching| caching.admits(|| (self.log.tail(), self.expiry.now())))
     }
 
     #[cold]

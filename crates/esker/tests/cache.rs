@@ -10,8 +10,8 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Barrier, Mutex, OnceLock};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -206,6 +206,178 @@ fn a_listener_may_use_the_cache() {
     (0..200_000).for_each(|n| store.put(&n, &[1; 200]).unwrap());
     assert!((0..200_000).any(|n| store.get(&(n | 1 << 40)).unwrap().is_some()));
     held.lock().unwrap().take();
+}
+
+/// On a thread of its own: it must end.
+fn ends(what: impl FnOnce() + Send + 'static) {
+    let (done, is_done) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        what();
+        done.send(()).unwrap();
+    });
+    assert_ne!(is_done.recv_timeout(SECOND * 60), Err(mpsc::RecvTimeoutError::Timeout), "it hangs");
+    thread.join().unwrap();
+}
+
+/// A cache without a background whose listener has it.
+fn listening<V: Value + ?Sized + 'static>(listener: impl Fn(&Store<u64, V>, u64) + Send + Sync + 'static) -> Store<u64, V> {
+    let held: Arc<OnceLock<Store<u64, V>>> = Arc::default();
+    let inner = held.clone();
+    let cache = Cache::new().on_eviction(move |key, _, _| listener(inner.get().unwrap(), u64::from_le_bytes(key.try_into().unwrap())));
+    let store = Options::new().memory(BUDGET).cache(cache).background(false).in_memory().unwrap();
+    assert!(held.set(store.clone()).is_ok());
+    store
+}
+
+/// The loader's put needs room, which another thread makes; its listener waits for that very load.
+#[test]
+fn a_listener_may_load_what_is_being_loaded() {
+    ends(|| {
+        let (ask, asked) = mpsc::channel::<()>();
+        let ask = Mutex::new(ask);
+        let store: Pages = listening(move |store: &Pages, key| {
+            if key == 0 && ask.lock().unwrap().send(()).is_ok() {
+                thread::sleep(Duration::from_millis(200));
+                let value = store.get_or_insert_with(&0, || Ok::<_, Error>(vec![1; 200]));
+                assert_eq!(value.unwrap().len(), 3 << 20);
+            }
+        });
+        let other = store.clone();
+        let loading = thread::spawn(move || {
+            asked.recv().unwrap();
+            drop(asked);
+            let load = || {
+                thread::sleep(Duration::from_millis(400));
+                Ok::<_, Error>(vec![2; 3 << 20])
+            };
+            other.get_or_insert_with(&0, load).unwrap();
+        });
+        (0..100_000u64).for_each(|key| store.put(&key, &[1; 200]).unwrap());
+        loading.join().unwrap();
+    });
+}
+
+/// Room is made while a word leaves its record to get an end; the listener is at the same key.
+#[test]
+fn a_listener_may_change_a_key_that_gets_an_end() {
+    ends(|| {
+        let at = Arc::new(AtomicU64::new(0));
+        let key_now = at.clone();
+        let store = listening(move |store: &Store<u64, u64>, _| {
+            store.rmw(&key_now.load(SeqCst), |old| old.unwrap_or(0) + 1).unwrap();
+        });
+        let end = std::time::SystemTime::now() + SECOND * 1000;
+        for key in 0..400_000u64 {
+            at.store(key, SeqCst);
+            store.put(&key, &1).unwrap();
+            store.expire_at(&key, end).unwrap();
+        }
+    });
+}
+
+/// It ran on the thread that had to do what it waited for.
+#[test]
+fn a_listener_may_use_the_asynchronous_calls() {
+    ends(|| {
+        let told = Arc::new(AtomicU64::new(0));
+        let count = told.clone();
+        let store = listening(move |store: &Pages, key| {
+            // In memory: `Invalid`, at once.
+            block_on(store.commit_async()).unwrap_err();
+            if key % 64 == 0 {
+                block_on(store.put_async(&(key | 1 << 40), &[2; 200])).unwrap();
+            }
+            count.fetch_add(1, SeqCst);
+        });
+        (0..100_000u64).for_each(|key| block_on(store.put_async(&key, &[1; 200])).unwrap());
+        let untold = || store.stats().cache.unwrap().evictions - told.load(SeqCst);
+        assert!((0..5000).any(|_| {
+            thread::sleep(Duration::from_millis(1));
+            untold() == 0
+        }));
+    });
+}
+
+/// A cache behind a cache.
+#[test]
+fn a_listener_that_puts_into_another_cache_lets_that_one_tell() {
+    let told = Arc::new(AtomicU64::new(0));
+    let count = told.clone();
+    let second: Pages = listening(move |_: &Pages, _| _ = count.fetch_add(1, SeqCst));
+    let behind = second.clone();
+    let first = listening(move |_: &Pages, key| behind.put(&key, &[1; 200]).unwrap());
+    (0..200_000u64).for_each(|key| first.put(&key, &[1; 200]).unwrap());
+    let gone = second.stats().cache.unwrap().evictions;
+    assert!(gone > 10_000 && told.load(SeqCst) == gone, "{gone}");
+}
+
+/// The last clone goes on the store's own thread, which waited for itself.
+#[test]
+fn a_listener_may_drop_the_last_store() {
+    let slot: Arc<Mutex<Option<Store<u64, u64>>>> = Arc::default();
+    let (begun, has_begun) = mpsc::channel();
+    let (alone, is_alone) = mpsc::channel::<()>();
+    let (ended, has_ended) = mpsc::channel();
+    let ways = Mutex::new(Some((begun, is_alone, ended)));
+    let held = slot.clone();
+    let cache = Cache::new().on_eviction(move |_, _, _| {
+        if thread::current().name() == Some("esker-driver")
+            && let Some((begun, is_alone, ended)) = ways.lock().unwrap().take()
+        {
+            begun.send(()).unwrap();
+            is_alone.recv().unwrap();
+            drop(held.lock().unwrap().take());
+            ended.send(()).unwrap();
+        }
+    });
+    let store: Store<u64, u64> = Options::new().memory(BUDGET).cache(cache).in_memory().unwrap();
+    *slot.lock().unwrap() = Some(store.clone());
+    for key in 0.. {
+        store.put(&key, &1).unwrap();
+        if key % 500 == 0 {
+            // The driver makes room.
+            thread::sleep(Duration::from_micros(200));
+            if has_begun.try_recv().is_ok() {
+                break;
+            }
+        }
+    }
+    drop(store);
+    alone.send(()).unwrap();
+    has_ended.recv_timeout(SECOND * 60).unwrap();
+}
+
+/// What is to be told is in memory beside the budget.
+#[test]
+fn a_cache_on_disk_tells_before_much_has_gathered() {
+    let told = Arc::new(AtomicU64::new(0));
+    let count = told.clone();
+    let cache = Cache::new().disk(256 << 20).on_eviction(move |_, _, _| _ = count.fetch_add(1, SeqCst));
+    let options = Options::new().memory(BUDGET).cache(cache).background(false);
+    let store: Pages = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    let (mut told_before, mut key) = (0, 0);
+    while told_before < 20_000 {
+        store.put(&key, &[1; 8000]).unwrap();
+        key += 1;
+        let told = told.load(SeqCst);
+        assert!((told - told_before) * 8000 <= 4 << 20, "{told} {told_before}");
+        told_before = told;
+    }
+}
+
+#[test]
+fn reads_alone_write_no_more_than_they_may() {
+    let cache = Cache::new().disk(256 << 20).disk_writes(1000);
+    let (clock, storage) = (Arc::new(ManualClock::default()), Arc::new(MemoryStorage::new()));
+    let store: Pages = Options::new().memory(BUDGET).cache(cache).clock(clock).background(false).open_in(storage).unwrap();
+    // Nearly all of the memory: reads of the oldest part of it are noticed.
+    let count = 85_000u64;
+    (0..count).for_each(|key| store.put(&key, &[1; 100]).unwrap());
+    store.commit().unwrap();
+    let before = store.stats().log.tail;
+    (0..2 * count).for_each(|n| _ = store.get(&(n % count)).unwrap());
+    let written = store.stats().log.tail - before;
+    assert!(written <= 60_000 + (128 << 10), "{written}");
 }
 
 #[test]
@@ -616,6 +788,75 @@ fn who_asks_after_a_deletion_gets_nothing_older() {
         assert_eq!(block_on(second).unwrap(), Some(2));
         assert_eq!(store.get(&1).unwrap(), Some(2));
     }
+}
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("an executor's own");
+    }
+}
+
+#[derive(Default)]
+struct Counts(AtomicU64);
+
+impl Wake for Counts {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+#[test]
+fn a_waker_that_panics_leaves_nobody_waiting() {
+    let (_, store) = timed();
+    let counts = Arc::new(Counts::default());
+    let (first, second) = (Waker::from(Arc::new(Panics)), Waker::from(counts.clone()));
+    let load = || async {
+        Later::default().await;
+        Ok::<_, Error>(7)
+    };
+    let ask = || Box::pin(store.get_or_insert_with_async(&1, load));
+    let (mut leads, mut one, mut two, mut gone) = (ask(), ask(), ask(), ask());
+    assert!(leads.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(one.as_mut().poll(&mut Context::from_waker(&first)).is_pending());
+    assert!(two.as_mut().poll(&mut Context::from_waker(&second)).is_pending());
+    // Polled by the same task, and by another one; and who is dropped leaves nothing behind.
+    assert!(two.as_mut().poll(&mut Context::from_waker(&second)).is_pending());
+    assert!(gone.as_mut().poll(&mut Context::from_waker(&second)).is_pending());
+    let before = Arc::strong_count(&counts);
+    drop(gone);
+    assert_eq!(Arc::strong_count(&counts), before - 1);
+    assert_eq!(block_on(leads).unwrap(), 7);
+    assert_eq!(counts.0.load(SeqCst), 1);
+    assert_eq!((block_on(one).unwrap(), block_on(two).unwrap()), (7, 7));
+}
+
+/// A future moves on; it is no loader of the thread on which it once was.
+#[test]
+fn who_began_to_load_may_have_moved_on() {
+    let (_, store) = timed();
+    let (polls, waits) = (AtomicUsize::new(0), Barrier::new(2));
+    let load = || {
+        std::future::poll_fn(|context| {
+            context.waker().wake_by_ref();
+            match polls.fetch_add(1, SeqCst) {
+                0 => return Poll::Pending,
+                1 => _ = waits.wait(),
+                _ => {}
+            }
+            // Until the other one waits.
+            thread::sleep(Duration::from_millis(50));
+            Poll::Ready(Ok::<_, Error>(7))
+        })
+    };
+    let mut leads = Box::pin(store.get_or_insert_with_async(&1, load));
+    assert!(leads.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    thread::scope(|scope| {
+        scope.spawn(move || assert_eq!(block_on(leads).unwrap(), 7));
+        waits.wait();
+        assert_eq!(store.get_or_insert_with(&1, || Ok::<_, Error>(8)).unwrap(), 7);
+    });
 }
 
 /// What was promised to a transaction was taken back each millisecond, and it asked for it again for ever.

@@ -10,6 +10,8 @@ use crate::log::{BLOCK_BYTES, NO_LIMIT};
 use crate::sync::atomic::Ordering::*;
 
 const STRETCH_PART_OF_DISK: u64 = 16;
+/// With a listener.
+const STRETCH_PART_OF_MEMORY: u64 = 16;
 /// The driver keeps this part free, within bounds.
 const SPARE_PART: u64 = 32;
 const SPARE_BYTES_MAX: u64 = 16 << 20;
@@ -58,6 +60,13 @@ impl Engine {
     /// The driver's share: one stretch if there is little room. True if one was dropped.
     pub(crate) fn evict_if_due(&self, caching: &Caching) -> Result<bool> {
         self.move_near(caching);
+        if caching.has_departed() {
+            caching.tell_unless_told();
+            // Still: somebody else is at it. Who needs room meanwhile drops something himself, and waits for that.
+            if caching.has_departed() {
+                return Ok(false);
+            }
+        }
         let spare = spare_of(self.room_bytes(caching));
         if self.has_room(caching, spare) || self.check_writable().is_err() {
             self.limit_log(caching, 0);
@@ -65,7 +74,7 @@ impl Engine {
         }
         let dropped = self.move_stretch(Some(caching), || !self.has_room(caching, spare));
         self.limit_log(caching, 0);
-        caching.tell();
+        caching.tell_unless_told();
         dropped
     }
 
@@ -82,9 +91,10 @@ impl Engine {
         }
     }
 
-    /// How much is dropped at once: on a device it costs two syncs.
+    /// How much is dropped at once: on a device it costs two syncs. What is to be told is in memory until then.
     pub(crate) fn evicted_stretch(&self, caching: &Caching) -> u64 {
-        caching.disk_bytes / STRETCH_PART_OF_DISK
+        let most = if caching.listens() { self.log.budget.load(Relaxed) / STRETCH_PART_OF_MEMORY } else { u64::MAX };
+        (caching.disk_bytes / STRETCH_PART_OF_DISK).min(most)
     }
 
     fn room_bytes(&self, caching: &Caching) -> u64 {

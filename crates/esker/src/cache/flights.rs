@@ -8,7 +8,8 @@
 //! **Rests**: nobody loads a key for a while, because it was found to have no value, or because to load it anew failed. A hint, of which there is
 //! room for a mebibyte in all; when a stripe's part is full, those that are over go, and if that is not enough half of the others.
 
-use crate::engine::lock;
+use super::Duty;
+use crate::engine::{lock, wake};
 use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
@@ -16,7 +17,8 @@ use crate::types::Value;
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::sync::{Arc, Condvar, Mutex as Waited};
+use std::pin::pin;
+use std::sync::{Arc, Condvar, Mutex as Waited, MutexGuard as WaitedGuard};
 use std::task::{Poll, Waker};
 use std::thread::{self, ThreadId};
 
@@ -64,13 +66,16 @@ pub(crate) enum Landed {
 #[derive(Default)]
 struct State {
     landed: Option<Landed>,
-    wakers: Vec<Waker>,
+    /// The thread on which the loader is at work.
+    loads_on: Option<ThreadId>,
+    /// Of those who wait, by number.
+    wakers: Vec<(u64, Waker)>,
+    waiters: u64,
 }
 
 pub(crate) struct Flight {
     state: Waited<State>,
     came: Condvar,
-    leader: ThreadId,
     /// The key was deleted meanwhile: what is brought may be no longer so. Set under the board's lock.
     is_outdated: AtomicBool,
     /// Held during an attempt to keep what was loaded. Not the board's lock: an attempt may have to wait for a record's latch.
@@ -113,8 +118,7 @@ impl Flights {
             return Joined::Waits(flight.clone());
         }
         let (is_outdated, keeping) = (AtomicBool::new(false), Mutex::new(()));
-        let flight =
-            Arc::new(Flight { state: Waited::default(), came: Condvar::new(), leader: thread::current().id(), is_outdated, keeping });
+        let flight = Arc::new(Flight { state: Waited::default(), came: Condvar::new(), is_outdated, keeping });
         board.flights.insert(key.into(), flight.clone());
         Joined::Leads(Lead { stripe, key: key.into(), flight, brings: Landed::Lost })
     }
@@ -171,6 +175,16 @@ impl Board {
 }
 
 impl Lead<'_> {
+    /// Has the loader do its work. While it is at it on a thread, nobody there can wait for it.
+    pub(crate) async fn load<F: Future>(&self, load: impl FnOnce() -> F) -> F::Output {
+        let mut load = pin!(async { load().await });
+        poll_fn(|context| {
+            let _at_work = AtWork::on(&self.flight);
+            load.as_mut().poll(context)
+        })
+        .await
+    }
+
     /// Brings everybody the value, that there is none, or the failure, and gives it back.
     pub(crate) fn finish<V: Value + ?Sized, O: Borrow<V>>(mut self, result: Result<Option<O>>) -> Result<Option<O>> {
         self.brings = match &result {
@@ -223,12 +237,12 @@ impl Flight {
     }
 
     fn land(&self, landed: Landed) {
-        let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
+        let mut state = self.state();
         state.landed = Some(landed);
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         self.came.notify_all();
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_iter().for_each(|(_, waker)| wake(waker));
     }
 
     /// Waits for what lands.
@@ -236,27 +250,83 @@ impl Flight {
     /// # Errors
     /// `Invalid` for the leader itself, whose loader asks for what it is to load.
     pub(crate) fn wait(&self) -> Result<Landed> {
-        if self.leader == thread::current().id() {
+        let state = self.state();
+        if state.landed.is_none() && state.loads_on == Some(thread::current().id()) {
             return Err(Error::invalid("a loader asks for the key that it is to load"));
         }
-        let state = self.state.lock().unwrap_or_else(|e| e.into_inner());
         let state = self.came.wait_while(state, |state| state.landed.is_none()).unwrap_or_else(|e| e.into_inner());
         Ok(state.landed.clone().unwrap_or(Landed::Lost))
     }
 
     /// The same as a future.
     pub(crate) async fn wait_async(&self) -> Landed {
-        poll_fn(|context| {
-            let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
-            if let Some(landed) = &state.landed {
-                return Poll::Ready(landed.clone());
-            }
-            if !state.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-                state.wakers.push(context.waker().clone());
-            }
-            Poll::Pending
-        })
-        .await
+        let waiter = Waiter::of(self);
+        poll_fn(|context| waiter.look(context.waker())).await
+    }
+
+    fn state(&self) -> WaitedGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// A future that waits. Dropped, it leaves no waker behind.
+struct Waiter<'f> {
+    flight: &'f Flight,
+    number: u64,
+}
+
+impl<'f> Waiter<'f> {
+    fn of(flight: &'f Flight) -> Self {
+        let mut state = flight.state();
+        state.waiters += 1;
+        Self { flight, number: state.waiters }
+    }
+
+    fn look(&self, waker: &Waker) -> Poll<Landed> {
+        // Foreign code, as its drop is.
+        let waker = waker.clone();
+        let mut state = self.flight.state();
+        if let Some(landed) = &state.landed {
+            return Poll::Ready(landed.clone());
+        }
+        let replaced = state.take_waker(self.number);
+        state.wakers.push((self.number, waker));
+        drop(state);
+        drop(replaced);
+        Poll::Pending
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        let taken = self.flight.state().take_waker(self.number);
+        drop(taken);
+    }
+}
+
+impl State {
+    fn take_waker(&mut self, number: u64) -> Option<(u64, Waker)> {
+        let at = self.wakers.iter().position(|(of, _)| *of == number)?;
+        Some(self.wakers.swap_remove(at))
+    }
+}
+
+/// The loader is at work on this thread.
+struct AtWork<'f> {
+    flight: &'f Flight,
+    _duty: Duty,
+}
+
+impl<'f> AtWork<'f> {
+    fn on(flight: &'f Flight) -> Self {
+        flight.state().loads_on = Some(thread::current().id());
+        Self { flight, _duty: Duty::begin() }
+    }
+}
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.flight.state().loads_on = None;
     }
 }
 

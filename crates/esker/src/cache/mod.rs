@@ -31,14 +31,14 @@ mod writes;
 pub(crate) use evict::spare_of;
 pub(crate) use flights::{Flight, Flights, Joined, Landed, Lead, Rest};
 
-use crate::engine::lock;
+use crate::engine::{lock, try_lock};
 use crate::error::{Error, Result};
 use crate::log::Log;
 use crate::options::ByteCount;
 use crate::record::{self, ABSENT};
 use crate::stats::CacheStats;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use crate::sync::{Mutex, MutexGuard};
 use crate::types::Layout;
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -149,8 +149,9 @@ impl Cache {
     /// `listener` is told of pairs that leave: their key, value, and why. Each pair at most once; not of those that were replaced or
     /// deleted, nor of all that leave a disk (a key whose index entry another key shares goes unheard).
     ///
-    /// It runs on whatever thread needed the room, or on the store's own, outside the store: it may use it. The thread waits for it,
-    /// so keep it short. A panic in it is swallowed.
+    /// It runs on a thread that needed the room, or on the store's own, outside the store: it may use it, if it waits for nobody who uses it. Threads that
+    /// need room wait for it, so keep it short; futures, loads and the store's own threads do not, and what they drop meanwhile takes memory beside the
+    /// budget until it is told. A panic in it is swallowed.
     #[must_use]
     pub fn on_eviction(mut self, listener: impl Fn(&[u8], &[u8], Eviction) + Send + Sync + 'static) -> Self {
         self.listener = Some(Arc::new(listener));
@@ -230,7 +231,26 @@ pub(crate) struct Caching {
 }
 
 thread_local! {
+    /// Others wait for what this thread is at.
+    static DUTIES: Cell<u32> = const { Cell::new(0) };
+    /// This thread is inside a listener, of this cache or of another one.
     static IS_TELLING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While it lives this thread tells no listener, for that might wait for what others await of the thread. It ends where it began.
+pub(crate) struct Duty;
+
+impl Duty {
+    pub(crate) fn begin() -> Self {
+        DUTIES.set(DUTIES.get() + 1);
+        Self
+    }
+}
+
+impl Drop for Duty {
+    fn drop(&mut self) {
+        DUTIES.set(DUTIES.get() - 1);
+    }
 }
 
 impl Caching {
@@ -330,28 +350,51 @@ impl Caching {
         }
     }
 
-    /// Tells the listener. Not under a pin nor with a lock held; from inside a listener it leaves it to that one.
+    /// Tells the listener, and waits for who is at that: so nobody drops more than is told. But not who has a duty, who leaves it to others; nor who is
+    /// inside a listener, whose own one it may be, or one that waits for it crosswise.
     pub(crate) fn tell(&self) {
+        self.tell_if(|| if IS_TELLING.get() { try_lock(&self.telling) } else { Some(lock(&self.telling)) });
+    }
+
+    /// The same for the store's own threads, which wait for nobody: a listener may close the store, and that waits for them.
+    pub(crate) fn tell_unless_told(&self) {
+        self.tell_if(|| try_lock(&self.telling));
+    }
+
+    /// Not under a pin nor with a lock held.
+    fn tell_if<'m>(&'m self, lock: impl Fn() -> Option<MutexGuard<'m, ()>>) {
         let Some(listener) = &self.listener else { return };
-        if IS_TELLING.replace(true) {
-            return;
+        // Whoever found it locked left it to the one who had it, who looks again when he has let go.
+        while DUTIES.get() == 0
+            && self.has_departed()
+            && let Some(telling) = lock()
+        {
+            let was_telling = IS_TELLING.replace(true);
+            while let Some(Departed { key, value, why }) = self.next_departed() {
+                // Foreign code: the thread may be the store's own.
+                let _ = catch_unwind(AssertUnwindSafe(|| listener(&key, &value, why)));
+            }
+            IS_TELLING.set(was_telling);
+            drop(telling);
         }
-        let telling = lock(&self.telling);
-        while let Some(Departed { key, value, why }) = self.next_departed() {
-            // Foreign code: the thread may be the store's own.
-            let _ = catch_unwind(AssertUnwindSafe(|| listener(&key, &value, why)));
-        }
-        drop(telling);
-        IS_TELLING.set(false);
+    }
+
+    /// Somebody is to be told of what left.
+    pub(crate) fn has_departed(&self) -> bool {
+        self.listener.is_some() && !lock(&self.departed).is_empty()
+    }
+
+    pub(crate) fn listens(&self) -> bool {
+        self.listener.is_some()
     }
 
     fn next_departed(&self) -> Option<Departed> {
         lock(&self.departed).pop_front()
     }
 
-    /// True if something more may be kept, with the log's tail there.
-    pub(crate) fn admits(&self, tail: u64, now: u64) -> bool {
-        self.writes.as_ref().is_none_or(|writes| writes.admits(tail, now))
+    /// True if something more may be kept. `look`: where the log's tail is, and what time.
+    pub(crate) fn admits(&self, look: impl FnOnce() -> (u64, u64)) -> bool {
+        self.writes.as_ref().is_none_or(|writes| writes.admits(look))
     }
 
     pub(crate) fn is_in_memory(&self) -> bool {

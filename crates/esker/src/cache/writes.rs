@@ -29,10 +29,12 @@ impl Writes {
         Self { bytes_per_second, state: Mutex::new(None), refused: AtomicU64::new(0) }
     }
 
-    /// True if more may be kept now, with the log's tail there.
-    pub(super) fn admits(&self, tail: u64, now: u64) -> bool {
-        let most = tail.saturating_add(self.bytes_per_second.saturating_mul(SAVED_SECONDS));
+    /// True if more may be kept now. `look`: where the log's tail is, and what time.
+    pub(super) fn admits(&self, look: impl FnOnce() -> (u64, u64)) -> bool {
         let mut state = lock(&self.state);
+        // Under the lock: who looked earlier and came later would take back time, which others would earn once more.
+        let (tail, now) = look();
+        let most = tail.saturating_add(self.bytes_per_second.saturating_mul(SAVED_SECONDS));
         let state = state.get_or_insert(State { until: most, at: now });
         let earned = u128::from(self.bytes_per_second) * u128::from(now.saturating_sub(state.at)) / 1000;
         // A clock that was set back begins there; and what is less than a byte is earned by and by.
@@ -54,23 +56,47 @@ impl Writes {
 mod tests {
     use super::*;
 
+    fn admits(writes: &Writes, tail: u64, now: u64) -> bool {
+        writes.admits(|| (tail, now))
+    }
+
     #[test]
     fn an_allowance_grows_with_time_and_is_not_saved_for_ever() {
         let writes = Writes::new(1000);
         // A minute is saved up at the beginning.
-        assert!(writes.admits(5, 10_000) && writes.admits(60_004, 10_000) && !writes.admits(60_005, 10_000));
+        assert!(admits(&writes, 5, 10_000) && admits(&writes, 60_004, 10_000) && !admits(&writes, 60_005, 10_000));
         // Every call earns what time has brought, were it less than a byte.
-        (10_001..=10_999).for_each(|now| assert!(!writes.admits(61_005, now)));
-        assert!(writes.admits(61_004, 11_000) && !writes.admits(61_005, 11_000));
+        (10_001..=10_999).for_each(|now| assert!(!admits(&writes, 61_005, now)));
+        assert!(admits(&writes, 61_004, 11_000) && !admits(&writes, 61_005, 11_000));
         // Overdrawn by a minute, it takes one to be even.
-        assert!(!writes.admits(121_005, 70_999) && writes.admits(121_004, 71_000));
+        assert!(!admits(&writes, 121_005, 70_999) && admits(&writes, 121_004, 71_000));
         // A day brings no more than a minute's worth.
-        assert!(writes.admits(121_005, 86_400_000) && writes.admits(181_004, 86_400_000) && !writes.admits(181_005, 86_400_000));
+        assert!(admits(&writes, 121_005, 86_400_000) && admits(&writes, 181_004, 86_400_000) && !admits(&writes, 181_005, 86_400_000));
         // Set back, the clock earns nothing, and goes on.
-        assert!(!writes.admits(181_005, 0) && writes.admits(181_005, 1));
+        assert!(!admits(&writes, 181_005, 0) && admits(&writes, 181_005, 1));
         assert_eq!(writes.refused(), 999 + 5);
         let (slow, none) = (Writes::new(1), Writes::new(u64::MAX));
-        assert!(slow.admits(0, 0) && !slow.admits(60, 0) && !slow.admits(60, 999) && slow.admits(60, 1000));
-        assert!(none.admits(1 << 47, 0) && none.admits(1 << 47, u64::MAX));
+        assert!(admits(&slow, 0, 0) && !admits(&slow, 60, 0) && !admits(&slow, 60, 999) && admits(&slow, 60, 1000));
+        assert!(admits(&none, 1 << 47, 0) && admits(&none, 1 << 47, u64::MAX));
+    }
+
+    /// Threads that come one after the other may have looked at the clock in another order.
+    #[test]
+    fn time_is_earned_once() {
+        const RATE: u64 = 100_000;
+        let (writes, tail, clock) = (Writes::new(RATE), AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..50_000 {
+                        if writes.admits(|| (tail.load(SeqCst), clock.fetch_add(1, SeqCst) / 100)) {
+                            tail.fetch_add(10_000, SeqCst);
+                        }
+                    }
+                });
+            }
+        });
+        let (written, may) = (tail.load(SeqCst), RATE * SAVED_SECONDS + RATE * 4 + 8 * 10_000);
+        assert!(written <= may, "{written} of {may}");
     }
 }

@@ -330,7 +330,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Step::Done(Some((_, expires))) if !end.changes(expires) => Ok(Step::Done(false)),
             Step::Done(Some((value, _))) => {
                 let found = found.with_own(Some(Self::RECORD_BYTES));
-                Ok(self.add_word(&pin, &hold, key, hash, &seen, &found, value, end.expires(), 0).then(|| true))
+                let step = self.add_word(&pin, &hold, key, hash, &seen, &found, value, end.expires(), 0);
+                if let (Step::Room(_), Found::Memory { at, record }) = (&step, &found) {
+                    // Nobody waits while a record leaves: who makes room may tell a listener, which may wait for this key.
+                    left.take_if(|left| left == at).inspect(|at| self.let_stay(*at, *record));
+                }
+                Ok(step.then(|| true))
             }
             Step::Done(None) if !matches!(found, Found::Absent) || self.engine.index.is_settled(&seen) => Ok(Step::Done(false)),
             Step::Done(None) => Ok(Step::Again),
@@ -352,10 +357,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if matches!(self.region(at), Region::Mutable) {
             // SAFETY: mutable, so in memory, under the pin; the address was found in a chain.
             let record = unsafe { Record::new(self.engine.log.pointer(at)) };
-            if record.header().load(Acquire) & ABSENT == 0 {
-                record.stay();
-            }
+            self.let_stay(at, record);
         }
         Ok(())
+    }
+
+    /// Under a pin.
+    fn let_stay(&self, at: u64, record: Record) {
+        if matches!(self.region(at), Region::Mutable) && record.header().load(Acquire) & ABSENT == 0 {
+            record.stay();
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! The threads that wait in place of asynchronous calls: one reads chains from the device, one
-//! makes room in the log and draws lines, one lets time pass.
+//! makes room in the log and draws lines, one lets time pass, and one tells a cache's listener.
 //!
 //! Each is started by the first call that needs it, so a store that is used by blocking calls alone has neither. A call
 //! leaves a job and gets a [`Reply`] to await. The job owns all it needs (a copy of the key, its buffers), so a reply
@@ -13,8 +13,9 @@
 
 use super::chain::{Places, Walk, Walked};
 use super::step::Held;
+use crate::cache::Duty;
 use crate::device::{DeviceRead, ReadSource};
-use crate::engine::Engine;
+use crate::engine::{Engine, wake};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
@@ -33,6 +34,7 @@ pub(super) struct Helpers {
     reads: Arc<Queue<ReadJob>>,
     writes: Arc<Queue<WriteJob>>,
     pauses: Arc<Queue<PauseJob>>,
+    tells: Arc<Queue<TellJob>>,
 }
 
 impl Helpers {
@@ -65,6 +67,11 @@ impl Helpers {
         Ok(reply)
     }
 
+    /// A cache's listener is told of what left while room was made here.
+    pub(super) fn tell(&self, engine: &Arc<Engine>) -> Result<()> {
+        self.tells.push(TellJob, "esker-teller", engine, run_tells)
+    }
+
     fn write(&self, engine: &Arc<Engine>, what: Write) -> Result<Reply<()>> {
         let (answer, reply) = ticket();
         self.writes.push(WriteJob { what, answer }, "esker-writer", engine, run_writes)?;
@@ -76,6 +83,7 @@ impl Helpers {
         self.reads.close();
         self.writes.close();
         self.pauses.close();
+        self.tells.close();
     }
 }
 
@@ -117,8 +125,7 @@ impl<T> Answer<T> {
         let waker = ticket.waker.take();
         drop(ticket);
         if let Some(waker) = waker {
-            // The executor's panic is not ours to pass on: other jobs wait on this thread.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            wake(waker);
         }
     }
 }
@@ -226,6 +233,8 @@ struct WriteJob {
 }
 
 fn run_writes(engine: &Engine, queue: &Queue<WriteJob>) {
+    // A listener may await what is to be done here.
+    let _duty = Duty::begin();
     while queue.wait() {
         while let Some(job) = queue.pop() {
             if job.answer.is_wanted() {
@@ -253,6 +262,20 @@ fn run_pauses(_: &Engine, queue: &Queue<PauseJob>) {
                 std::thread::sleep(job.until.saturating_duration_since(Instant::now()));
             }
             job.answer.send(Ok(()));
+        }
+    }
+}
+
+// ---- the teller ----------------------------------------------------------------------------------------------------
+
+/// Somebody left something to be told.
+struct TellJob;
+
+fn run_tells(engine: &Engine, queue: &Queue<TellJob>) {
+    while queue.wait() {
+        while queue.pop().is_some() {}
+        if let Some(caching) = &engine.caching {
+            caching.tell_unless_told();
         }
     }
 }

@@ -13,7 +13,7 @@
 use super::Store;
 use super::bytes::Old;
 use super::waiting::{Waits, brought_here};
-use crate::cache::{Flight, Joined, Landed, Lead, Rest};
+use crate::cache::{Duty, Flight, Joined, Landed, Lead, Rest};
 use crate::error::{Error, Result};
 use crate::expiry::whole_millis;
 use crate::record::NEVER;
@@ -107,7 +107,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// one loads, the others wait for it. Works in every store; most useful in a cache.
     ///
     /// A failure reaches all who wait, and the next call loads again. If `load` panics the panic goes on here, and one of those
-    /// who wait loads instead. `load` runs outside the store and may use it, but not ask it for the same key.
+    /// who wait loads instead. `load` runs outside the store and may use it, but not ask it for the same key. Of two loaders that ask for each other's
+    /// keys, on two threads, both wait for ever.
     ///
     /// # Errors
     /// `Load` with what `load` failed with; as [`Store::get`] and [`Store::put`].
@@ -200,6 +201,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     }
                 }
                 Joined::Leads(lead) => {
+                    let duty = matches!(asking.waits, Waits::Here).then(Duty::begin);
                     // Another flight may have landed since we looked.
                     let (old, ends) = match asking.look(None).await? {
                         (Looked::Answer(value), _) => return lead.finish::<V, _>(Ok(value)),
@@ -207,11 +209,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     };
                     let load = load.take().unwrap_or_else(|| unreachable!("who leads returns"));
                     let begun = Instant::now();
-                    let result = match asking.loaded(begun, load().await) {
+                    let result = match asking.loaded(begun, lead.load(load).await) {
                         Ok(new) => asking.keep(&lead, new, old.as_ref(), ends).await,
                         Err(error) => Err(error),
                     };
-                    return asking.finish(lead, result, old, ends);
+                    let result = asking.finish(lead, result, old, ends);
+                    drop(duty);
+                    asking.store.tell_departed_by(asking.waits);
+                    return result;
                 }
             }
         }
@@ -220,7 +225,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// [`Store::get_or_insert_with`] without ever blocking this thread.
     ///
     /// The future of the one that loads may be dropped: another one that waits loads instead. Whoever awaits, inside `load`, the
-    /// same key waits for ever.
+    /// same key, or one whose loader awaits this one, waits for ever.
     ///
     /// # Errors
     /// As [`Store::get_or_insert_with`].

@@ -86,9 +86,13 @@ impl Drop for Closer {
 impl Closer {
     fn close(&self) -> Result<()> {
         let result = self.engine.close();
-        if let Some(driver) = self.driver.lock().unwrap_or_else(|e| e.into_inner()).take() {
+        let driver = self.driver.lock().unwrap_or_else(|e| e.into_inner()).take();
+        if let Some(driver) = driver {
             driver.thread().unpark();
-            let _ = driver.join();
+            // A listener may drop the last store on the driver itself, which then ends by itself.
+            if driver.thread().id() != std::thread::current().id() {
+                let _ = driver.join();
+            }
         }
         self.helpers.close();
         result

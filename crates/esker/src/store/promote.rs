@@ -24,7 +24,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let Some(caching) = &self.engine.caching else { return };
         let Found::Memory { at, record } = found else { return };
         let is_old = !caching.is_in_memory() && at < self.engine.log.bounds.near.load(Relaxed);
-        if !is_old || !self.is_live(record) || !matches!(self.region(at), Region::Frozen) || self.engine.check_writable().is_err() {
+        if !is_old
+            || !self.is_live(record)
+            || !matches!(self.region(at), Region::Frozen)
+            || self.engine.check_writable().is_err()
+            || !self.engine.admits_more()
+        {
             return;
         }
         let Some(hold) = self.engine.hold(hash) else { return };

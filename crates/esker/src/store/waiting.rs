@@ -54,6 +54,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
+    /// Has the listener told of what left while room was made where others wait for it.
+    pub(super) fn tell_departed_by(&self, waits: Waits) {
+        let Some(caching) = self.engine.caching.as_ref().filter(|caching| caching.has_departed()) else { return };
+        match waits {
+            Waits::Here => caching.tell(),
+            // Where there is no thread for it, whoever makes room next does it.
+            Waits::Later => _ = self.closer.helpers.tell(&self.engine),
+        }
+    }
+
     /// The end of every writing call.
     pub(super) async fn written_by<T>(&self, waits: Waits, result: T) -> Result<T> {
         match waits {
@@ -84,7 +94,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
                 Step::Room(bytes) => {
                     let reply = helpers.make_room(engine, bytes)?;
-                    reply.await?;
+                    let made = reply.await;
+                    self.tell_departed_by(Waits::Later);
+                    made?;
                 }
                 // Microseconds, or as long as the slowest closure of an `rmw`.
                 Step::Drain => engine.epochs.drain(),
