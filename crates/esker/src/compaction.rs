@@ -224,7 +224,7 @@ impl Engine {
 
     /// True if next to nothing would come of it.
     fn is_compaction_hopeless(&self) -> bool {
-        self.dead_bytes() < self.log_extent() / HOPELESS_PART
+        self.dead_bytes() < self.log_extent() / HOPELESS_PART && !self.log.is_longest_in_doubt()
     }
 
     /// The space that is taken, to what the target allows.
@@ -331,7 +331,7 @@ impl Engine {
     /// For a store in memory that is full: true if there is room for `bytes` now.
     pub(crate) fn reclaim(&self, bytes: u64) -> Result<bool> {
         let mut pauses = 0;
-        let fits = || self.log_bytes() + bytes <= self.log.budget.load(Relaxed);
+        let fits = || self.has_log_room(bytes);
         let until = self.log.tail();
         self.sample_expired();
         while !fits() {
@@ -387,7 +387,7 @@ impl Engine {
         }
         let from = self.log.bounds.compacted.load(Acquire);
         lock(&self.compaction.pass).get_or_insert_with(|| self.begin_pass());
-        let mut stretch = match self.log.reserve.load(Relaxed) {
+        let mut stretch = match self.log.reserve_for_short() {
             0 => {
                 let own = || (self.log.budget.load(Relaxed) / STRETCH_PART).max(self.log_extent() / STRETCH_LOG_PART);
                 let part = caching.map_or_else(own, |caching| self.evicted_stretch(caching));

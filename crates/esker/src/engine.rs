@@ -150,7 +150,9 @@ impl Engine {
         let engine = Self {
             epochs: Epochs::new(),
             index: Index::new()?,
-            log: Log::new(parts.device, identity.store_id, FIRST_ADDRESS, huge)?.verifying_reads(parts.verifies_reads),
+            log: Log::new(parts.device, identity.store_id, FIRST_ADDRESS, huge)?
+                .verifying_reads(parts.verifies_reads)
+                .dropping(parts.cache.is_some()),
             latches: Latches::default(),
             layout: parts.layout,
             value_width: parts.value_width,

@@ -50,6 +50,9 @@ const SINGLY_BYTES: u64 = if cfg!(loom) { 0 } else { BLOCK_BYTES / 4 };
 const FIRST_PIECE_BYTES: u64 = if cfg!(loom) { PIECE_BYTES } else { BLOCK_BYTES };
 /// Records above this get an extent of their own: at most a quarter of a piece is left unused.
 const PIECE_RECORD_MAX: u64 = PIECE_BYTES / 4;
+/// Of a log in memory so much is left to compaction at least, and this part of it.
+const RESERVE_BYTES_MIN: u64 = 512 << 10;
+const RESERVE_PART: u64 = 32;
 /// The log begins in small pages.
 const SMALL_PAGE_BYTES: usize = 4 << 20;
 /// Above every address.
@@ -78,11 +81,23 @@ pub(crate) struct Log {
     longest: Longest,
     /// Bytes above the budget that compaction may take: it needs room before it makes room.
     pub(crate) reserve: AtomicU64,
+    /// A cache, which drops a record that there is no room to copy.
+    is_lossy: bool,
     pub(crate) bell: Bell,
     pub(crate) device: Option<Arc<dyn Device>>,
     /// Whether records that calls read from there are checked.
     pub(crate) verifies_reads: bool,
     store_id: u64,
+}
+
+/// What a place in the log is for.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Call,
+    /// Compaction's: from the reserve, if need be.
+    Copy,
+    /// Whatever the budget.
+    Anyway,
 }
 
 /// No record in memory has more bytes: of those below `until`, and of those above it. When all below are gone the upper ones become the lower ones.
@@ -93,11 +108,16 @@ struct Longest {
     until: AtomicU64,
     below: AtomicU64,
     above: AtomicU64,
+    /// So many times `until` must move before a record that went is forgotten.
+    doubts: AtomicU64,
 }
+
+const DOUBTS: u64 = 2;
 
 impl Longest {
     fn new(tail: u64) -> Self {
-        Self { until: AtomicU64::new(tail), below: AtomicU64::new(PIECE_RECORD_MAX), above: AtomicU64::new(PIECE_RECORD_MAX) }
+        let none = || AtomicU64::new(PIECE_RECORD_MAX);
+        Self { until: AtomicU64::new(tail), below: none(), above: none(), doubts: AtomicU64::new(0) }
     }
 
     fn bytes(&self) -> u64 {
@@ -116,6 +136,7 @@ impl Longest {
             let above = self.above.swap(PIECE_RECORD_MAX, AcqRel);
             self.below.store(above, Release);
             self.until.store(tail, Relaxed);
+            self.doubts.store(self.doubts.load(Relaxed).saturating_sub(1), Relaxed);
         }
     }
 }
@@ -193,6 +214,7 @@ impl Log {
             left_bytes: AtomicU64::new(0),
             longest: Longest::new(tail),
             reserve: AtomicU64::new(0),
+            is_lossy: false,
             bell: Bell::default(),
             device,
             verifies_reads: true,
@@ -202,6 +224,10 @@ impl Log {
 
     pub(crate) fn verifying_reads(self, verifies_reads: bool) -> Self {
         Self { verifies_reads, ..self }
+    }
+
+    pub(crate) fn dropping(self, is_lossy: bool) -> Self {
+        Self { is_lossy, ..self }
     }
 
     /// Goes on at `tail`, with everything below on the device. Before anyone else knows the log.
@@ -287,18 +313,21 @@ impl Log {
             slot.cursor.store(cursor + bytes, Relaxed);
             return Some(cursor);
         }
-        self.allocate_piece(slot, bytes, None)
+        self.allocate_piece(slot, bytes, Purpose::Call)
     }
 
     /// As [`Log::allocate`], for a copy that compaction makes.
     pub(crate) fn allocate_from_reserve(&self, slot: &Slot, bytes: u64) -> Option<u64> {
-        self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, Some(self.reserve.load(Relaxed))))
+        // Other threads may have all that is left in their pieces.
+        let is_single = self.device.is_none() && bytes <= PIECE_RECORD_MAX;
+        let claim_one = || if is_single { self.claim(bytes, 1, Purpose::Copy) } else { None };
+        self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, Purpose::Copy)).or_else(claim_one)
     }
 
     /// As [`Log::allocate`], over the budget if need be: for who can neither wait nor go back.
     #[cold]
     pub(crate) fn allocate_anyway(&self, slot: &Slot, bytes: u64) -> Option<u64> {
-        self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, Some(u64::MAX / 2)))
+        self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, Purpose::Anyway))
     }
 
     /// So far above `head` may end what begins below it and is read from the device at once: a record, or what a scan reads from somewhere in
@@ -319,28 +348,45 @@ impl Log {
     }
 
     /// After a line records are claimed one by one at first, then in pieces each twice as long as what came before: a commit
-    /// for every write must not fill the log with what it leaves unused. `beyond`: so far above the budget, and above the limit.
+    /// for every write must not fill the log with what it leaves unused.
     #[cold]
     #[inline(never)]
-    fn allocate_piece(&self, slot: &Slot, bytes: u64, beyond: Option<u64>) -> Option<u64> {
+    fn allocate_piece(&self, slot: &Slot, bytes: u64, purpose: Purpose) -> Option<u64> {
         if bytes > PIECE_RECORD_MAX {
-            self.longest.note(bytes);
-            let at = self.claim(bytes.next_multiple_of(BLOCK_BYTES), BLOCK_BYTES, beyond);
-            self.longest.note(bytes);
-            return at;
+            return self.allocate_long(bytes, purpose);
         }
         let was_full = slot.cursor.load(Relaxed) >= self.bounds.floor.load(Acquire);
         let before = if was_full { slot.piece_bytes.load(Relaxed) } else { 0 };
         let is_single = SINGLY_BYTES > 0 && (before == 0 || before + bytes <= SINGLY_BYTES);
         let longer = (before * 2).max(bytes).next_multiple_of(BLOCK_BYTES).clamp(FIRST_PIECE_BYTES, PIECE_BYTES);
         let (piece, align) = if is_single { (bytes, 1) } else { (longer, BLOCK_BYTES) };
-        let at = self.claim(piece, align, beyond)?;
+        let at = self.claim(piece, align, purpose)?;
         // What is left of the last one is dead. With many lines that is more than all that is written.
         slot.count(Counter::DeadByte, slot.end.load(Relaxed).saturating_sub(slot.cursor.load(Relaxed)));
         slot.piece_bytes.store(if is_single { before + bytes } else { piece }, Relaxed);
         slot.cursor.store(at + bytes, Relaxed);
         slot.end.store(at + piece, Relaxed);
         Some(at)
+    }
+
+    fn allocate_long(&self, bytes: u64, purpose: Purpose) -> Option<u64> {
+        let taken = bytes.next_multiple_of(BLOCK_BYTES);
+        let lacking = if let Purpose::Call = purpose { self.reserve_lacking(bytes) } else { 0 };
+        // Before it is noted: a record that is refused takes no room from others.
+        if lacking > 0 && self.held_with(taken + BLOCK_BYTES + lacking) > self.budget.load(Relaxed) {
+            return None;
+        }
+        self.longest.note(bytes);
+        let at = self.claim(taken, BLOCK_BYTES, purpose);
+        self.longest.note(bytes);
+        if at.is_none() {
+            self.note_gone(bytes);
+        }
+        at
+    }
+
+    fn held_with(&self, bytes: u64) -> u64 {
+        self.tail().saturating_sub(self.bounds.evicted.load(Acquire)) + bytes
     }
 
     /// The flag that records of the current line carry. Ask after the record's place was taken (`commit.rs`).
@@ -350,13 +396,13 @@ impl Log {
     }
 
     /// `bytes` of the tail, from a multiple of `align` on.
-    fn claim(&self, bytes: u64, align: u64, beyond: Option<u64>) -> Option<u64> {
+    fn claim(&self, bytes: u64, align: u64, purpose: Purpose) -> Option<u64> {
         loop {
             let tail = self.tail();
             let at = tail.next_multiple_of(align);
             let to = at + bytes;
-            let is_over_limit = beyond.is_none() && to > self.limit.load(Relaxed);
-            if is_over_limit || to - self.bounds.evicted.load(Acquire) > self.budget.load(Relaxed) + beyond.unwrap_or(0) {
+            let is_over_limit = matches!(purpose, Purpose::Call) && to > self.limit.load(Relaxed);
+            if is_over_limit || to - self.bounds.evicted.load(Acquire) > self.most_for(purpose) {
                 return None;
             }
             // The last block that it reaches into must lie before the region's end as a whole.
@@ -374,6 +420,86 @@ impl Log {
                 return Some(at);
             }
         }
+    }
+
+    /// So much of the log may be in memory when a place for this is taken. Of whoever claims after a long record has its place all know of it.
+    fn most_for(&self, purpose: Purpose) -> u64 {
+        let budget = self.budget.load(Relaxed);
+        match purpose {
+            Purpose::Call => budget.saturating_sub(self.reserve_lacking(0)),
+            Purpose::Copy => budget + self.reserve.load(Relaxed),
+            Purpose::Anyway => u64::MAX,
+        }
+    }
+
+    /// Of the log's share of memory this is left to compaction: for a stretch of short records, and for the longest, of which nothing goes before its copy
+    /// is there. On a device there is always room to be made.
+    pub(crate) fn reserve_of(&self, share: u64) -> u64 {
+        if self.device.is_some() { 0 } else { self.reserve_with(share, self.longest.bytes()) }
+    }
+
+    fn reserve_with(&self, share: u64, longest: u64) -> u64 {
+        (share / RESERVE_PART).max(RESERVE_BYTES_MIN + self.copy_bytes(share, longest)).min(share).max(RESERVE_BYTES_MIN)
+    }
+
+    /// What a copy of the longest record takes, if that does not come in pieces.
+    fn copy_bytes(&self, share: u64, longest: u64) -> u64 {
+        if longest <= PIECE_RECORD_MAX {
+            return 0;
+        }
+        let copy = Self::room_of(longest);
+        // A cache whose index has left it little holds a long value until that is old, or it could not hold it at all.
+        if self.is_lossy { copy.min(share.saturating_sub(RESERVE_BYTES_MIN + 2 * copy)) } else { copy }
+    }
+
+    /// So much more must be left to compaction than is, with the records that have come since it was set and with one of so many bytes.
+    fn reserve_lacking(&self, bytes: u64) -> u64 {
+        let reserve = self.reserve.load(Relaxed);
+        if reserve == 0 {
+            return 0;
+        }
+        let share = self.budget.load(Relaxed) + reserve;
+        self.reserve_with(share, self.longest.bytes().max(bytes)).saturating_sub(reserve)
+    }
+
+    /// The room to ask for where a record found none: with what is left to compaction if it will be the longest.
+    pub(crate) fn room_for(&self, bytes: u64) -> u64 {
+        if bytes > PIECE_RECORD_MAX { bytes.next_multiple_of(BLOCK_BYTES) + self.reserve_for_longest(bytes) } else { bytes }
+    }
+
+    /// What must be left to compaction besides if the longest record has so many bytes.
+    pub(crate) fn reserve_for_longest(&self, bytes: u64) -> u64 {
+        let (reserve, longest) = (self.reserve.load(Relaxed), self.longest.bytes());
+        if reserve == 0 || bytes <= longest {
+            return 0;
+        }
+        let share = self.budget.load(Relaxed) + reserve;
+        self.reserve_with(share, bytes).saturating_sub(self.reserve_with(share, longest))
+    }
+
+    /// A record of so many bytes has gone: if it was the longest there is more room.
+    pub(crate) fn note_gone(&self, bytes: u64) {
+        if bytes > PIECE_RECORD_MAX {
+            self.longest.doubts.store(DOUBTS, Relaxed);
+        }
+    }
+
+    /// True if all records may be shorter than what is left to compaction for the longest. Once or twice through the log, and it is known.
+    pub(crate) fn is_longest_in_doubt(&self) -> bool {
+        let reserve = self.reserve.load(Relaxed);
+        self.longest.doubts.load(Relaxed) > 0 && self.reserve_with(self.budget.load(Relaxed) + reserve, 0) < reserve
+    }
+
+    /// With less above it than this the log cannot be compacted.
+    pub(crate) fn reserve_least(&self) -> u64 {
+        2 * (PIECE_BYTES + BLOCK_BYTES) + self.copy_bytes(u64::MAX, self.longest.bytes())
+    }
+
+    /// What the short records of a stretch may take of the reserve.
+    pub(crate) fn reserve_for_short(&self) -> u64 {
+        let reserve = self.reserve.load(Relaxed);
+        let copy = self.copy_bytes(self.budget.load(Relaxed) + reserve, self.longest.bytes());
+        reserve.saturating_sub(copy).max(RESERVE_BYTES_MIN.min(reserve))
     }
 
     /// As [`Log::end_block`], with room for a line record at the end (`lines.rs`) and, lest it look like a record, a zero before it:

@@ -1304,3 +1304,17 @@ fn options_that_cannot_be_make_no_store() {
         assert!(storage.list().unwrap().is_empty());
     }
 }
+
+/// There was no room for its copy, and what cannot be copied is dropped.
+#[test]
+fn a_long_value_that_is_pinned_stays() {
+    for bytes in [400 << 10, 1 << 20, 2 << 20] {
+        let worth = |key: &[u8], _: &[u8]| if key == 0u64.to_ne_bytes() { f64::INFINITY } else { 1.0 };
+        let store: Store<u64, [u8]> = Options::new().memory("16MiB").cache(Cache::new().worth(worth)).in_memory().unwrap();
+        store.put(&0, &vec![1; bytes]).unwrap();
+        for key in 1..50_000u64 {
+            store.put(&key, &[7; 1000]).unwrap();
+            assert!(key % 1000 > 0 || store.contains(&0).unwrap(), "{bytes} bytes are gone at {key}");
+        }
+    }
+}

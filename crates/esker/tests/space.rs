@@ -492,3 +492,66 @@ fn a_closed_store_is_not_compacted() {
     let store = open();
     assert!((0..1000u64).all(|key| store.get(&key).unwrap().is_some_and(|value| value == [key as u8; 8192])));
 }
+
+/// A long value that lives at the log's beginning, and most of the rest dead: there was no room for its copy, so nothing was given back any more.
+#[test]
+fn a_long_value_at_the_beginning_stops_no_compaction() {
+    for (bytes, background) in [(700 << 10, true), (1 << 20, false), (3 << 20, true), (4 << 20, false)] {
+        let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(background).in_memory().unwrap();
+        store.put(&0, &vec![1; bytes]).unwrap();
+        for round in 0..8u8 {
+            for key in 1..=4000u64 {
+                store.delete(&key).unwrap();
+                store.put(&key, &[round; 1000]).unwrap_or_else(|error| panic!("{bytes}: {error}, {:?}", store.stats()));
+            }
+        }
+        assert_eq!(store.get(&0).unwrap().unwrap(), vec![1; bytes]);
+        assert!(store.stats().memory.total_bytes <= 16 << 20);
+    }
+}
+
+/// Puts values of a kilobyte, from this key on, until the store is full: the first key that did not fit.
+fn fill(store: &Store<u64, [u8]>, first: u64) -> u64 {
+    (first..).find(|key| store.put(key, &[7; 1000]).is_err()).unwrap()
+}
+
+/// Room for a copy of the longest value is left free, but only while there is one.
+#[test]
+fn a_long_value_that_is_refused_or_gone_takes_no_room() {
+    let new = || -> Store<u64, [u8]> { Options::new().memory("16MiB").background(false).in_memory().unwrap() };
+    let long = vec![1; 4 << 20];
+    let without = fill(&new(), 1);
+    let refused = new();
+    (1..9000).for_each(|key| refused.put(&key, &[7; 1000]).unwrap());
+    assert!(matches!(refused.put(&0, &long), Err(Error::Full)));
+    assert_eq!(fill(&refused, 9000), without);
+    let gone = new();
+    gone.put(&0, &long).unwrap();
+    let with = fill(&gone, 1);
+    assert!((4000..without - 4000).contains(&with), "{with} beside a long value and room for its copy, {without} without");
+    assert!(gone.delete(&0).unwrap());
+    let after = fill(&gone, with);
+    assert!(after > without - without / 50, "{after} after a long value, {without} without");
+    assert!((1..after).all(|key| gone.contains(&key).unwrap()));
+}
+
+/// With the budget that the error named, compaction had no room to work in, and the store was full for ever with a third of it dead.
+#[test]
+fn what_a_budget_can_be_lowered_to_is_enough_to_work_with() {
+    for long in [0, 2 << 20] {
+        let store: Store<u64, [u8]> = Options::new().memory("64MiB").background(false).in_memory().unwrap();
+        store.put(&u64::MAX, &vec![1; long]).unwrap();
+        (0..10_000u64).for_each(|key| store.put(&key, &[1; 1000]).unwrap());
+        for key in (10_000..20_000u64).chain(10_000..20_000) {
+            store.delete(&key).unwrap();
+            store.put(&key, &[2; 1000]).unwrap();
+        }
+        let Err(Error::Invalid(told)) = store.set_memory(16 << 20) else { panic!("lowered below what is there") };
+        let held: u64 = told.rsplit('=').next().unwrap().parse().unwrap();
+        store.set_memory(held).unwrap();
+        for key in 10_000..20_000u64 {
+            store.put(&key, &[3; 1001]).unwrap_or_else(|error| panic!("key {key}: {error}, {:?}", store.stats()));
+        }
+        assert!(store.stats().memory.total_bytes <= held);
+    }
+}

@@ -111,7 +111,11 @@ impl Visitor for Mover<'_> {
             // The driver is here and not in its loop; without this lines wait, and those who write pay for page faults and flushes.
             self.engine.keep_up();
         }
+        let moved = self.moved;
         self.consider(scanned.at, scanned.hash, bytes, None)?;
+        if self.moved == moved && self.ended_at.is_none() {
+            self.engine.log.note_gone(bytes.len() as u64);
+        }
         // Where most entries are shared nearly every record is in doubt; the doubts of a stretch may be as long as it is.
         if self.doubt_bytes() > self.engine.log.budget.load(Relaxed) / DOUBT_PART { self.settle_all() } else { Ok(()) }
     }

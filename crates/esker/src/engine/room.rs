@@ -56,8 +56,10 @@ impl Engine {
     pub(crate) fn set_budget(&self, bytes: u64) -> Result<()> {
         check_budget(bytes)?;
         drop(self.epochs.pin()?);
-        let held =
-            self.index.bytes() + FIXED_BYTES + if self.is_in_memory() && self.caching.is_none() { self.log_bytes() } else { LOG_BYTES_MIN };
+        let is_all_kept = self.is_in_memory() && self.caching.is_none();
+        // Compaction needs room before it makes some.
+        let log = if is_all_kept { self.log_bytes() + self.log.reserve_least() } else { LOG_BYTES_MIN };
+        let held = self.index.bytes() + FIXED_BYTES + log;
         if bytes < held {
             return Err(Error::invalid(format!("the memory budget is below what cannot be given back budget={bytes} held={held}")));
         }
@@ -80,9 +82,8 @@ impl Engine {
     pub(crate) fn share_budget(&self) {
         let budget = self.budget.load(Relaxed);
         let index = self.index.bytes();
-        // A store in memory compacts into the reserve; on a device there is always room to be made.
         let log = budget.saturating_sub(index + FIXED_BYTES);
-        let reserve = if self.is_in_memory() { (log / 32).max(512 << 10) } else { 0 };
+        let reserve = self.log.reserve_of(log);
         set(&self.log.reserve, reserve);
         let log = log.saturating_sub(reserve);
         set(&self.log.budget, log);
@@ -181,7 +182,7 @@ impl Engine {
         self.log.allocate_from_reserve(slot, bytes).or_else(anyway)
     }
 
-    fn has_log_room(&self, bytes: u64) -> bool {
+    pub(crate) fn has_log_room(&self, bytes: u64) -> bool {
         self.log_bytes() + bytes <= self.log.budget.load(Relaxed)
     }
 

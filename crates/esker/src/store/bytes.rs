@@ -302,7 +302,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.check_value(value.len())?;
         let log = &self.engine.log;
         let bytes = record::bytes_record_bytes(sight.key.len(), capacity) + record::expiry_bytes(flags);
-        let Some(at) = log.allocate(pin.slot, bytes) else { return Ok(Step::Room(bytes)) };
+        let Some(at) = log.allocate(pin.slot, bytes) else { return Ok(Step::Room(log.room_for(bytes))) };
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
         if expires != NEVER {

@@ -152,6 +152,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(room)
     }
 
+    /// `room`, and what a longer record than all that are there leaves to compaction.
+    fn needs_room(&self, touched: &[Touched<K, V>], room: u64) -> Step<()> {
+        let records = touched.iter().filter_map(|touched| Some(Self::record_bytes_of(touched, touched.write.as_ref()?)));
+        Step::Room(room + self.engine.log.reserve_for_longest(records.max().unwrap_or(0)))
+    }
+
     fn record_bytes_of(touched: &Touched<K, V>, write: &Write<V>) -> u64 {
         match write {
             Write::Put(put) => Self::bytes_of(touched, put.room) + record::expiry_bytes(record::expiry_flags(put.expires)),
@@ -175,12 +181,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.engine.is_cutting() {
             return Ok(Step::Again);
         }
-        let Some(mut ahead) = self.make_ahead(&pin, touched) else { return Ok(Step::Room(room)) };
+        let Some(mut ahead) = self.make_ahead(&pin, touched) else { return Ok(self.needs_room(touched, room)) };
         let mut latches = self.latch(touched)?;
         self.validate(touched, &latches)?;
         match self.plan_all(&pin, touched, &latches, &mut ahead) {
             Step::Done(changes) => self.carry_out(&pin, &changes),
-            Step::Room(_) => return Ok(Step::Room(room)),
+            Step::Room(_) => return Ok(self.needs_room(touched, room)),
             missing => return Ok(missing.then(|| ())),
         }
         latches.changed = true;

@@ -6,8 +6,8 @@
 
 use super::super::Store;
 use super::super::waiting::give_way;
-use super::backoff::{Backoff, Pause};
 use super::Transaction;
+use super::backoff::{Backoff, Pause};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::types::{Key, Value};
