@@ -78,6 +78,8 @@ pub(crate) struct Engine {
     durability: Durability,
     drawn: Mutex<Drawn>,
     budget: AtomicU64,
+    /// One at a time shares it between index and log.
+    sharing: Mutex<()>,
     /// The first failure of the device: nothing is written after it.
     latched: Mutex<Option<Error>>,
     is_latched: AtomicBool,
@@ -177,9 +179,11 @@ impl Engine {
             durability: parts.durability,
             drawn: Drawn::now(),
             budget: AtomicU64::new(parts.budget),
+            sharing: Mutex::new(()),
             latched: Mutex::new(None),
             is_latched: AtomicBool::new(false),
         };
+        engine.check_address_space(parts.budget)?;
         engine.share_budget();
         if engine.is_always_durable {
             engine.epochs.slow_writes_down();
@@ -278,6 +282,7 @@ impl Engine {
             durability: Durability::None,
             drawn: Drawn::now(),
             budget: AtomicU64::new(1 << 20),
+            sharing: Mutex::new(()),
             latched: Mutex::new(None),
             is_latched: AtomicBool::new(false),
         }

@@ -230,6 +230,10 @@ impl Log {
         Self { is_lossy, ..self }
     }
 
+    pub(crate) fn region_bytes(&self) -> u64 {
+        self.mask + 1
+    }
+
     /// Goes on at `tail`, with everything below on the device. Before anyone else knows the log.
     pub(crate) fn start_at(&self, tail: u64, line: u64, cut: u64) {
         let bounds = &self.bounds;

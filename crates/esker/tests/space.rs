@@ -555,3 +555,27 @@ fn what_a_budget_can_be_lowered_to_is_enough_to_work_with() {
         assert!(store.stats().memory.total_bytes <= held);
     }
 }
+
+/// Each thread took what it had made of its own budget from what another had made of a lower one.
+#[test]
+fn a_budget_is_set_by_two_at_once() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).open_temporary().unwrap();
+    std::thread::scope(|scope| {
+        for bytes in [16u64 << 20, 4 << 30] {
+            let store = &store;
+            scope.spawn(move || (0..400_000).for_each(|_| store.set_memory(bytes).unwrap()));
+        }
+    });
+}
+
+/// What is in memory wrapped around then, and living records were overwritten.
+#[test]
+fn a_budget_beyond_the_address_space_is_refused() {
+    let options = Options::new().background(false);
+    let opened = options.clone().memory(4u64 << 40).in_memory();
+    let refused: Option<Error> = opened.map(|_: Store<u64, u64>| ()).err();
+    assert!(matches!(refused, Some(Error::Invalid(_))), "{refused:?}");
+    let store: Store<u64, u64> = options.memory("16MiB").in_memory().unwrap();
+    assert!(matches!(store.set_memory(4u64 << 40), Err(Error::Invalid(_))));
+    assert_eq!(store.stats().memory.budget_bytes, 16 << 20);
+}

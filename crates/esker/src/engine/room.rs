@@ -27,6 +27,9 @@ const VALUE_BYTES_MAX: u64 = 16 << 20;
 /// Boundaries move by this part of the log's memory.
 const STEP_PART: u64 = 16;
 const SPARE_BYTES_MIN: u64 = 2 << 20;
+/// Between the log's tail and, round the region, what is still in memory: the pages that tell of windows are given back for 32 MiB at a time, and some records
+/// are placed whatever the budget.
+const ADDRESS_SLACK_BYTES: u64 = 64 << 20;
 /// The driver keeps this part of a store in memory free. Less, and those who write wait for it; more, and more is copied: the later a stretch is compacted, the
 /// more of it is dead.
 const SPARE_PART_IN_MEMORY: u64 = 64;
@@ -56,6 +59,7 @@ impl Engine {
     pub(crate) fn set_budget(&self, bytes: u64) -> Result<()> {
         check_budget(bytes)?;
         drop(self.epochs.pin()?);
+        self.check_address_space(bytes)?;
         let is_all_kept = self.is_in_memory() && self.caching.is_none();
         // Compaction needs room before it makes some.
         let log = if is_all_kept { self.log_bytes() + self.log.reserve_least() } else { LOG_BYTES_MIN };
@@ -72,6 +76,17 @@ impl Engine {
         }
     }
 
+    /// The log goes round in its address space, of which the system may grant less than is asked for: what is in memory must not meet itself.
+    pub(crate) fn check_address_space(&self, budget: u64) -> Result<()> {
+        let most = self.log.region_bytes().saturating_sub(ADDRESS_SLACK_BYTES);
+        if budget > most {
+            return Err(Error::invalid(format!(
+                "the memory budget is more than the address space that the system grants allows max={most} budget={budget}"
+            )));
+        }
+        Ok(())
+    }
+
     pub(crate) fn log_bytes(&self) -> u64 {
         self.log.tail() - self.log.bounds.evicted.load(Acquire)
     }
@@ -80,6 +95,8 @@ impl Engine {
     /// the largest values and to work with; half of it at any rate. An entry more spares device reads, and so does a cold record kept in memory; where
     /// keys are more than entries, the entry spares more (`docs/performance.md`).
     pub(crate) fn share_budget(&self) {
+        // Or what one thread makes of an old budget would outlast what another makes of the new one.
+        let _sharing = lock(&self.sharing);
         let budget = self.budget.load(Relaxed);
         let index = self.index.bytes();
         let log = budget.saturating_sub(index + FIXED_BYTES);
@@ -88,7 +105,7 @@ impl Engine {
         let log = log.saturating_sub(reserve);
         set(&self.log.budget, log);
         // The driver need not come before a quarter of what it keeps free is gone.
-        set(&self.log.bell.little_room, log - self.spare_bytes() / 4 * 3);
+        set(&self.log.bell.little_room, log - self.spare_of(log) / 4 * 3);
         // A cache makes room for its index.
         let limit = if self.is_in_memory() && self.caching.is_some() {
             budget / 2
@@ -106,7 +123,10 @@ impl Engine {
 
     /// What the driver keeps free of the log's memory. Of a short one over a device more: while one part is written to the device another fills.
     pub(crate) fn spare_bytes(&self) -> u64 {
-        let budget = self.log.budget.load(Relaxed);
+        self.spare_of(self.log.budget.load(Relaxed))
+    }
+
+    fn spare_of(&self, budget: u64) -> u64 {
         match &self.caching {
             _ if !self.is_in_memory() => (budget / STEP_PART).max((budget / 4).min(SPARE_BYTES_MIN)),
             Some(_) => cache::spare_of(budget),

@@ -369,7 +369,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Changes the memory budget, in bytes, while operations go on. Lowering it evicts before it returns.
     ///
     /// # Errors
-    /// `Invalid` below 16 MiB, below what cannot be given back (the index; in memory, everything, and room for copies); `Io`.
+    /// `Invalid` below 16 MiB, below what cannot be given back (the index; in memory, everything, and room for copies), or above the address space that
+    /// the system grants; `Io`.
     pub fn set_memory(&self, bytes: u64) -> Result<()> {
         self.engine.set_budget(bytes)
     }
