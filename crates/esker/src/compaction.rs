@@ -64,6 +64,8 @@ const LOG_BYTES_MIN: u64 = 4 << 20;
 /// How long and how often those who need room wait for those who hold what would make it.
 const HELD_PAUSE: Duration = Duration::from_millis(1);
 const HELD_PAUSES: u32 = 16;
+/// So many times through the log goes who needs room, as long as what is dead would suffice.
+const ROUNDS: u32 = 8;
 /// Between two looks whether a stretch that somebody else does has made room: a part of what one in memory takes.
 const STRETCH_PAUSE: Duration = Duration::from_micros(50);
 
@@ -332,12 +334,20 @@ impl Engine {
     pub(crate) fn reclaim(&self, bytes: u64) -> Result<bool> {
         let mut pauses = 0;
         let fits = || self.has_log_room(bytes);
-        let until = self.log.tail();
+        let (mut until, mut rounds) = (self.log.tail(), 1);
         self.sample_expired();
         while !fits() {
-            // Once through the log at most; and not at all when next to nothing would come of it.
-            if self.is_compaction_hopeless() || self.log.bounds.begin.load(Relaxed) >= until {
+            // Not at all when next to nothing would come of it.
+            if self.is_compaction_hopeless() {
                 return Ok(fits());
+            }
+            // Once through the log; and again where others, or the driver's copies, took what was given back.
+            if self.log.bounds.begin.load(Relaxed) >= until {
+                let would_fit = (self.log_bytes() + bytes).saturating_sub(self.dead_bytes()) <= self.log.budget.load(Relaxed);
+                if rounds == ROUNDS || !would_fit {
+                    return Ok(fits());
+                }
+                (until, rounds) = (self.log.tail(), rounds + 1);
             }
             if !self.move_stretch_for_room(None, || !fits())? {
                 // A read-only transaction ends soon, a scan may not.

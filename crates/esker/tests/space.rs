@@ -324,7 +324,7 @@ fn a_cold_key_behind_another_ones_in_memory_survives() {
 fn fewer_entries_than_none_are_none() {
     let store: Store<u64, u64> = Options::new().memory("16MiB").open_temporary().unwrap();
     let buckets = store.stats().index.buckets;
-    for round in 0..100u64 {
+    for round in 0..50u64 {
         store.put(&round, &round).unwrap();
         store.delete(&round).unwrap();
         store.compact().unwrap();
@@ -578,4 +578,31 @@ fn a_budget_beyond_the_address_space_is_refused() {
     let store: Store<u64, u64> = options.memory("16MiB").in_memory().unwrap();
     assert!(matches!(store.set_memory(4u64 << 40), Err(Error::Invalid(_))));
     assert_eq!(store.stats().memory.budget_bytes, 16 << 20);
+}
+
+/// What was given back was taken by others before who needs much looked again.
+#[test]
+fn who_needs_much_gets_it_beside_those_who_need_little() {
+    const KEYS: u64 = 4000;
+    for background in [true, false] {
+        let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(background).in_memory().unwrap();
+        (0..KEYS).for_each(|key| store.put(&key, &[0; 1000]).unwrap());
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _over = Raise(&done);
+            for thread in 0..3 {
+                let (store, done) = (&store, &done);
+                scope.spawn(move || {
+                    for n in (0u64..).take_while(|_| !done.load(Relaxed)) {
+                        let key = 3 * (n * 7919 % (KEYS / 3)) + thread;
+                        store.delete(&key).and_then(|_| store.put(&key, &[n as u8; 1000])).unwrap();
+                    }
+                });
+            }
+            for round in 0..50u64 {
+                let put = store.delete(&KEYS).and_then(|_| store.put(&KEYS, &vec![round as u8; 1000 << 10]));
+                put.unwrap_or_else(|error| panic!("background {background}, round {round}: {error}, {:?}", store.stats().space));
+            }
+        });
+    }
 }
