@@ -249,7 +249,7 @@ impl Engine {
         let mut home = lock(&self.home);
         let Some(home) = &mut *home else { return Ok(()) };
         let state = home.manifest.state.clone();
-        let (line, cut) = drawn.map_or((state.line, state.cut), |line| (line.number, line.cut));
+        let (line, cut, window) = drawn.map_or((state.line, state.cut, state.window), |line| (line.number, line.cut, line.cut));
         // With an image of its own a backup that somebody only looked into would be one no more.
         let needs_none = state.is_backup || state.image != 0 && state.image_until == cut;
         if !anew && drawn.is_none() && needs_none {
@@ -260,7 +260,7 @@ impl Engine {
             image::write(&**storage, state.image + 1, state.identity.store_id, &self.index, || false)?;
             manifest.write(|state| {
                 (state.image, state.image_until) = (state.image + 1, cut);
-                self.record_of(line, cut).apply(state, cut);
+                self.record_of(line, window).apply(state, cut);
                 state.begin = self.log.bounds.compacted.load(Acquire);
                 // The image has all that was published in finer tables.
                 state.shape = self.index.shape_word();

@@ -103,7 +103,11 @@ fn make(path: &Path) -> io::Result<()> {
     fs::create_dir_all(path)?;
     for made in absent {
         let above = made.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(above)?.sync_all()?;
+        match File::open(above) {
+            // One may write into it and not read it: then nothing can be said of it.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            above => above?.sync_all()?,
+        }
     }
     Ok(())
 }

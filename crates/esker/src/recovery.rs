@@ -28,6 +28,7 @@ use crate::scars::{self, Scar};
 use crate::traverse::{Scanned, Span, Visitor};
 use std::io::ErrorKind;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 /// Records that a thread raises together.
@@ -94,10 +95,13 @@ impl Engine {
             *lock(&self.compaction.scars) = scars.clone();
         }
         self.index.was_as_fine_as(state.shape);
-        // What is given up is given up for good. Else nothing more need be written now: the next line speaks of the scar, and the
-        // driver takes an image if the next opening should not read all this again.
-        let needs_image = self.is_image_due() && !self.in_background;
-        if cut < state.cut || image.is_lost || needs_image { self.save_image(image.is_lost || cut < state.cut) } else { Ok(()) }
+        // What is given up is given up for good. Else nothing more need be written now, nor when the store is closed again: the next
+        // line speaks of the scar, and the driver takes an image if the next opening should not read all this again.
+        if cut < state.cut || image.is_lost {
+            return self.save_image(true);
+        }
+        self.log.bounds.durable.store(behind, Relaxed);
+        if self.is_image_due() && !self.in_background { self.save_image(false) } else { Ok(()) }
     }
 
     /// Behind everything but zeros that was ever written from `cut` on.
@@ -612,9 +616,19 @@ mod tests {
             drawn.join().unwrap().unwrap();
         });
         assert_eq!((store.get(&1).unwrap(), store.get(&2).unwrap()), (Some(1), Some(7)));
-        // Power fails.
+        // Power fails. Somebody may look before all goes on, and may be unlucky with the image that he leaves.
         let files = Arc::new(files.copy());
-        let again = open(&files);
+        for spoils in [false, true] {
+            let look = open(&files);
+            assert_eq!((look.get(&1).unwrap(), look.get(&2).unwrap()), (Some(1), None));
+            look.close().unwrap();
+            drop(look);
+            let images = files.list().unwrap().into_iter().filter(|name| spoils && name.starts_with("index."));
+            for name in images {
+                files.open(&name).unwrap().write(0, AlignedBuffer::new(1).bytes()).unwrap();
+            }
+        }
+        let again: Store<u64, u64> = Options::new().memory("16MiB").background(false).accept_loss(true).open_in(files.clone()).unwrap();
         assert_eq!((again.get(&1).unwrap(), again.get(&2).unwrap()), (Some(1), None));
         again.put(&3, &3).unwrap();
         again.commit().unwrap();

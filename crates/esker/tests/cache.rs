@@ -10,7 +10,7 @@ use std::future::Future;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
@@ -220,8 +220,11 @@ fn ends(what: impl FnOnce() + Send + 'static) {
     thread.join().unwrap();
 }
 
+/// What a listener has of a store.
+type Held<V> = Arc<Mutex<Option<Store<u64, V>>>>;
+
 /// A store until it is let go, also by its listener.
-struct Listening<V: Value + ?Sized + 'static>(Store<u64, V>, Arc<Mutex<Option<Store<u64, V>>>>);
+struct Listening<V: Value + ?Sized + 'static>(Store<u64, V>, Held<V>);
 
 impl<V: Value + ?Sized> Deref for Listening<V> {
     type Target = Store<u64, V>;
@@ -240,7 +243,7 @@ impl<V: Value + ?Sized> Drop for Listening<V> {
 
 /// A cache without a background whose listener has it.
 fn listening<V: Value + ?Sized + 'static>(listener: impl Fn(&Store<u64, V>, u64) + Send + Sync + 'static) -> Listening<V> {
-    let held: Arc<Mutex<Option<Store<u64, V>>>> = Arc::default();
+    let held: Held<V> = Arc::default();
     let inner = held.clone();
     let cache = Cache::new().on_eviction(move |key, _, _| {
         let store = inner.lock().unwrap().clone();
@@ -338,28 +341,29 @@ fn a_listener_that_puts_into_another_cache_lets_that_one_tell() {
 /// The last clone goes on the store's own thread, which waited for itself.
 #[test]
 fn a_listener_may_drop_the_last_store() {
-    // The store, and whether somebody else has it too.
-    let slot: Arc<Mutex<(Option<Store<u64, u64>>, bool)>> = Arc::default();
-    let held = slot.clone();
+    let slot: Held<u64> = Arc::default();
+    // Whether somebody else has it too: changed under the lock.
+    let is_used = Arc::new(AtomicBool::new(false));
+    let (held, is_held) = (slot.clone(), is_used.clone());
     let cache = Cache::new().on_eviction(move |_, _, _| {
         let mut held = held.lock().unwrap();
-        if thread::current().name() == Some("esker-driver") && !held.1 {
-            held.0 = None;
+        if thread::current().name() == Some("esker-driver") && !is_held.load(SeqCst) {
+            *held = None;
         }
     });
-    let store: Store<u64, u64> = Options::new().memory(BUDGET).cache(cache).in_memory().unwrap();
-    slot.lock().unwrap().0 = Some(store);
+    let store = Options::new().memory(BUDGET).cache(cache).in_memory().unwrap();
+    *slot.lock().unwrap() = Some(store);
     let mut keys = 0u64..;
     loop {
         let store = {
-            let mut held = slot.lock().unwrap();
-            held.1 = held.0.is_some();
-            held.0.clone()
+            let held = slot.lock().unwrap();
+            is_used.store(true, SeqCst);
+            held.clone()
         };
         let Some(store) = store else { break };
         keys.by_ref().take(500).for_each(|key| store.put(&key, &1).unwrap());
         drop(store);
-        slot.lock().unwrap().1 = false;
+        is_used.store(false, SeqCst);
         // The driver makes room.
         thread::sleep(Duration::from_micros(200));
     }

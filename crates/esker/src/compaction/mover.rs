@@ -201,9 +201,10 @@ impl Mover<'_> {
                 self.mark_superseded(at);
                 // As below: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
                 let previous = record::word_at(bytes, 0) & ADDRESS_MASK;
-                // While doubts are settled those that are left are not on the list.
-                let leads_nowhere =
-                    self.caching.is_some() || self.is_gone(previous) || known.is_none() && self.is_settled_down_to(previous);
+                // While doubts are settled those that are left are not on the list. While a snapshot holds what has a copy, chains lead
+                // there, and after a crash nobody knows that they end above (`copied`): by a shorter tag the key would have its value again.
+                let leads_nowhere = self.caching.is_some()
+                    || !self.engine.holds.is_any() && (self.is_gone(previous) || known.is_none() && self.is_settled_down_to(previous));
                 if seen.address() == at && leads_nowhere && !engine.index.remove(hash, &seen) {
                     continue;
                 }
@@ -244,10 +245,10 @@ impl Mover<'_> {
         at < self.from
     }
 
-    /// True if whatever lives between there and where we are has a copy above, and nobody needs the rest: then a chain that leads
-    /// there leads to nothing.
+    /// True if whatever lives between there and where we are has a copy above: then a chain that leads there leads to nothing, if
+    /// nobody needs the rest.
     fn is_settled_down_to(&self, at: u64) -> bool {
-        at >= self.from && self.doubtful.is_empty() && !self.engine.holds.is_any()
+        at >= self.from && self.doubtful.is_empty()
     }
 
     /// An expired record is a tombstone, unless a snapshot has it as a value: what is older lies lower and went before.

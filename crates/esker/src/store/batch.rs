@@ -563,9 +563,11 @@ where
     fn advance(&mut self, mut get: ColdGet, mut read: DeviceRead, result: io::Result<()>) -> Result<()> {
         result?;
         let key = self.keys[get.key].borrow().bytes();
+        // Asked first: what the cache keeps of this read may make the index grow.
+        let is_sure = self.store.engine.index.is_settled(&get.seen);
         match get.walk.advance(&self.store.engine, &mut read, key)? {
-            // While its bucket moves the entry found may be a shorter one than the key's own, and lead to what that one's has superseded.
-            Walked::Value { .. } if !self.store.engine.index.is_settled(&get.seen) => self.unsettled.push(get),
+            // As in `is_sure`.
+            Walked::Value { .. } if !is_sure => self.unsettled.push(get),
             Walked::Value { value, .. } => (self.visit)(get.key, Some(V::view(value))),
             Walked::Absent => self.absent(get),
             Walked::On => self.waiting.push(get),

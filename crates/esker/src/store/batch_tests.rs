@@ -158,7 +158,14 @@ fn many_gets_show_nothing_superseded_while_a_bucket_moves() {
         let (begins, ends) = (|| index.begin_move_for_test(at, &without), || index.end_move_for_test(at, &words));
         let keys = [Hooked { key: n, asked: Cell::new(0), then: &begins }, Hooked { key: n + 1, asked: Cell::new(0), then: &ends }];
         store.get_many(&keys, |i, value| wrong += usize::from(i == 0 && value != Some(n + 1_000_000))).unwrap();
-        wrong_single += usize::from(store.get(&n).unwrap() != Some(n + 1_000_000));
+        // A get waits for the bucket.
+        begins();
+        wrong_single += std::thread::scope(|scope| {
+            let got = scope.spawn(|| store.get(&n).unwrap());
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            ends();
+            usize::from(got.join().unwrap() != Some(n + 1_000_000))
+        });
     }
     assert!(both > 0);
     assert_eq!((wrong, wrong_single), (0, 0), "of {both} keys with a shorter entry");

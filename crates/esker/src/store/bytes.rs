@@ -222,11 +222,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             },
             Found::Absent => None,
         };
-        let was_there = old.is_some();
-        if !was_there && !blind && !found.is_in_memory() && !self.engine.index.is_settled(&seen) {
-            // A bucket was moving: nobody must take for absent what is not.
+        if !blind && !self.is_sure(&seen, &found) {
             return Ok(Step::Again);
         }
+        let was_there = old.is_some();
         let change = decide(old);
         if matches!((&change, was_there), (Change::Remove, false) | (Change::Keep, _)) {
             // Removing what is not there changes nothing.

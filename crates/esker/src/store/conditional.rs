@@ -4,7 +4,6 @@
 //! and removed at one moment, for its value and the mark of its removal are two atomics. Where that is asked for, keys
 //! get latches (`latches.rs`), and nobody comes between.
 
-use super::find::Found;
 use super::step::{Known, Step};
 use super::waiting::{Waits, brought_here};
 use super::{Store, to_word};
@@ -184,13 +183,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Ok(if swapped { Step::Done(true) } else { Step::Again });
         }
         let old = match self.old_word(&found, known) {
+            Step::Done(_) if !self.is_sure(&seen, &found) => return Ok(Step::Again),
             Step::Done(old) => old,
             missing => return Ok(missing.then(|| false)),
         };
-        let is_sure = old.is_some() || matches!(found, Found::Memory { .. }) || self.engine.index.is_settled(&seen);
         let expires = old.map_or(fresh_end, |(_, expires)| expires);
         match (passes(old), old, new) {
-            _ if !is_sure => Ok(Step::Again),
             (false, ..) => Ok(Step::Done(false)),
             (true, None, None) => Ok(Step::Done(true)),
             (true, _, new) => {

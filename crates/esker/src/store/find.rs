@@ -108,6 +108,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         (seen, found)
     }
 
+    /// True if what was found is what there is. While a bucket moves a reader may miss its key's entry, and find nothing or, by a
+    /// shorter tag, what the key held before (`Index::raise`). That is never in memory: such tags are what a crash has left.
+    #[inline(always)]
+    pub(super) fn is_sure(&self, seen: &Seen, found: &Found) -> bool {
+        found.is_in_memory() || self.engine.index.is_settled(seen)
+    }
+
     /// In a cache: what is used while it is old may stay.
     #[inline(never)]
     fn notice(&self, caching: &Caching, found: &Found) {

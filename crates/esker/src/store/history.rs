@@ -119,8 +119,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Newest::Cold(at) => at,
                 Newest::Nowhere { .. } => 0,
             };
-            let is_sure = !found.versions.is_empty() || self.engine.index.is_settled(&seen);
-            return Ok(is_sure.then_some(end));
+            return Ok(self.engine.index.is_settled(&seen).then_some(end));
         }
     }
 }

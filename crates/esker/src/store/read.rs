@@ -169,6 +169,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let (seen, found) = self.locate(key, hash);
         Ok(match found {
+            // A bucket was moving: look again.
+            _ if !self.is_sure(&seen, &found) => Step::Again,
             Found::Memory { record, .. } => {
                 let expires = self.engine.expiry_of(record);
                 let held =
@@ -177,14 +179,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Step::Done(held)
             }
             Found::Cold { at, .. } => match known.take(at) {
-                Some(Some(held)) => Step::Done(Some(held)),
-                Some(None) if self.engine.index.is_settled(&seen) => Step::Done(None),
-                Some(None) => Step::Again,
+                Some(held) => Step::Done(held),
                 None => Step::Read(at),
             },
-            Found::Absent if self.engine.index.is_settled(&seen) => Step::Done(None),
-            // A bucket was moving: look again.
-            Found::Absent => Step::Again,
+            Found::Absent => Step::Done(None),
         })
     }
 

@@ -143,8 +143,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Ok(Step::Done(self.engine.epochs.within(&pin, || update_word(value, update))));
         }
         let old = match self.old_word(&found, known) {
-            // A bucket was moving: the closure must not take for absent what is not.
-            Step::Done(None) if !found.is_in_memory() && !self.engine.index.is_settled(&seen) => return Ok(Step::Again),
+            Step::Done(_) if !self.is_sure(&seen, &found) => return Ok(Step::Again),
             Step::Done(old) => old,
             missing => return Ok(missing.then(|| 0)),
         };
@@ -199,12 +198,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Ok(Step::Done(was_there && was_live));
         }
         match self.old_word(&found, known) {
+            Step::Done(_) if !self.is_sure(&seen, &found) => Ok(Step::Again),
             Step::Done(Some(_)) => {
                 let found = found.with_own(Some(Self::RECORD_BYTES));
                 Ok(self.add_word(&pin, &held, key, hash, &seen, &found, 0, NEVER, TOMBSTONE).then(|| true))
             }
-            Step::Done(None) if self.engine.index.is_settled(&seen) => Ok(Step::Done(false)),
-            Step::Done(None) => Ok(Step::Again),
+            Step::Done(None) => Ok(Step::Done(false)),
             missing => Ok(missing.then(|| false)),
         }
     }

@@ -102,9 +102,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             },
             Found::Absent => (Witness::Absent, None),
         };
-        // That a key is not there counts only if its bucket stood still.
-        let is_sure = expires.is_some() || matches!(found, Found::Memory { .. }) || self.engine.index.is_settled(&seen);
-        if is_sure { Step::Done((witness, expires)) } else { Step::Again }
+        if self.is_sure(&seen, &found) { Step::Done((witness, expires)) } else { Step::Again }
     }
 
     fn read_record(&self, at: u64, record: Record, expires: u64, into: &mut Vec<u8>) -> Witness {
@@ -121,6 +119,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// True if a key still holds what was seen. Under a pin and the key's latch.
     pub(super) fn is_still(&self, key: &[u8], hash: u64, then: Witness) -> bool {
         let (seen, found) = self.locate(key, hash);
+        if !self.is_sure(&seen, &found) {
+            return false;
+        }
         match (found, then) {
             (Found::Memory { record, .. }, Witness::Absent) => !self.is_live(record),
             (Found::Memory { record, .. }, Witness::Word { word, expires }) => self.held_word(record) == Some((word, expires)),
@@ -128,7 +129,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 self.is_live(record) && now == at && record.version() == version
             }
             (Found::Cold { at: now, .. }, Witness::Cold { at }) => now == at,
-            (Found::Absent, Witness::Absent) => self.engine.index.is_settled(&seen),
+            (Found::Absent, Witness::Absent) => true,
             _ => false,
         }
     }
