@@ -193,7 +193,7 @@ impl Options {
 
     /// True: what a change replaces stays readable by [`Store::history`] as long as it lies in the log. Then no change is made in
     /// place: each one, a deletion too, is a record of its own, which compaction takes back in time. The log grows faster by that,
-    /// and updates take longer.
+    /// and updates take longer. A cache keeps no history.
     #[must_use]
     pub fn history(mut self, wanted: bool) -> Self {
         self.history = wanted;
@@ -227,6 +227,7 @@ impl Options {
     /// # Errors
     /// `Invalid` for a budget below 16 MiB, `Io` if the system refuses address space.
     pub fn in_memory<K: Key + ?Sized, V: Value + ?Sized>(self) -> Result<Store<K, V>> {
+        self.check(false)?;
         self.start(None, None)
     }
 
@@ -234,11 +235,11 @@ impl Options {
     /// as of its last durable commit.
     ///
     /// # Errors
-    /// `Invalid` for a budget below 16 MiB or a cache without its disk: nothing is made then. `Locked` if this or another process has
-    /// it open, `Invalid` for a directory that is not a store or whose store has another layout (that is what is checked, not the
-    /// types) or another format, `Corruption` for damage, by file and address, `Io`.
+    /// `Invalid` for a budget below 16 MiB, a cache without its disk or with a history: nothing is made then. `Locked` if this or
+    /// another process has it open, `Invalid` for a directory that is not a store or whose store has another layout (that is what is
+    /// checked, not the types) or another format, `Corruption` for damage, by file and address, `Io`.
     pub fn open<K: Key + ?Sized, V: Value + ?Sized>(self, path: impl AsRef<Path>) -> Result<Store<K, V>> {
-        self.check()?;
+        self.check(true)?;
         let directory = Directory::open(path.as_ref(), self.direct_io, self.io_uring)?;
         self.open_home(Arc::new(directory), false)
     }
@@ -248,7 +249,7 @@ impl Options {
     /// # Errors
     /// `Invalid` for a budget below 16 MiB, `Io`.
     pub fn open_temporary<K: Key + ?Sized, V: Value + ?Sized>(self) -> Result<Store<K, V>> {
-        self.check()?;
+        self.check(true)?;
         let directory = Directory::temporary(self.direct_io, self.io_uring)?;
         self.open_home(Arc::new(directory), true)
     }
@@ -258,7 +259,7 @@ impl Options {
     /// # Errors
     /// As [`Options::open`].
     pub fn open_in<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>) -> Result<Store<K, V>> {
-        self.check()?;
+        self.check(true)?;
         self.open_home(storage, false)
     }
 
@@ -267,13 +268,17 @@ impl Options {
     /// # Errors
     /// `Invalid` for a budget below 16 MiB, `Io` if the system refuses address space.
     pub fn open_on<K: Key + ?Sized, V: Value + ?Sized>(self, device: Arc<dyn Device>) -> Result<Store<K, V>> {
+        self.check(true)?;
         self.start(Some(device), None)
     }
 
-    /// What no engine over a device takes, told before anything is made.
-    fn check(&self) -> Result<()> {
+    /// What no engine takes, told before anything is made.
+    fn check(&self, has_device: bool) -> Result<()> {
         check_budget(self.memory.clone()?)?;
-        self.cache.clone().map_or(Ok(()), |cache| Caching::new(cache, true).map(drop))
+        if self.cache.is_some() && self.history {
+            return Err(Error::invalid("a cache keeps no history: what is old is dropped"));
+        }
+        self.cache.clone().map_or(Ok(()), |cache| Caching::new(cache, has_device).map(drop))
     }
 
     fn open_home<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>, is_temporary: bool) -> Result<Store<K, V>> {

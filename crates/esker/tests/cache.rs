@@ -1317,7 +1317,10 @@ fn options_that_cannot_be_make_no_store() {
         Options::new().memory("16MiB").cache(Cache::new()),
         Options::new().memory("16MiB").cache(Cache::new().disk(1)),
         Options::new().memory("16MiB").cache(Cache::new().disk("64MiB").disk_writes("some")),
+        Options::new().memory("16MiB").cache(Cache::new().disk("64MiB")).history(true),
     ];
+    let both = Options::new().memory("16MiB").cache(Cache::new()).history(true).in_memory::<u64, u64>();
+    assert!(matches!(both, Err(Error::Invalid(_))));
     let place = tempfile::tempdir().unwrap();
     for options in cannot {
         assert!(matches!(options.clone().open::<u64, u64>(place.path().join("store")), Err(Error::Invalid(_))));
