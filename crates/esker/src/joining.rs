@@ -164,7 +164,7 @@ impl Engine {
         if copies.len() == own.len() && is_above {
             return Some(copies);
         }
-        self.abandon(pin, &copies);
+        self.give_up_all(pin, &copies);
         None
     }
 
@@ -183,13 +183,11 @@ impl Engine {
             copies.iter().for_each(|copy| pin.slot.count(Counter::DeadByte, copy.of.bytes.len() as u64));
             return true;
         }
-        self.abandon(pin, copies);
+        self.give_up_all(pin, copies);
         false
     }
 
-    fn abandon(&self, pin: &Pin<'_>, copies: &[Appended<'_>]) {
-        copies.iter().for_each(|copy| copy.record.abandon());
-        // The next try takes a fresh piece, above all entries.
-        pin.slot.end.store(0, Relaxed);
+    fn give_up_all(&self, pin: &Pin<'_>, copies: &[Appended<'_>]) {
+        copies.iter().for_each(|copy| self.give_up(pin, copy.record));
     }
 }

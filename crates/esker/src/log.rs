@@ -383,8 +383,9 @@ impl Log {
         self.longest.note(bytes);
         let at = self.claim(taken, BLOCK_BYTES, purpose);
         self.longest.note(bytes);
-        if at.is_none() {
-            self.note_gone(bytes);
+        match at {
+            Some(_) => self.leave(taken - bytes),
+            None => self.note_gone(bytes),
         }
         at
     }
@@ -417,8 +418,11 @@ impl Log {
                 self.bounds.tail.0.store(to, Release);
                 return Some(at);
             }
-            if self.bounds.tail.0.compare_exchange(tail, to, AcqRel, Relaxed).is_ok() && !wraps {
-                self.leave(at - tail);
+            if self.bounds.tail.0.compare_exchange(tail, to, AcqRel, Relaxed).is_ok() {
+                self.leave(if wraps { to - tail } else { at - tail });
+                if wraps {
+                    continue;
+                }
                 self.windows.note_start(at);
                 self.bell.ring_at(to - self.bounds.evicted.load(Relaxed));
                 return Some(at);

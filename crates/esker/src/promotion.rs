@@ -94,11 +94,7 @@ impl Engine {
                 pin.slot.count(Counter::DeadByte, bytes.len() as u64);
                 pin.slot.count(Counter::Promotion, 1);
             }
-            _ => {
-                copy.abandon();
-                // Chains descend: our piece may lie below what the entry leads to now.
-                pin.slot.end.store(0, Relaxed);
-            }
+            _ => self.give_up(&pin, copy),
         }
     }
 }

@@ -345,7 +345,7 @@ impl Visitor for Joining<'_> {
                     self.count(&pin, record, added);
                     return Ok(());
                 }
-                _ => copy.abandon(),
+                _ => self.engine.give_up(&pin, copy),
             }
         }
     }

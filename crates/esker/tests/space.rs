@@ -606,3 +606,18 @@ fn who_needs_much_gets_it_beside_those_who_need_little() {
         });
     }
 }
+
+/// What a record leaves of its last block, and what is left where the memory ends, hold nothing.
+#[test]
+fn what_no_record_has_is_dead() {
+    for bytes in [5 * 4080 - 100, 5 * 4080 + 100, 20_000, 1000] {
+        let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+        for key in 0..(64 << 20) / bytes as u64 {
+            store.put(&key, &vec![1; bytes]).unwrap();
+            store.delete(&key).unwrap();
+        }
+        let space = store.stats().space;
+        let unknown = space.log_bytes - space.dead_bytes;
+        assert!(space.log_bytes > 4 << 20 && unknown < 100 << 10, "{bytes}: {unknown} of {}", space.log_bytes);
+    }
+}

@@ -298,8 +298,7 @@ impl Mover<'_> {
                 Ok(true)
             }
             _ => {
-                copy.abandon();
-                pin.slot.end.store(0, Relaxed);
+                engine.give_up(&pin, copy);
                 Ok(false)
             }
         }

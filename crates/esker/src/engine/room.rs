@@ -9,10 +9,11 @@
 
 use super::{Engine, lock};
 use crate::cache;
-use crate::epoch::Slot;
+use crate::epoch::{Counter, Pin, Slot};
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, PIECE_BYTES, block_ceil, block_floor};
+use crate::record::Record;
 use crate::sync::MutexGuard;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -200,6 +201,18 @@ impl Engine {
         let is_too_long = || !self.is_in_memory() && Self::with_piece(bytes) > self.log.budget.load(Relaxed);
         let anyway = || if is_too_long() { self.log.allocate_anyway(slot, bytes) } else { None };
         self.log.allocate_from_reserve(slot, bytes).or_else(anyway)
+    }
+
+    /// A record was made that is not published: dead from the beginning.
+    pub(crate) fn abandon(&self, pin: &Pin<'_>, record: Record) {
+        record.abandon();
+        pin.slot.count(Counter::DeadByte, record.bytes(self.layout));
+    }
+
+    /// The same where the reason may be that our piece lies below a newer record of another thread: chains descend.
+    pub(crate) fn give_up(&self, pin: &Pin<'_>, record: Record) {
+        self.abandon(pin, record);
+        pin.slot.leave_piece();
     }
 
     pub(crate) fn has_log_room(&self, bytes: u64) -> bool {

@@ -145,7 +145,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         // Before it is, as in `publish`.
         log.windows.mark_superseded(at);
         let Some(claim) = probe.claim(entry) else {
-            record.abandon();
+            self.engine.abandon(pin, record);
             return false;
         };
         claim.refill(to);
@@ -166,7 +166,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let added = self.engine.index.add(hash, make, |at, previous| record(at).set_previous(previous));
         match (added, made) {
             (Some(true), _) => self.count_entry(pin),
-            (None, Some(at)) => self.give_up(pin, record(at)),
+            (None, Some(at)) => self.engine.give_up(pin, record(at)),
             _ => {}
         }
         added.is_some()
@@ -179,13 +179,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         // SAFETY: just allocated under the pin: ours alone, in memory.
         value.write(unsafe { Record::new(log.pointer(at)) }, key, 0, log.line_flag());
         Some(at)
-    }
-
-    /// A record was made that cannot be published here.
-    pub(super) fn give_up(&self, pin: &Pin<'_>, record: Record) {
-        record.abandon();
-        // Should the reason be that our piece lies below another thread's newer record: leave it.
-        pin.slot.leave_piece();
     }
 
     /// Makes the index lead to a new record; false when somebody was quicker.
@@ -212,8 +205,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 pin.slot.count(Counter::DeadByte, dying);
                 return true;
             }
-            Published::Changed => record.abandon(),
-            Published::TooLow => self.give_up(pin, record),
+            Published::Changed => self.engine.abandon(pin, record),
+            Published::TooLow => self.engine.give_up(pin, record),
         }
         false
     }

@@ -32,6 +32,7 @@ use super::super::find::{Found, Region};
 use super::super::step::Step;
 use super::super::{Store, to_word};
 use super::{Put, Touched, Write};
+use crate::engine::Engine;
 use crate::epoch::{Counter, Pin, Slot};
 use crate::error::{Error, Result};
 use crate::index::Seen;
@@ -40,7 +41,7 @@ use crate::log::{Log, PIECE_BYTES};
 use crate::record::{self, NEVER, Record, SEALED, TOMBSTONE};
 use crate::sync::atomic::Ordering::*;
 use crate::sync::{Rule, broken};
-use crate::types::{Key, Layout, Value};
+use crate::types::{Key, Value};
 
 /// The latches of a commit, in order.
 struct Latches<'a> {
@@ -93,6 +94,7 @@ struct Made {
 
 /// Records that were made before the latches were taken, in the order of what they are for. Those that nobody takes are abandoned.
 struct Ahead<'p> {
+    engine: &'p Engine,
     pin: &'p Pin<'p>,
     made: Vec<Option<(u64, Record)>>,
 }
@@ -106,8 +108,7 @@ impl Ahead<'_> {
 impl Drop for Ahead<'_> {
     fn drop(&mut self) {
         for (_, record) in self.made.drain(..).flatten() {
-            record.abandon();
-            self.pin.slot.count(Counter::DeadByte, record.bytes(Layout::Bytes));
+            self.engine.abandon(self.pin, record);
         }
     }
 }
@@ -196,8 +197,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     // ---- make ahead ----------------------------------------------------------------------------------------------
 
     /// Makes records for values of the bytes layout that cannot change in place, as far as a glance tells; `None` if there is no room.
-    fn make_ahead<'p>(&self, pin: &'p Pin<'p>, touched: &[Touched<K, V>]) -> Option<Ahead<'p>> {
-        let mut ahead = Ahead { pin, made: Vec::new() };
+    fn make_ahead<'p>(&'p self, pin: &'p Pin<'p>, touched: &[Touched<K, V>]) -> Option<Ahead<'p>> {
+        let mut ahead = Ahead { engine: &self.engine, pin, made: Vec::new() };
         if Self::WORD {
             return Some(ahead);
         }
@@ -285,7 +286,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Step::Done(plan) => changes.push(Change { touched, write, held, plan }),
                 missing => {
                     let made = changes.iter().filter_map(|change| if let Plan::Append(made) = &change.plan { Some(made) } else { None });
-                    made.for_each(|made| made.record.abandon());
+                    made.for_each(|made| self.engine.abandon(pin, made.record));
                     return missing.then(|| unreachable!("not done"));
                 }
             }
@@ -352,7 +353,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     fn lead(&self, pin: &Pin<'_>, touched: &Touched<K, V>, at: u64, record: Record) -> Option<Made> {
         let (seen, found) = self.locate(touched.key(), touched.hash);
         if at <= seen.address() {
-            self.give_up(pin, record);
+            self.engine.give_up(pin, record);
             return None;
         }
         let previous = self.previous_for(touched.key(), &seen, &found);
