@@ -395,7 +395,7 @@ fn push_unless_shadowed(words: &mut Vec<u64>, word: u64) {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 impl Index {
     /// A bucket that moves, stopped in the middle: `words` are there so far.
     pub(crate) fn begin_move_for_test(&self, at: u64, words: &[u64]) {

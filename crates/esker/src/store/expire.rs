@@ -327,6 +327,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             _ => self.old_word(&found, known),
         };
         match old {
+            Step::Done(_) if !self.is_sure(&seen, &found) => Ok(Step::Again),
             Step::Done(Some((_, expires))) if !end.changes(expires) => Ok(Step::Done(false)),
             Step::Done(Some((value, _))) => {
                 let found = found.with_own(Some(Self::RECORD_BYTES));
@@ -337,8 +338,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
                 Ok(step.then(|| true))
             }
-            Step::Done(None) if !matches!(found, Found::Absent) || self.engine.index.is_settled(&seen) => Ok(Step::Done(false)),
-            Step::Done(None) => Ok(Step::Again),
+            Step::Done(None) => Ok(Step::Done(false)),
             missing => Ok(missing.then(|| false)),
         }
     }
