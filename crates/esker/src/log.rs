@@ -36,6 +36,10 @@ use crate::words;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+mod reserve;
+
+use reserve::Longest;
+
 /// Payload bytes of a block. In models a record without key bytes.
 pub(crate) const BLOCK_BYTES: u64 = if cfg!(loom) { 16 } else { 4080 };
 const TRAILER_BYTES: usize = 16;
@@ -50,9 +54,6 @@ const SINGLY_BYTES: u64 = if cfg!(loom) { 0 } else { BLOCK_BYTES / 4 };
 const FIRST_PIECE_BYTES: u64 = if cfg!(loom) { PIECE_BYTES } else { BLOCK_BYTES };
 /// Records above this get an extent of their own: at most a quarter of a piece is left unused.
 const PIECE_RECORD_MAX: u64 = PIECE_BYTES / 4;
-/// Of a log in memory so much is left to compaction at least, and this part of it.
-const RESERVE_BYTES_MIN: u64 = 512 << 10;
-const RESERVE_PART: u64 = 32;
 /// The log begins in small pages.
 const SMALL_PAGE_BYTES: usize = 4 << 20;
 /// Above every address.
@@ -100,47 +101,6 @@ enum Purpose {
     Anyway,
 }
 
-/// No record in memory has more bytes: of those below `until`, and of those above it. When all below are gone the upper ones become the lower ones.
-///
-/// Whoever makes a long record notes it before it has a place, and again under the same pin when it has: should `until` have moved to below that place in
-/// between, then it does not move again before a drain, and that waits for the second note.
-struct Longest {
-    until: AtomicU64,
-    below: AtomicU64,
-    above: AtomicU64,
-    /// So many times `until` must move before a record that went is forgotten.
-    doubts: AtomicU64,
-}
-
-const DOUBTS: u64 = 2;
-
-impl Longest {
-    fn new(tail: u64) -> Self {
-        let none = || AtomicU64::new(PIECE_RECORD_MAX);
-        Self { until: AtomicU64::new(tail), below: none(), above: none(), doubts: AtomicU64::new(0) }
-    }
-
-    fn bytes(&self) -> u64 {
-        self.below.load(Relaxed).max(self.above.load(Relaxed))
-    }
-
-    fn note(&self, bytes: u64) {
-        self.above.fetch_max(bytes, Relaxed);
-    }
-
-    /// Behind a drain.
-    fn forget_below(&self, evicted: u64, tail: u64) {
-        if evicted >= self.until.load(Relaxed) {
-            // First: who looks meanwhile finds it in one of them.
-            self.below.fetch_max(self.above.load(Relaxed), AcqRel);
-            let above = self.above.swap(PIECE_RECORD_MAX, AcqRel);
-            self.below.store(above, Release);
-            self.until.store(tail, Relaxed);
-            self.doubts.store(self.doubts.load(Relaxed).saturating_sub(1), Relaxed);
-        }
-    }
-}
-
 /// The boundaries, on lines of their own: every operation reads the first three.
 #[repr(align(128))]
 pub(crate) struct Bounds {
@@ -167,7 +127,7 @@ pub(crate) struct Bounds {
     /// Where the last durable line ended, and where the last one of any kind did.
     pub(crate) cut: AtomicU64,
     pub(crate) drawn: AtomicU64,
-    /// All records below are part of the last durable line.
+    /// All records below that count are part of the last durable line.
     pub(crate) durable: AtomicU64,
     /// Records below are kept reachable for a snapshot (`snapshot.rs`): 0 without one, [`NOWHERE`] while one is drawn.
     pub(crate) held: AtomicU64,
@@ -438,76 +398,6 @@ impl Log {
             Purpose::Copy => budget + self.reserve.load(Relaxed),
             Purpose::Anyway => u64::MAX,
         }
-    }
-
-    /// Of the log's share of memory this is left to compaction: for a stretch of short records, and for the longest, of which nothing goes before its copy
-    /// is there. On a device there is always room to be made.
-    pub(crate) fn reserve_of(&self, share: u64) -> u64 {
-        if self.device.is_some() { 0 } else { self.reserve_with(share, self.longest.bytes()) }
-    }
-
-    fn reserve_with(&self, share: u64, longest: u64) -> u64 {
-        (share / RESERVE_PART).max(RESERVE_BYTES_MIN + self.copy_bytes(share, longest)).min(share).max(RESERVE_BYTES_MIN)
-    }
-
-    /// What a copy of the longest record takes, if that does not come in pieces.
-    fn copy_bytes(&self, share: u64, longest: u64) -> u64 {
-        if longest <= PIECE_RECORD_MAX {
-            return 0;
-        }
-        let copy = Self::room_of(longest);
-        // A cache whose index has left it little holds a long value until that is old, or it could not hold it at all.
-        if self.is_lossy { copy.min(share.saturating_sub(RESERVE_BYTES_MIN + 2 * copy)) } else { copy }
-    }
-
-    /// So much more must be left to compaction than is, with the records that have come since it was set and with one of so many bytes.
-    fn reserve_lacking(&self, bytes: u64) -> u64 {
-        let reserve = self.reserve.load(Relaxed);
-        if reserve == 0 {
-            return 0;
-        }
-        let share = self.budget.load(Relaxed) + reserve;
-        self.reserve_with(share, self.longest.bytes().max(bytes)).saturating_sub(reserve)
-    }
-
-    /// The room to ask for where a record found none: with what is left to compaction if it will be the longest.
-    pub(crate) fn room_for(&self, bytes: u64) -> u64 {
-        if bytes > PIECE_RECORD_MAX { bytes.next_multiple_of(BLOCK_BYTES) + self.reserve_for_longest(bytes) } else { bytes }
-    }
-
-    /// What must be left to compaction besides if the longest record has so many bytes.
-    pub(crate) fn reserve_for_longest(&self, bytes: u64) -> u64 {
-        let (reserve, longest) = (self.reserve.load(Relaxed), self.longest.bytes());
-        if reserve == 0 || bytes <= longest {
-            return 0;
-        }
-        let share = self.budget.load(Relaxed) + reserve;
-        self.reserve_with(share, bytes).saturating_sub(self.reserve_with(share, longest))
-    }
-
-    /// A record of so many bytes has gone: if it was the longest there is more room.
-    pub(crate) fn note_gone(&self, bytes: u64) {
-        if bytes > PIECE_RECORD_MAX {
-            self.longest.doubts.store(DOUBTS, Relaxed);
-        }
-    }
-
-    /// True if all records may be shorter than what is left to compaction for the longest. Once or twice through the log, and it is known.
-    pub(crate) fn is_longest_in_doubt(&self) -> bool {
-        let reserve = self.reserve.load(Relaxed);
-        self.longest.doubts.load(Relaxed) > 0 && self.reserve_with(self.budget.load(Relaxed) + reserve, 0) < reserve
-    }
-
-    /// With less above it than this the log cannot be compacted.
-    pub(crate) fn reserve_least(&self) -> u64 {
-        2 * (PIECE_BYTES + BLOCK_BYTES) + self.copy_bytes(u64::MAX, self.longest.bytes())
-    }
-
-    /// What the short records of a stretch may take of the reserve.
-    pub(crate) fn reserve_for_short(&self) -> u64 {
-        let reserve = self.reserve.load(Relaxed);
-        let copy = self.copy_bytes(self.budget.load(Relaxed) + reserve, self.longest.bytes());
-        reserve.saturating_sub(copy).max(RESERVE_BYTES_MIN.min(reserve))
     }
 
     /// As [`Log::end_block`], with room for a line record at the end (`lines.rs`) and, lest it look like a record, a zero before it:

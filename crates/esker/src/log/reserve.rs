@@ -1,0 +1,125 @@
+//! What of a log in memory is left to compaction, which needs room before it makes room.
+//!
+//! That is a part of the log's share for a stretch of short records, and besides as much as a copy of the longest record takes: nothing of
+//! that goes before its copy is there. So the length of the longest record is known, to within the longest of all that are in memory or
+//! were a while ago: it is noted before a place for it is taken, when whoever asks must leave the reserve that it makes larger, and
+//! forgotten some time after it has gone. On a device there is always room to be made, and no reserve.
+
+use super::{BLOCK_BYTES, Log, PIECE_BYTES, PIECE_RECORD_MAX};
+use crate::sync::atomic::{AtomicU64, Ordering::*};
+
+/// So much at least, and this part of the log's share.
+const RESERVE_BYTES_MIN: u64 = 512 << 10;
+const RESERVE_PART: u64 = 32;
+const DOUBTS: u64 = 2;
+
+/// No record in memory has more bytes: of those below `until`, and of those above it. When all below are gone the upper ones become the lower ones.
+///
+/// Whoever makes a long record notes it before it has a place, and again under the same pin when it has: should `until` have moved to below that place in
+/// between, then it does not move again before a drain, and that waits for the second note.
+pub(super) struct Longest {
+    until: AtomicU64,
+    below: AtomicU64,
+    above: AtomicU64,
+    /// So many times `until` must move before a record that went is forgotten.
+    doubts: AtomicU64,
+}
+
+impl Longest {
+    pub(super) fn new(tail: u64) -> Self {
+        let none = || AtomicU64::new(PIECE_RECORD_MAX);
+        Self { until: AtomicU64::new(tail), below: none(), above: none(), doubts: AtomicU64::new(0) }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.below.load(Relaxed).max(self.above.load(Relaxed))
+    }
+
+    pub(super) fn note(&self, bytes: u64) {
+        self.above.fetch_max(bytes, Relaxed);
+    }
+
+    /// Behind a drain.
+    pub(super) fn forget_below(&self, evicted: u64, tail: u64) {
+        if evicted >= self.until.load(Relaxed) {
+            // First: who looks meanwhile finds it in one of them.
+            self.below.fetch_max(self.above.load(Relaxed), AcqRel);
+            let above = self.above.swap(PIECE_RECORD_MAX, AcqRel);
+            self.below.store(above, Release);
+            self.until.store(tail, Relaxed);
+            self.doubts.store(self.doubts.load(Relaxed).saturating_sub(1), Relaxed);
+        }
+    }
+}
+
+impl Log {
+    /// Of the log's share of memory this is left to compaction: for a stretch of short records, and for the longest, of which nothing goes before its copy
+    /// is there. On a device there is always room to be made.
+    pub(crate) fn reserve_of(&self, share: u64) -> u64 {
+        if self.device.is_some() { 0 } else { self.reserve_with(share, self.longest.bytes()) }
+    }
+
+    fn reserve_with(&self, share: u64, longest: u64) -> u64 {
+        (share / RESERVE_PART).max(RESERVE_BYTES_MIN + self.copy_bytes(share, longest)).min(share).max(RESERVE_BYTES_MIN)
+    }
+
+    /// What a copy of the longest record takes, if that does not come in pieces.
+    fn copy_bytes(&self, share: u64, longest: u64) -> u64 {
+        if longest <= PIECE_RECORD_MAX {
+            return 0;
+        }
+        let copy = Self::room_of(longest);
+        // A cache whose index has left it little holds a long value until that is old, or it could not hold it at all.
+        if self.is_lossy { copy.min(share.saturating_sub(RESERVE_BYTES_MIN + 2 * copy)) } else { copy }
+    }
+
+    /// So much more must be left to compaction than is, with the records that have come since it was set and with one of so many bytes.
+    pub(super) fn reserve_lacking(&self, bytes: u64) -> u64 {
+        let reserve = self.reserve.load(Relaxed);
+        if reserve == 0 {
+            return 0;
+        }
+        let share = self.budget.load(Relaxed) + reserve;
+        self.reserve_with(share, self.longest.bytes().max(bytes)).saturating_sub(reserve)
+    }
+
+    /// The room to ask for where a record found none: with what is left to compaction if it will be the longest.
+    pub(crate) fn room_for(&self, bytes: u64) -> u64 {
+        if bytes > PIECE_RECORD_MAX { bytes.next_multiple_of(BLOCK_BYTES) + self.reserve_for_longest(bytes) } else { bytes }
+    }
+
+    /// What must be left to compaction besides if the longest record has so many bytes.
+    pub(crate) fn reserve_for_longest(&self, bytes: u64) -> u64 {
+        let (reserve, longest) = (self.reserve.load(Relaxed), self.longest.bytes());
+        if reserve == 0 || bytes <= longest {
+            return 0;
+        }
+        let share = self.budget.load(Relaxed) + reserve;
+        self.reserve_with(share, bytes).saturating_sub(self.reserve_with(share, longest))
+    }
+
+    /// A record of so many bytes has gone: if it was the longest there is more room.
+    pub(crate) fn note_gone(&self, bytes: u64) {
+        if bytes > PIECE_RECORD_MAX {
+            self.longest.doubts.store(DOUBTS, Relaxed);
+        }
+    }
+
+    /// True if all records may be shorter than what is left to compaction for the longest. Once or twice through the log, and it is known.
+    pub(crate) fn is_longest_in_doubt(&self) -> bool {
+        let reserve = self.reserve.load(Relaxed);
+        self.longest.doubts.load(Relaxed) > 0 && self.reserve_with(self.budget.load(Relaxed) + reserve, 0) < reserve
+    }
+
+    /// With less above it than this the log cannot be compacted.
+    pub(crate) fn reserve_least(&self) -> u64 {
+        2 * (PIECE_BYTES + BLOCK_BYTES) + self.copy_bytes(u64::MAX, self.longest.bytes())
+    }
+
+    /// What the short records of a stretch may take of the reserve.
+    pub(crate) fn reserve_for_short(&self) -> u64 {
+        let reserve = self.reserve.load(Relaxed);
+        let copy = self.copy_bytes(self.budget.load(Relaxed) + reserve, self.longest.bytes());
+        reserve.saturating_sub(copy).max(RESERVE_BYTES_MIN.min(reserve))
+    }
+}
