@@ -89,7 +89,7 @@ fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl
     };
     let engine = resting_engine(&storage, &manifest.state)?;
     lines::advance(engine.log.cold_device()?, &mut manifest.state, false)?;
-    let scars = scars::read(&*storage, manifest.state.cut)?;
+    let scars = scars::read(&*storage, manifest.state.cut, manifest.state.scars)?;
     let source = Source { engine: &engine, storage: &*storage, state: &manifest.state, scars: &scars };
     let earlier = earlier.map(existing).transpose()?;
     source.copy_to(earlier, target(to)?, progress)
@@ -211,7 +211,8 @@ impl Source<'_> {
             Some(grown) => grown,
             None => Manifest::of_backup(&*to, self.state)?,
         };
-        manifest.write(|state| *state = State { sequence: state.sequence, is_backup: true, ..self.state.clone() })?;
+        let scars = self.scars.len() as u64;
+        manifest.write(|state| *state = State { sequence: state.sequence, is_backup: true, scars, ..self.state.clone() })?;
         to.sync()?;
         // What lies below the beginning by now, and older images.
         log.discard(0, sector(self.state.begin) * SECTOR_BYTES as u64)?;
@@ -234,7 +235,7 @@ impl Source<'_> {
         }
         // A scar below the cut counts before the slot is written.
         let ours = self.scars.iter().filter(|scar| scar.cut < theirs.cut);
-        if !scars::read(to, theirs.cut)?.iter().eq(ours) {
+        if !scars::read(to, theirs.cut, theirs.scars)?.iter().eq(ours) {
             return Err(Error::invalid("the store has given up something that the backup holds"));
         }
         Ok(Some(manifest))

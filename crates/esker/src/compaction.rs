@@ -64,6 +64,11 @@ const LOG_BYTES_MIN: u64 = 4 << 20;
 /// How long and how often those who need room wait for those who hold what would make it.
 const HELD_PAUSE: Duration = Duration::from_millis(1);
 const HELD_PAUSES: u32 = 16;
+/// No record is shorter; and buckets that are looked at under one pin.
+const RECORD_BYTES_MIN: u64 = 16;
+const SWEPT_AT_ONCE: usize = 64;
+/// Until samples tell what has expired.
+const CLOSE_LOOKS: u32 = 8;
 /// So many times through the log goes who needs room, as long as what is dead would suffice.
 const ROUNDS: u32 = 8;
 /// Between two looks whether a stretch that somebody else does has made room: a part of what one in memory takes.
@@ -93,6 +98,8 @@ pub(crate) struct Compaction {
     /// The log's length when compaction was last not due, or what lived in it when compaction had been through all of it. 0: nobody has looked,
     /// as in recovery.
     rested_at: AtomicU64,
+    /// So many buckets were looked at for entries that lead nowhere, again and again from the first to the last.
+    swept: AtomicU64,
     /// The tail when two chains could not be joined (`joining.rs`).
     pub(crate) joined_in_vain_at: AtomicU64,
 }
@@ -104,6 +111,8 @@ struct Copied {
     moved: u64,
     /// Bytes that had been counted as dead, in it or by a wrong guess.
     dead: u64,
+    /// Bytes that the copies leave unused: counted as dead.
+    left: u64,
 }
 
 /// A way through the whole log, as it was when it began: at its end nothing is left of what was dead then, whatever was
@@ -114,7 +123,7 @@ struct Pass {
     until: u64,
     /// Bytes that lived, of those it went through.
     moved: u64,
-    /// All dead bytes that had been counted.
+    /// All dead bytes that had been counted; and since, those that its own copies leave, which it would only make again.
     counted: u64,
 }
 
@@ -185,9 +194,12 @@ impl Engine {
         let mut pass = lock(pass);
         if let Some(pass) = &mut *pass {
             pass.moved += stretch.moved;
+            pass.counted += stretch.left;
         }
         if let Some(pass) = pass.take_if(|pass| stretch.reached >= pass.until) {
-            given_back.store(given.max(pass.counted).min(self.counted_dead_bytes()), Relaxed);
+            // With what threads have not filled of their pieces yet: it went, and they count it when they take others.
+            let unfilled: u64 = self.epochs.slots().map(|slot| slot.unfilled_bytes()).sum();
+            given_back.store(given.max(pass.counted).min(self.counted_dead_bytes() + unfilled), Relaxed);
             // Should the count be wrong, and most of the log live: as much of what came meanwhile as of what was before.
             let part = pass.moved as f64 / (pass.until - pass.from).max(1) as f64;
             let living = (part * self.log_extent() as f64) as u64;
@@ -227,6 +239,11 @@ impl Engine {
     /// True if next to nothing would come of it.
     fn is_compaction_hopeless(&self) -> bool {
         self.dead_bytes() < self.log_extent() / HOPELESS_PART && !self.log.is_longest_in_doubt()
+    }
+
+    fn finds_expired(&self) -> bool {
+        self.sample_expired();
+        !self.is_compaction_hopeless()
     }
 
     /// The space that is taken, to what the target allows.
@@ -337,8 +354,8 @@ impl Engine {
         let (mut until, mut rounds) = (self.log.tail(), 1);
         self.sample_expired();
         while !fits() {
-            // Not at all when next to nothing would come of it.
-            if self.is_compaction_hopeless() {
+            // Not at all when next to nothing would come of it, as far as a closer look can tell.
+            if self.is_compaction_hopeless() && !(0..CLOSE_LOOKS).any(|_| self.finds_expired()) {
                 return Ok(fits());
             }
             // Once through the log; and again where others, or the driver's copies, took what was given back.
@@ -421,7 +438,7 @@ impl Engine {
                 }
                 let dead = (reached - from).saturating_sub(mover.moved + mover.expired) + mover.taken_back.get();
                 self.log.bounds.copied.store(reached, SeqCst);
-                let given = self.give_back(one, Copied { reached, moved: mover.moved, dead });
+                let given = self.give_back(one, Copied { reached, moved: mover.moved, dead, left: mover.left });
                 // What could not be read is told when it is asked for.
                 let _ = self.shrink_index(one);
                 return given;
@@ -495,10 +512,12 @@ impl Engine {
         let (from, to) = (bounds.begin.load(Relaxed), bounds.compacted.load(Relaxed));
         let given_back = || lock(&self.compaction.done).given_back_bytes += to - from;
         if self.is_in_memory() {
-            let _guard = lock(&self.boundaries);
+            let guard = lock(&self.boundaries);
             bounds.begin.store(to, SeqCst);
             self.evict(to);
+            drop(guard);
             given_back();
+            self.sweep_index(to - from);
             return Ok(true);
         }
         // What goes with the store needs no line.
@@ -511,7 +530,23 @@ impl Engine {
         }
         bounds.discarded.store(to, Relaxed);
         given_back();
+        self.sweep_index(to - from);
         Ok(true)
+    }
+
+    /// The entries of what is deleted often outlive it (`Index::remove`): while the log's beginning goes once through the log, this goes once through
+    /// the index. And at once where there are more entries than the log can have records.
+    fn sweep_index(&self, given_back: u64) {
+        let (buckets, extent) = (self.index.buckets(), self.log_extent());
+        let part = (u128::from(buckets) * u128::from(given_back) / u128::from(extent + given_back).max(1)) as u64;
+        let count = if self.index.entries() > extent / RECORD_BYTES_MIN { buckets } else { part + 1 };
+        let first = self.compaction.swept.fetch_add(count, Relaxed);
+        let begin = self.log.bounds.begin.load(Relaxed);
+        for from in (0..count).step_by(SWEPT_AT_ONCE) {
+            let Ok(_pin) = self.epochs.pin_anyway() else { return };
+            let to = count.min(from + SWEPT_AT_ONCE as u64);
+            (from..to).for_each(|n| self.index.drop_below((first + n) % buckets, begin));
+        }
     }
 
     /// True if compaction would wait now: for another, an image or a backup.
@@ -576,6 +611,7 @@ impl State {
             shared: false,
             is_backup: false,
             lineage: 0,
+            scars: 0,
         }
     }
 }

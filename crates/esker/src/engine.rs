@@ -217,6 +217,11 @@ impl Engine {
         error
     }
 
+    /// A device is foreign code: what one that panics has written is not known.
+    pub(crate) fn guarded<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(self.latch(Error::device_panicked())))
+    }
+
     /// The failure that stopped all writing, if one did.
     #[inline]
     pub(crate) fn check_writable(&self) -> Result<()> {
@@ -241,7 +246,7 @@ impl Engine {
         self.end_commits();
         let _compaction = self.hold_compaction();
         let _growth = self.index.hold();
-        let saved = if self.is_temporary() { Ok(()) } else { self.check_writable().and_then(|()| self.save_image(false)) };
+        let saved = if self.is_temporary() { Ok(()) } else { self.check_writable().and_then(|()| self.guarded(|| self.save_image(false))) };
         // Lets go of the directory, even if clones of the store live on.
         lock(&self.home).take();
         saved

@@ -128,10 +128,15 @@ impl Slot {
         self.inside.load(Relaxed) != 0
     }
 
+    /// What is left of the piece.
+    pub(crate) fn unfilled_bytes(&self) -> u64 {
+        self.end.load(Relaxed).saturating_sub(self.cursor.load(Relaxed))
+    }
+
     /// The next record goes above all there is. What is left of the piece is dead; and the next piece is a short one, or two
     /// threads that write one key by turns would fill the log with what they leave.
     pub(crate) fn leave_piece(&self) {
-        self.count(Counter::DeadByte, self.end.load(Relaxed).saturating_sub(self.cursor.load(Relaxed)));
+        self.count(Counter::DeadByte, self.unfilled_bytes());
         self.end.store(0, Relaxed);
         self.piece_bytes.store(0, Relaxed);
     }
@@ -141,6 +146,11 @@ impl Slot {
     pub(crate) fn count(&self, what: Counter, by: u64) {
         debug_assert!(!what.is_at_once() || self.inside.load(Relaxed) != COUNTED, "an operation at once counts by itself alone");
         self.add(what, by);
+    }
+
+    /// What this thread, whose slot it is, has counted.
+    pub(crate) fn counted(&self, what: Counter) -> u64 {
+        self.counters[what as usize].load(Relaxed)
     }
 
     #[inline(always)]

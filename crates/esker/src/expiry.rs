@@ -127,6 +127,13 @@ impl Expiry {
         }
     }
 
+    /// The same of a record that ends then, or never.
+    pub(crate) fn watch_for(&self, expires: u64) {
+        if expires != NEVER {
+            self.watch();
+        }
+    }
+
     pub(crate) fn expired_bytes(&self) -> u64 {
         self.expired.load(Relaxed)
     }

@@ -15,7 +15,6 @@ use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::waiting::{self, Condvar, Mutex, MutexGuard};
 use crate::sync::{Rule, broken, thread_local};
 use std::cell::Cell;
-use std::panic::{self, AssertUnwindSafe};
 use std::time::Duration;
 
 thread_local! {
@@ -122,9 +121,8 @@ impl Engine {
                 progress.started += 1;
                 drop(progress);
                 let begun = waiting::now();
-                // A device that panics has not synced: it is latched, and those who wait are told.
-                let drawn = panic::catch_unwind(AssertUnwindSafe(|| self.draw_line()));
-                let result = drawn.unwrap_or_else(|_| Err(self.latch(Error::device_panicked())));
+                // If the device panics those who wait are told.
+                let result = self.guarded(|| self.draw_line());
                 self.line_ended(&result, waiting::now().duration_since(begun));
                 result?;
                 progress = group.lock();

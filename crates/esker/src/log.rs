@@ -317,7 +317,7 @@ impl Log {
     #[inline(never)]
     fn allocate_piece(&self, slot: &Slot, bytes: u64, purpose: Purpose) -> Option<u64> {
         if bytes > PIECE_RECORD_MAX {
-            return self.allocate_long(bytes, purpose);
+            return self.allocate_long(slot, bytes, purpose);
         }
         let was_full = slot.cursor.load(Relaxed) >= self.bounds.floor.load(Acquire);
         let before = if was_full { slot.piece_bytes.load(Relaxed) } else { 0 };
@@ -326,26 +326,28 @@ impl Log {
         let (piece, align) = if is_single { (bytes, 1) } else { (longer, BLOCK_BYTES) };
         let at = self.claim(piece, align, purpose)?;
         // What is left of the last one is dead. With many lines that is more than all that is written.
-        slot.count(Counter::DeadByte, slot.end.load(Relaxed).saturating_sub(slot.cursor.load(Relaxed)));
+        slot.count(Counter::DeadByte, slot.unfilled_bytes());
         slot.piece_bytes.store(if is_single { before + bytes } else { piece }, Relaxed);
         slot.cursor.store(at + bytes, Relaxed);
         slot.end.store(at + piece, Relaxed);
         Some(at)
     }
 
-    fn allocate_long(&self, bytes: u64, purpose: Purpose) -> Option<u64> {
+    fn allocate_long(&self, slot: &Slot, bytes: u64, purpose: Purpose) -> Option<u64> {
         let taken = bytes.next_multiple_of(BLOCK_BYTES);
         let lacking = if let Purpose::Call = purpose { self.reserve_lacking(bytes) } else { 0 };
         // Before it is noted: a record that is refused takes no room from others.
         if lacking > 0 && self.held_with(taken + BLOCK_BYTES + lacking) > self.budget.load(Relaxed) {
             return None;
         }
+        let is_longest = bytes > self.longest.bytes();
         self.longest.note(bytes);
         let at = self.claim(taken, BLOCK_BYTES, purpose);
         self.longest.note(bytes);
         match at {
-            Some(_) => self.leave(taken - bytes),
-            None => self.note_gone(bytes),
+            Some(_) => slot.count(Counter::DeadByte, taken - bytes),
+            None if is_longest => self.note_gone(bytes),
+            None => {}
         }
         at
     }

@@ -73,6 +73,8 @@ pub(crate) struct State {
     /// written, a random number, for it is another store from then on, however alike their logs begin.
     pub(crate) is_backup: bool,
     pub(crate) lineage: u64,
+    /// There are at least so many scars, the one at the cut included (`scars.rs`).
+    pub(crate) scars: u64,
 }
 
 /// The manifest of an open store.
@@ -147,6 +149,7 @@ impl Manifest {
             shared: false,
             is_backup: false,
             lineage: identity.store_id,
+            scars: 0,
         };
         let mut manifest = Self { device: storage.open(MANIFEST)?, state };
         manifest.write(|_| {})?;
@@ -228,6 +231,7 @@ fn encode(state: &State) -> String {
         ("shared", u64::from(state.shared)),
         ("backup", u64::from(state.is_backup)),
         ("lineage", state.lineage),
+        ("scars", state.scars),
     ];
     for (name, value) in numbers {
         let _ = writeln!(text, "{name}={value:x}");
@@ -273,6 +277,8 @@ fn parse(text: &str, damaged: &dyn Fn(&str) -> Error) -> Result<State> {
         shared: number("shared")? != 0,
         is_backup: number("backup")? != 0,
         lineage: number("lineage")?,
+        // Slots were written without.
+        scars: if fields.contains_key("scars") { number("scars")? } else { 0 },
     })
 }
 
@@ -321,6 +327,7 @@ mod tests {
             shared: true,
             is_backup: true,
             lineage: most,
+            scars: most,
         }
     }
 

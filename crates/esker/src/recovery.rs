@@ -67,7 +67,7 @@ impl Engine {
             (state.shape, state.shared) = (self.index.shape_word(), true);
         }
         let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
-        let scars = scars::read(&*storage, state.cut)?;
+        let scars = scars::read(&*storage, state.cut, if manner.accept_loss { 0 } else { state.scars })?;
         self.log.begin_at(state.begin);
         self.start_dead_bytes(state.dead);
         self.image_stands_for(state.image_until);
@@ -90,9 +90,9 @@ impl Engine {
             let kept: Vec<&Scar> = scars.iter().filter(|scar| scar.cut < cut).collect();
             let scar = Scar { window: state.window.min(cut), cut, behind, line: state.line };
             scars::add(&*storage, kept.len(), scar)?;
-            *lock(&self.compaction.scars) = kept.into_iter().copied().chain([scar]).collect();
+            self.has_scars(kept.into_iter().copied().chain([scar]).collect());
         } else {
-            *lock(&self.compaction.scars) = scars.clone();
+            self.has_scars(scars.clone());
         }
         self.index.was_as_fine_as(state.shape);
         // What is given up is given up for good. Else nothing more need be written now, nor when the store is closed again: the next
@@ -102,6 +102,14 @@ impl Engine {
         }
         self.log.bounds.durable.store(behind, Relaxed);
         if self.is_image_due() && !self.in_background { self.save_image(false) } else { Ok(()) }
+    }
+
+    /// The next slot says how many.
+    fn has_scars(&self, scars: Vec<Scar>) {
+        if let Some(home) = &mut *lock(&self.home) {
+            home.manifest.state.scars = scars.len() as u64;
+        }
+        *lock(&self.compaction.scars) = scars;
     }
 
     /// Behind everything but zeros that was ever written from `cut` on.
@@ -337,6 +345,8 @@ impl Visitor for Joining<'_> {
                 self.engine.make_room_for_copy(bytes.len() as u64)?;
                 continue;
             };
+            // It may be superseded by a copy that comes later, and lie deep in a chain: who scans the log asks for all of this window.
+            self.engine.log.windows.mark_superseded(at);
             // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.
             let copy = unsafe { Record::new(self.engine.log.pointer(at)) };
             copy.write_copy(self.engine.layout, bytes, head, self.engine.log.line_flag());
@@ -642,6 +652,40 @@ mod tests {
         let files = Arc::new(files.copy());
         let third = open(&files);
         assert_eq!((third.get(&1).unwrap(), third.get(&2).unwrap(), third.get(&3).unwrap()), (Some(1), None, Some(3)));
+    }
+
+    /// A sector of zeros ends the list of scars: that none is missing the manifest says.
+    #[test]
+    fn a_scar_that_is_missing_is_damage() {
+        let open = |files: &Arc<MemoryStorage>| -> Result<Store<u64, u64>> {
+            Options::new().memory("16MiB").background(false).open_in(files.clone())
+        };
+        let spoil: [&dyn Fn(&MemoryStorage); 2] =
+            [&|files| files.open("esker.scars").unwrap().write(0, AlignedBuffer::new(1).bytes()).unwrap(), &|files| {
+                files.remove("esker.scars").unwrap()
+            }];
+        for spoil in spoil {
+            let files = Arc::new(MemoryStorage::new());
+            let store = open(&files).unwrap();
+            (0..1000).for_each(|n| store.put(&n, &1).unwrap());
+            store.commit().unwrap();
+            // Never committed, and written for want of room.
+            (0..700_000).for_each(|n| store.put(&n, &2).unwrap());
+            let files = Arc::new(files.copy());
+            crash(store);
+            let store = open(&files).unwrap();
+            store.put(&5000, &3).unwrap();
+            // A slot, which a line alone need not be.
+            store.close().unwrap();
+            drop(store);
+            assert_eq!(open(&files).unwrap().get(&999).unwrap(), Some(1));
+            spoil(&files);
+            let found = crate::verify_in(files.clone(), |_, _| {}).unwrap();
+            let refused = open(&files).map(|_| ()).unwrap_err();
+            assert!(!found.is_sound() && matches!(refused, Error::Corruption(_)), "{found:?} {refused}");
+            let lossy: Store<u64, u64> = Options::new().memory("16MiB").accept_loss(true).open_in(files).unwrap();
+            assert_eq!(lossy.get(&5000).unwrap(), Some(3));
+        }
     }
 
     /// Scars above the loss lie in the stretch that is given up.

@@ -41,23 +41,30 @@ impl Scar {
     }
 }
 
-/// The scars below `cut`.
-pub(crate) fn read(storage: &dyn Storage, cut: u64) -> Result<Vec<Scar>> {
-    if !storage.list()?.iter().any(|name| name == SCARS) {
-        return Ok(Vec::new());
-    }
-    let device = storage.open(SCARS)?;
-    let count = device.bytes()? / SECTOR_BYTES as u64;
-    let (mut scars, mut behind) = (Vec::new(), 0);
+/// The scars below `cut`. There are at least so many, or one less and one at the cut.
+pub(crate) fn read(storage: &dyn Storage, cut: u64, least: u64) -> Result<Vec<Scar>> {
+    let device = if storage.list()?.iter().any(|name| name == SCARS) { Some(storage.open(SCARS)?) } else { None };
+    let count = device.as_ref().map_or(Ok(0), |device| device.bytes())? / SECTOR_BYTES as u64;
+    let (mut scars, mut behind, mut known) = (Vec::new(), 0, 0);
     for number in 0..count {
-        match read_one(&*device, number)? {
+        let Some(device) = &device else { break };
+        match read_one(&**device, number)? {
             Some(scar) if scar.cut < cut && scar.cut >= behind => {
                 behind = scar.behind;
                 scars.push(scar);
+                known += 1;
+            }
+            Some(scar) if scar.cut == cut => {
+                known += 1;
+                break;
             }
             // Written by a recovery that was cut short, and this one writes it again; or older than the loss before it, which hides it.
             _ => break,
         }
+    }
+    // A sector of zeros ends the list: that nothing is missing the manifest must say.
+    if known < least && !FUZZED {
+        return Err(Error::corruption(format!("scars are missing file={SCARS} found={known} known={least}")));
     }
     Ok(scars)
 }

@@ -94,7 +94,7 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
     if or_note(advanced, &mut found)?.is_none() {
         lines::advance(engine.log.cold_device()?, &mut state, true)?;
     }
-    let scars = or_note(scars::read(&*storage, state.cut), &mut found)?.unwrap_or_default();
+    let scars = or_note(scars::read(&*storage, state.cut, state.scars), &mut found)?.unwrap_or_default();
     (found.line, found.scars) = (state.line, scars.len() as u64);
     if state.image != 0 {
         or_note(image::check(&*storage, state.image, state.identity.store_id), &mut found)?;

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Unpark, block_on};
-use esker::{Device, DeviceRead, Error, MemoryDevice, Options, ReadSource, Store, Transaction};
+use esker::{Device, DeviceRead, Error, MemoryDevice, MemoryStorage, Options, ReadSource, Store, Transaction};
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
@@ -267,6 +267,18 @@ fn a_waker_may_close_the_store() {
         thread::park();
     }
     assert!(matches!(store.get(&1), Err(Error::Closed)));
+}
+
+/// As of `commit`: the line would wait for the closure.
+#[test]
+fn a_commit_from_inside_a_closure_is_refused() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open_in(Arc::new(MemoryStorage::new())).unwrap();
+    let tried = store.rmw(&1, |_| {
+        let mut commit = Box::pin(store.commit_async());
+        let polled = commit.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        u64::from(matches!(polled, Poll::Ready(Err(Error::Invalid(_)))))
+    });
+    assert_eq!(tried.unwrap(), 1);
 }
 
 #[test]

@@ -527,3 +527,88 @@ fn a_full_memory_takes_back_what_expired() {
         assert!(second > first * 8 / 10, "{second} fit where {first} had expired");
     }
 }
+
+/// Nobody had counted it: the sample looks where the index leads.
+#[test]
+fn what_had_ended_on_the_device_is_dead_when_its_key_gets_a_value_again() {
+    fn check<V: Value + ?Sized>(name: &str, value: &V, again: impl Fn(&Store<u64, V>, u64)) {
+        let keys = if V::WIDTH.is_some() { 1_000_000 } else { 150_000 };
+        let clock = Arc::new(ManualClock::default());
+        let options = Options::new().memory("16MiB").background(false).promotion(false).clock(clock.clone());
+        let store: Store<u64, V> = options.open_temporary().unwrap();
+        (0..keys).for_each(|key| store.put_with_ttl(&key, value, Duration::from_secs(10)).unwrap());
+        let before = store.stats();
+        let cold = keys * before.log.head / before.log.tail - 1000;
+        clock.advance(Duration::from_secs(20));
+        (0..cold).step_by(10).for_each(|key| again(&store, key));
+        let (dead, least) = (store.stats().space.dead_bytes, cold / 10 * (before.log.tail / keys) * 9 / 10);
+        assert!(dead >= before.space.dead_bytes + least, "{name}: {dead} of {least}");
+    }
+    let bytes: &[u8] = &[7; 200];
+    check("rmw", bytes, |store, key| assert_eq!(store.rmw(&key, |old| old.map_or(vec![7; 200], <[u8]>::to_vec)).unwrap().len(), 200));
+    check("put_if_absent", bytes, |store, key| assert!(store.put_if_absent(&key, bytes).unwrap()));
+    let load = |store: &Store<u64, [u8]>, key| _ = store.get_or_insert_with(&key, || Ok::<_, Error>(bytes.to_vec())).unwrap();
+    check("get_or_insert_with", bytes, load);
+    check("rmw of words", &1u64, |store, key| assert_eq!(store.rmw(&key, |old| old.unwrap_or(0) + 1).unwrap(), 1));
+    check("put_if_absent of words", &1u64, |store, key| assert!(store.put_if_absent(&key, &2).unwrap()));
+}
+
+/// Samples had found nothing that ends, and nobody looked any more.
+#[test]
+fn ends_that_are_set_in_place_are_looked_for() {
+    fn check<V: Value + ?Sized>(value: &V) {
+        let clock = Arc::new(ManualClock::default());
+        let store: Store<u64, V> = Options::new().memory("16MiB").background(false).clock(clock.clone()).in_memory().unwrap();
+        let count = (0u64..).find(|key| store.put_with_ttl(key, value, Duration::from_secs(1000)).is_err()).unwrap();
+        (0..count).for_each(|key| assert!(store.persist(&key).unwrap()));
+        (0..10).for_each(|_| assert!(matches!(store.put(&count, value), Err(Error::Full))));
+        let end = esker::Clock::now(&*clock) + Duration::from_secs(10);
+        (0..count).for_each(|key| assert!(store.expire_at(&key, end).unwrap()));
+        clock.advance(Duration::from_secs(20));
+        (count..count + count / 2).for_each(|key| store.put(&key, value).unwrap());
+    }
+    check::<[u8]>(&[1; 200]);
+    check(&1u64);
+}
+
+/// A small part of what is there suffices.
+#[test]
+fn a_full_store_finds_the_little_that_has_ended() {
+    for part in [2, 10, 20] {
+        let clock = Arc::new(ManualClock::default());
+        let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).clock(clock.clone()).in_memory().unwrap();
+        let put = |key: u64| match key % part {
+            0 => store.put_with_ttl(&key, &[1; 200], Duration::from_secs(10)),
+            _ => store.put(&key, &[1; 200]),
+        };
+        let count = (0u64..).find(|key| put(*key).is_err()).unwrap();
+        clock.advance(Duration::from_secs(20));
+        assert!(store.put(&count, &[1; 200]).is_ok(), "one of {part} has ended");
+    }
+}
+
+/// Plain calls do so as well.
+#[test]
+fn a_transaction_that_puts_and_deletes_leaves_nothing_older() {
+    let clock = Arc::new(Turned::default());
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").clock(clock.clone()).background(false).in_memory().unwrap();
+    store.put_with_ttl(&1, b"old", Duration::from_millis(1)).unwrap();
+    clock.0.store(10, SeqCst);
+    let change = |transaction: &mut esker::Transaction<'_, u64, [u8]>| {
+        transaction.put(&1, b"new")?;
+        transaction.delete(&1)
+    };
+    assert!(store.transaction(change).unwrap());
+    clock.0.store(0, SeqCst);
+    assert_eq!(store.get(&1).unwrap(), None);
+}
+
+/// A clock that can be set back.
+#[derive(Debug, Default)]
+struct Turned(AtomicU64);
+
+impl esker::Clock for Turned {
+    fn now(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_millis(1000 + self.0.load(SeqCst))
+    }
+}

@@ -820,3 +820,32 @@ fn a_deletion_that_finds_nothing_lets_others_write() {
     let told = results.into_inner().unwrap().0;
     assert!(told > 20, "told {told} times");
 }
+
+/// An opening that joins what shares an entry appends copies, of which later ones supersede earlier ones.
+#[test]
+fn a_scan_by_log_shows_nothing_superseded_after_chains_were_joined() {
+    const KEYS: u64 = 900_000;
+    const AGAIN: u64 = 20_000;
+    let files = Arc::new(MemoryStorage::new());
+    let open = |files| -> Store<u64, u64> { Options::new().memory("16MiB").background(false).open_in(files).unwrap() };
+    let store = open(files.clone());
+    (0..KEYS).for_each(|n| store.put(&n, &n).unwrap());
+    store.save_index().unwrap();
+    for round in 1..4 {
+        (0..AGAIN).for_each(|n| store.put(&n, &(n + round)).unwrap());
+        store.commit().unwrap();
+    }
+    (AGAIN / 2..AGAIN).for_each(|n| assert!(store.delete(&n).unwrap()));
+    store.commit().unwrap();
+    let store = open(Arc::new(files.copy()));
+    for scan in [store.scan().by_log(), store.scan().by_index()] {
+        let mut seen = vec![0u8; KEYS as usize];
+        scan.for_each(|key, value| {
+            seen[key as usize] += 1;
+            assert_eq!(value, key + if key < AGAIN { 3 } else { 0 });
+        })
+        .unwrap();
+        let wrong = seen.iter().zip(0..).find(|(times, key)| **times != u8::from(!(AGAIN / 2..AGAIN).contains(key)));
+        assert_eq!(wrong, None);
+    }
+}

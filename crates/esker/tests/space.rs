@@ -621,3 +621,55 @@ fn what_no_record_has_is_dead() {
         assert!(space.log_bytes > 4 << 20 && unknown < 100 << 10, "{bytes}: {unknown} of {}", space.log_bytes);
     }
 }
+
+/// It copied all of it eight times for one answer.
+#[test]
+fn who_finds_a_store_full_of_long_values_is_told_soon() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+    let full = (0u64..).find(|key| store.put(key, &[1; 100_000]).is_err()).unwrap();
+    let before = store.stats().space;
+    assert!(matches!(store.put(&full, &[1; 100_000]), Err(Error::Full)));
+    let after = store.stats().space;
+    assert!(after.moved_bytes - before.moved_bytes <= after.log_bytes, "{before:?}, {after:?}");
+}
+
+/// Those of deletions often stayed when these had gone, and kept the index from shrinking.
+#[test]
+fn entries_go_with_what_they_led_to() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(Arc::new(MemoryStorage::new())).unwrap();
+    for round in 0..2u64 {
+        let keys: Vec<u64> = (0..1_000_000).map(|key| key + (round << 32)).collect();
+        for keys in keys.chunks(10_000) {
+            store.put_many(&keys.iter().map(|key| (*key, *key)).collect::<Vec<_>>()).unwrap();
+        }
+        assert_eq!(store.delete_many(&keys).unwrap(), keys.len());
+        (0..2).for_each(|_| _ = store.compact().unwrap());
+        let stats = store.stats();
+        assert_eq!((stats.space.log_bytes, stats.index.entries), (0, 0));
+        assert!(stats.memory.index_bytes < 1 << 20, "nothing lives, {:?}", stats.index);
+    }
+}
+
+/// What a thread has not filled of its piece goes with a stretch, and the thread counts it later.
+#[test]
+fn what_threads_have_left_of_their_pieces_adds_up() {
+    let store: Store<u64, [u64; 13]> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+    let barrier = std::sync::Barrier::new(17);
+    std::thread::scope(|scope| {
+        for thread in 0..16u64 {
+            let (store, barrier) = (&store, &barrier);
+            scope.spawn(move || {
+                let put = |n: u64| store.put(&(thread << 32 | n), &[7; 13]).unwrap();
+                (0..1010).for_each(put);
+                barrier.wait();
+                barrier.wait();
+                (1010..1020).for_each(put);
+            });
+        }
+        barrier.wait();
+        store.compact().unwrap();
+        barrier.wait();
+    });
+    let (space, live) = (store.stats().space, 16 * 1020 * (24 + 8 + 104));
+    assert!(space.live_bytes >= live, "{live} live, {space:?}");
+}

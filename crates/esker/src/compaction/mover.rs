@@ -19,7 +19,7 @@ use super::Newest;
 use crate::cache::Caching;
 use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
 use crate::engine::{Engine, Layout};
-use crate::epoch::Pin;
+use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result};
 use crate::index::{Keys, Published, Seen};
 use crate::log::BLOCK_BYTES;
@@ -64,6 +64,8 @@ pub(super) struct Mover<'a> {
     stretch: u64,
     /// In memory the first record whose copy did not fit: the stretch ends before it.
     pub(super) ended_at: Option<u64>,
+    /// Counted as dead by the copies: what they left of their pieces and last blocks.
+    pub(super) left: u64,
 }
 
 /// Small, for there are many.
@@ -138,6 +140,7 @@ impl<'a> Mover<'a> {
             keys,
             caching,
             stretch,
+            left: 0,
             ended_at: None,
         }
     }
@@ -279,7 +282,10 @@ impl Mover<'_> {
     /// Appends a copy of a living record; false to look again.
     fn copy(&mut self, pin: Pin<'_>, at: u64, hash: u64, seen: &Seen, bytes: &[u8]) -> Result<bool> {
         let engine = self.engine;
-        let Some(to) = engine.allocate_copy(pin.slot, bytes.len() as u64) else {
+        let before = pin.slot.counted(Counter::DeadByte);
+        let to = engine.allocate_copy(pin.slot, bytes.len() as u64);
+        self.left += pin.slot.counted(Counter::DeadByte) - before;
+        let Some(to) = to else {
             drop(pin);
             engine.make_room_for_copy(bytes.len() as u64)?;
             return Ok(false);

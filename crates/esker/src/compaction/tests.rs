@@ -2,7 +2,7 @@
 
 use crate::index::Seen;
 use crate::sync::atomic::Ordering::*;
-use crate::{MemoryStorage, Options, Store};
+use crate::{MemoryStorage, Options, Result, Store};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -143,4 +143,26 @@ fn stretches_wait_for_a_line_together() {
     store.compact().unwrap();
     assert_eq!(ends().0, ends().1);
     (0..100).for_each(|key| assert_eq!(store.get(&key).unwrap().is_some(), key % 2 == 1));
+}
+
+type Pages = Store<u64, [u8]>;
+
+/// What a copy leaves of its piece, or of its last block, another copy would only leave again.
+#[test]
+fn compaction_rests_where_all_lives() {
+    let in_memory = || Options::new().memory("64MiB").background(false);
+    let on_device = Options::new().memory("16MiB").background(false).segment_bytes(1 << 20).space_amplification(1.1);
+    let stores: [(&str, Result<Pages>, usize); 4] = [
+        ("full", in_memory().in_memory(), 16_400),
+        ("long", in_memory().space_amplification(1.1).in_memory(), 16_400),
+        ("in pieces", in_memory().space_amplification(1.1).in_memory(), 13_200),
+        ("on a device", on_device.open_in(Arc::new(MemoryStorage::new())), 16_400),
+    ];
+    for (name, store, bytes) in stores {
+        let store = store.unwrap();
+        let most = if name == "full" { u64::MAX } else { 2500 };
+        _ = (0..most).find(|key| store.put(key, &vec![1; bytes]).is_err());
+        store.compact().unwrap();
+        assert!(!store.engine_for_test().is_compaction_due(), "{name}: {:?}", store.stats().space);
+    }
 }

@@ -295,6 +295,10 @@ impl Engine {
                 }
                 let guard = lock(&self.boundaries);
                 self.check_writable()?;
+                // Whoever had the lock may have written all there was: a step more would lie beyond the tail.
+                if unwritten() <= step {
+                    break;
+                }
                 let to = block_floor(bounds.flushed_until.load(Relaxed) + step);
                 if to > bounds.safe_read_only.load(Relaxed) {
                     self.freeze(to);
@@ -308,8 +312,8 @@ impl Engine {
 
     /// Nobody writes below `to`, where a block ends, when this returns.
     pub(crate) fn freeze(&self, to: u64) {
-        debug_assert!(to.is_multiple_of(BLOCK_BYTES), "what is frozen is whole blocks");
         let bounds = &self.log.bounds;
+        debug_assert!(to.is_multiple_of(BLOCK_BYTES) && to <= self.log.tail(), "what is frozen is whole blocks, and there");
         bounds.floor.store(to, SeqCst);
         bounds.read_only.store(to, SeqCst);
         self.epochs.drain();
@@ -355,4 +359,37 @@ pub(crate) fn check_budget(bytes: u64) -> Result<()> {
         return Err(Error::invalid(format!("the memory budget is at least 16 MiB budget={bytes}")));
     }
     Ok(())
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::{MemoryDevice, Options, Store};
+    use std::sync::Arc;
+
+    /// Whoever draws a line writes most of it in steps; who had the lock before one of them may have written all there was.
+    #[test]
+    fn nothing_is_frozen_that_is_not_there_yet() {
+        let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).open_on(Arc::new(MemoryDevice::new())).unwrap();
+        let engine = store.engine_for_test();
+        let bounds = &engine.log.bounds;
+        for key in 0.. {
+            store.put(&key, &[1; 1000]).unwrap();
+            let unwritten = engine.log.tail() - bounds.flushed_until.load(SeqCst);
+            if unwritten > engine.log.budget.load(SeqCst) / 4 * 3 {
+                break;
+            }
+        }
+        let guard = lock(&engine.boundaries);
+        std::thread::scope(|scope| {
+            let line = scope.spawn(|| engine.flush_ahead());
+            // It is at the lock by then.
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            engine.freeze(engine.log.end_block());
+            engine.flush().unwrap();
+            drop(guard);
+            line.join().unwrap().unwrap();
+        });
+        assert!(bounds.flushed_until.load(SeqCst) <= engine.log.tail() && bounds.read_only.load(SeqCst) <= engine.log.tail());
+    }
 }

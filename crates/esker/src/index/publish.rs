@@ -79,6 +79,32 @@ impl Index {
         found.is_some()
     }
 
+    /// Empties the entries of bucket `at` that lead below `begin`, where nothing lives nor comes back after a crash. Whatever a shorter
+    /// tag leads to, what it has of their keys is older, and lies there too. Under a pin.
+    pub(crate) fn drop_below(&self, at: u64, begin: u64) {
+        let bucket = self.bucket(at);
+        let leads_below = |slot: &&AtomicU64| (1..begin).contains(&address_of(slot.load(Relaxed)));
+        // Without the latch first: nearly always there is none.
+        if !self.chain(bucket).flat_map(Bucket::entries).any(|slot| leads_below(&slot)) {
+            return;
+        }
+        bucket.latch();
+        let dropped: u64 = self
+            .chain(bucket)
+            .flat_map(Bucket::entries)
+            .filter(leads_below)
+            .map(|slot| {
+                slot.store(0, Release);
+                1
+            })
+            .sum();
+        self.entries.0.fetch_add(dropped.wrapping_neg(), Relaxed);
+        if dropped > 0 && bucket.next() != 0 {
+            self.close_up(at);
+        }
+        bucket.unlatch();
+    }
+
     /// All records of the chain that begins at `head` were seen to be of one key.
     pub(crate) fn confirm_sole(&self, hash: u64, head: u64) {
         let place = self.latch(hash);

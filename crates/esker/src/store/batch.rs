@@ -568,6 +568,7 @@ where
         match get.walk.advance(&self.store.engine, &mut read, key)? {
             // As in `is_sure`.
             Walked::Value { .. } if !is_sure => self.unsettled.push(get),
+            Walked::Value { expires, .. } if self.store.engine.has_passed(expires) => self.absent(get),
             Walked::Value { value, .. } => (self.visit)(get.key, Some(V::view(value))),
             Walked::Absent => self.absent(get),
             Walked::On => self.waiting.push(get),

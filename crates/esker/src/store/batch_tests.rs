@@ -187,3 +187,21 @@ fn a_batch_may_be_called_from_inside_itself_and_is_told_so() {
     store.get_many(&keys(), |_, value| assert_eq!(value, Some(8))).unwrap();
     assert_eq!((told.get(), store.get(&1).unwrap()), (6, Some(8)));
 }
+
+/// A word whose place a record with an end has taken, while the batch was under way: the rest of the batch comes after that.
+#[test]
+fn a_batch_changes_no_word_that_was_superseded_meanwhile() {
+    let store: Store<u64, u64> = Options::new().memory(16 << 20).background(false).in_memory().unwrap();
+    let ends = || {
+        std::thread::scope(|scope| {
+            scope.spawn(|| store.put_with_ttl(&1, &100, std::time::Duration::from_secs(3600)).unwrap()).join().unwrap()
+        })
+    };
+    let keys = || [Hooked { key: 0, asked: Cell::new(0), then: &ends }, Hooked { key: 1, asked: Cell::new(0), then: &|| () }];
+    store.put_many(&[(0, 0), (1, 0)]).unwrap();
+    store.rmw_many(&keys(), |_, old| old.unwrap() + 1).unwrap();
+    assert_eq!(store.get(&1).unwrap(), Some(101));
+    store.put_many(&[(0, 0), (1, 0)]).unwrap();
+    store.put_many(&keys().map(|key| (key, 7))).unwrap();
+    assert_eq!(store.get(&1).unwrap(), Some(7));
+}

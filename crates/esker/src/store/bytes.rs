@@ -198,7 +198,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let (seen, found) = self.locate(key, hash);
         let mut decide = |old: Old<'_>| self.engine.epochs.within(&pin, || decide(old));
         let copied;
-        let mut old_bytes = None;
         let old = match &found {
             Found::Memory { at, record } => match self.region(*at) {
                 Region::Mutable => {
@@ -214,10 +213,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             },
             Found::Cold { .. } if blind => None,
             Found::Cold { at, .. } => match known.at(*at) {
-                Some(held) => {
-                    old_bytes = held.map(|held| held.bytes);
-                    self.still(held).map(|held| (&*held.value, held.expires))
-                }
+                Some(held) => self.still(held).map(|held| (&*held.value, held.expires)),
                 None => return Ok(Step::Read(*at)),
             },
             Found::Absent => None,
@@ -231,7 +227,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             // Removing what is not there changes nothing.
             return Ok(Step::Done(was_there));
         }
-        let found = if blind { found } else { found.with_own(old_bytes) };
+        let found = found.with(known);
         let step = self.supersede(&pin, &held, &Sight { key, hash, seen, found }, &change)?;
         Ok(step.then(|| was_there))
     }
@@ -261,6 +257,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Change::Set(value, _, expires) if was_there && value.len() <= record.capacity() && (can_end || *expires == NEVER) => {
                 latched.set_value(0, value);
                 if can_end {
+                    self.engine.expiry.watch_for(*expires);
                     record.bytes_expiry().store(*expires, Release);
                 }
                 Ok(Step::Done(true))

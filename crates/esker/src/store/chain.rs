@@ -90,15 +90,14 @@ impl Walk {
         };
         if record.key == key {
             self.at = 0;
-            let is_live = record.header & ABSENT == 0 && !engine.has_passed(record.expires);
+            if record.header & ABSENT != 0 {
+                return Ok(Walked::Absent);
+            }
             if let Some((hash, start)) = self.get
-                && is_live
+                && !engine.has_passed(record.expires)
                 && let Some(bytes) = whole_record(engine.layout, at, &cold)
             {
                 engine.promote(hash, &ColdFind { start, at, bytes });
-            }
-            if !is_live {
-                return Ok(Walked::Absent);
             }
             let first = cold.get(at, record::first_bytes(engine.layout));
             let bytes = first.and_then(|first| record::scanned_record_bytes(engine.layout, first)).unwrap_or(0);

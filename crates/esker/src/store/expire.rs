@@ -312,6 +312,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Found::Memory { at, record } if *left == Some(at) => Step::Done(self.held_word(record)),
             Found::Memory { at, record } if matches!(self.region(at), Region::Mutable) && self.is_live(record) => {
                 if record.header().load(Acquire) & EXPIRES != 0 {
+                    self.engine.expiry.watch_for(end.expires());
                     let changes = end.changes(end.replace(record.word_expiry(Self::KEY_WIDTH)));
                     return Ok(Step::Done(changes));
                 }
@@ -330,7 +331,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Step::Done(_) if !self.is_sure(&seen, &found) => Ok(Step::Again),
             Step::Done(Some((_, expires))) if !end.changes(expires) => Ok(Step::Done(false)),
             Step::Done(Some((value, _))) => {
-                let found = found.with_own(Some(Self::RECORD_BYTES));
+                let found = found.with(known);
                 let step = self.add_word(&pin, &hold, key, hash, &seen, &found, value, end.expires(), 0);
                 if let (Step::Room(_), Found::Memory { at, record }) = (&step, &found) {
                     // Nobody waits while a record leaves: who makes room may tell a listener, which may wait for this key.

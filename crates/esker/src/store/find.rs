@@ -1,6 +1,7 @@
 //! Finding a key's newest record, in memory or knowing that it is not there (`chain.rs` goes on).
 
 use super::Store;
+use super::step::Known;
 use crate::cache::Caching;
 use crate::index::Seen;
 use crate::record::Record;
@@ -38,9 +39,15 @@ impl Found {
         matches!(self, Self::Memory { .. })
     }
 
-    /// The same, when it was read where it leads: a value of the key in a record of so many bytes, or none.
-    pub(super) fn with_own(self, bytes: Option<u64>) -> Self {
-        if let Self::Cold { at, .. } = self { Self::Cold { at, own: bytes.map_or(Own::None, Own::Bytes) } } else { self }
+    /// The same with what was read where it leads. A value that has ended is one, too: it dies now.
+    pub(super) fn with(self, known: &Known) -> Self {
+        match self {
+            Self::Cold { at, .. } => {
+                let own = known.at(at).map_or(Own::Unknown, |held| held.map_or(Own::None, |held| Own::Bytes(held.bytes)));
+                Self::Cold { at, own }
+            }
+            found => found,
+        }
     }
 }
 

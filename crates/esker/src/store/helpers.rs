@@ -9,7 +9,8 @@
 //! The reader is one [`ReadSource`] over all its jobs: whatever was asked since the last read ended is under way
 //! together. Room and lines are made by a thread of its own, because writing the log out would hold up the reads.
 //!
-//! Wakers are foreign code: they run without a lock held, and may panic or close the store.
+//! Wakers are foreign code: they run without a lock held, and may panic or close the store. Who closes it on a thread of its own
+//! ([`is_own`]) waits for none of these: two that did would wait for each other.
 
 use super::chain::{Places, Walk, Walked};
 use super::step::Held;
@@ -18,15 +19,31 @@ use crate::device::{DeviceRead, ReadSource};
 use crate::engine::{Engine, wake};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::ptr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+thread_local! {
+    /// The engine whose thread this is.
+    static OWNER: Cell<*const Engine> = const { Cell::new(ptr::null()) };
+}
+
+/// This thread is one of the engine's own from here on.
+pub(super) fn belong_to(engine: &Arc<Engine>) {
+    OWNER.set(Arc::as_ptr(engine));
+}
+
+pub(super) fn is_own(engine: &Arc<Engine>) -> bool {
+    OWNER.get() == Arc::as_ptr(engine)
+}
 
 /// The helper threads of one store, started or not.
 #[derive(Default)]
@@ -78,12 +95,12 @@ impl Helpers {
         Ok(reply)
     }
 
-    /// Answers `Closed` to all that waits, and waits for the threads.
-    pub(super) fn close(&self) {
-        self.reads.close();
-        self.writes.close();
-        self.pauses.close();
-        self.tells.close();
+    /// Answers `Closed` to all that waits, and waits for the threads if it may.
+    pub(super) fn close(&self, may_wait: bool) {
+        self.reads.close(may_wait);
+        self.writes.close(may_wait);
+        self.pauses.close(may_wait);
+        self.tells.close(may_wait);
     }
 }
 
@@ -186,7 +203,11 @@ impl<J: Send + 'static> Queue<J> {
         }
         if state.thread.is_none() {
             let (engine, queue) = (engine.clone(), self.clone());
-            state.thread = Some(std::thread::Builder::new().name(name.into()).spawn(move || run(&engine, &queue))?);
+            let work = move || {
+                belong_to(&engine);
+                run(&engine, &queue);
+            };
+            state.thread = Some(std::thread::Builder::new().name(name.into()).spawn(work)?);
         }
         state.jobs.push_back(job);
         drop(state);
@@ -199,6 +220,14 @@ impl<J: Send + 'static> Queue<J> {
         lock(&self.state).jobs.pop_front()
     }
 
+    /// All jobs of a kind that are there.
+    fn take(&self, is_wanted: impl Fn(&J) -> bool) -> VecDeque<J> {
+        let mut state = lock(&self.state);
+        let (taken, left) = std::mem::take(&mut state.jobs).into_iter().partition(is_wanted);
+        state.jobs = left;
+        taken
+    }
+
     /// Waits for a job; false when none will come any more.
     fn wait(&self) -> bool {
         let state = lock(&self.state);
@@ -206,15 +235,14 @@ impl<J: Send + 'static> Queue<J> {
         !state.closed
     }
 
-    fn close(&self) {
+    fn close(&self, may_wait: bool) {
         let mut state = lock(&self.state);
         state.closed = true;
         let (jobs, thread) = (std::mem::take(&mut state.jobs), state.thread.take());
         drop(state);
         drop(jobs);
         self.arrived.notify_all();
-        // A waker may drop the last store on the helper itself, which then ends by itself.
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+        if let Some(thread) = thread.filter(|_| may_wait) {
             let _ = thread.join();
         }
     }
@@ -237,13 +265,18 @@ fn run_writes(engine: &Engine, queue: &Queue<WriteJob>) {
     let _duty = Duty::begin();
     while queue.wait() {
         while let Some(job) = queue.pop() {
-            if job.answer.is_wanted() {
-                let made = catch_unwind(AssertUnwindSafe(|| match job.what {
-                    Write::Room(bytes) => engine.make_room(bytes),
-                    Write::Line => engine.commit(),
-                }));
-                job.answer.send(made.unwrap_or_else(|_| Err(Error::device_panicked())));
+            let is_line = |job: &WriteJob| matches!(job.what, Write::Line);
+            // All have written what they ask for: one line holds it.
+            let with_it = if is_line(&job) { queue.take(is_line) } else { VecDeque::new() };
+            if ![&job].into_iter().chain(&with_it).any(|job| job.answer.is_wanted()) {
+                continue;
             }
+            let made = engine.guarded(|| match job.what {
+                Write::Room(bytes) => engine.make_room(bytes),
+                Write::Line => engine.commit(),
+            });
+            with_it.into_iter().for_each(|job| job.answer.send(made.clone()));
+            job.answer.send(made);
         }
     }
 }
@@ -330,7 +363,9 @@ impl Reads<'_> {
 impl ReadSource for Reads<'_> {
     fn next(&mut self) -> Option<DeviceRead> {
         if self.engine.epochs.is_closed() {
+            // Those that nobody has begun, too: who closes the store may be waiting for a listener that awaits one.
             self.waiting.clear();
+            while self.queue.pop().is_some() {}
             return None;
         }
         loop {

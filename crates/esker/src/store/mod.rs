@@ -86,15 +86,15 @@ impl Drop for Closer {
 impl Closer {
     fn close(&self) -> Result<()> {
         let result = self.engine.close();
+        let may_wait = !helpers::is_own(&self.engine);
         let driver = self.driver.lock().unwrap_or_else(|e| e.into_inner()).take();
         if let Some(driver) = driver {
             driver.thread().unpark();
-            // A listener may drop the last store on the driver itself, which then ends by itself.
-            if driver.thread().id() != std::thread::current().id() {
+            if may_wait {
                 let _ = driver.join();
             }
         }
-        self.helpers.close();
+        self.helpers.close(may_wait);
         result
     }
 }
@@ -144,8 +144,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let engine = Arc::new(engine);
         let driven = engine.clone();
+        let drive = move || {
+            helpers::belong_to(&driven);
+            driven.run_driver();
+        };
         let driver = std::thread::Builder::new().name("esker-driver".into());
-        let driver = if engine.in_background { Some(driver.spawn(move || driven.run_driver())?) } else { None };
+        let driver = if engine.in_background { Some(driver.spawn(drive)?) } else { None };
         let closer =
             Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(driver), helpers: Helpers::default(), flights: Flights::new() });
         Ok(Self { engine, closer, types: PhantomData })

@@ -179,7 +179,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Step::Done(held)
             }
             Found::Cold { at, .. } => match known.take(at) {
-                Some(held) => Step::Done(held),
+                Some(held) => Step::Done(held.filter(|held| !self.engine.has_passed(held.expires))),
                 None => Step::Read(at),
             },
             Found::Absent => Step::Done(None),

@@ -118,6 +118,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// As [`Store::commit`]. `Closed` also when the store is closed while the future waits.
     pub async fn commit_async(&self) -> Result<()> {
+        // As `commit`: the line would wait for the closure that awaits it.
+        drop(self.engine.epochs.pin()?);
         let reply = self.closer.helpers.commit(&self.engine)?;
         reply.await
     }

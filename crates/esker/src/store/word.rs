@@ -44,7 +44,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             record.word_value(Self::KEY_WIDTH).store(value, Release);
             return Ok(Step::Done(()));
         }
-        Ok(self.add_word(&pin, &held, key, hash, &seen, &found, value, expires, 0))
+        let step = self.add_word(&pin, &held, key, hash, &seen, &found, value, expires, 0);
+        if let (Step::Done(()), Found::Memory { at, record }) = (&step, &found)
+            && matches!(self.region(*at), Region::Mutable)
+        {
+            // A batch that looked it up before must not take it for the newest.
+            record.leave();
+        }
+        Ok(step)
     }
 
     /// Writes and publishes a word record.
@@ -147,7 +154,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Step::Done(old) => old,
             missing => return Ok(missing.then(|| 0)),
         };
-        let found = found.with_own(old.map(|_| Self::RECORD_BYTES));
+        let found = found.with(known);
         let new = self.engine.epochs.within(&pin, || update(old.map(|(value, _)| value)));
         let expires = old.map_or(NEVER, |(_, expires)| expires);
         Ok(self.add_word(&pin, &held, key, hash, &seen, &found, new, expires, 0).then(|| new))
@@ -200,7 +207,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         match self.old_word(&found, known) {
             Step::Done(_) if !self.is_sure(&seen, &found) => Ok(Step::Again),
             Step::Done(Some(_)) => {
-                let found = found.with_own(Some(Self::RECORD_BYTES));
+                let found = found.with(known);
                 Ok(self.add_word(&pin, &held, key, hash, &seen, &found, 0, NEVER, TOMBSTONE).then(|| true))
             }
             Step::Done(None) => Ok(Step::Done(false)),

@@ -38,7 +38,7 @@ use crate::error::{Error, Result};
 use crate::index::Seen;
 use crate::latches::{Hold, LatchNumber};
 use crate::log::{Log, PIECE_BYTES};
-use crate::record::{self, NEVER, Record, SEALED, TOMBSTONE};
+use crate::record::{self, ABSENT, NEVER, Record, SEALED, TOMBSTONE};
 use crate::sync::atomic::Ordering::*;
 use crate::sync::{Rule, broken};
 use crate::types::{Key, Value};
@@ -306,7 +306,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             made.map_or(Step::Room(0), |made| Step::Done(Plan::Append(Made { replaced: mutable, ..made })))
         };
         match (write, mutable) {
-            (Write::Delete, Some(record)) if !self.is_live(record) => Step::Done(Plan::Nothing),
+            // What has ended is not deleted: a clock may be set back.
+            (Write::Delete, Some(record)) if record.header().load(Acquire) & ABSENT != 0 => Step::Done(Plan::Nothing),
             // A word on its way to a new record: see where it goes.
             (Write::Delete, Some(record)) if Self::WORD && record.is_sealed() => Step::Again,
             (Write::Delete, Some(record)) => Step::Done(Plan::InPlace(record)),
