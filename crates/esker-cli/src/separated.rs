@@ -2,11 +2,14 @@
 //!
 //! CSV follows RFC 4180, quotes included; in TSV a quote is a character like any other. The header names the
 //! columns, and a row with more or fewer fields than the header is an error, not a guess. So is a quote that nothing closes:
-//! it would make one field of all that follows. The reader of CSV does not tell that, so [`Quotes`] looks over its shoulder.
+//! it would make one field of all that follows. The reader of CSV does not tell that, nor the line where a row begins: it counts
+//! the empty lines before a row, and the `\n` of `\r\n`, to the row. So [`Quotes`] looks over its shoulder.
 
+use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
 
 use csv::{ByteRecord, ErrorKind, Reader, ReaderBuilder};
+use memchr::memchr3_iter;
 
 use crate::args::Format;
 use crate::failure::Failure;
@@ -28,7 +31,7 @@ impl Separated {
     pub(crate) fn new(text: Box<dyn BufRead>, format: Format, wanted: &Wanted) -> Result<Self, Failure> {
         let quotes = format == Format::Csv;
         let delimiter = if quotes { b',' } else { b'\t' };
-        let text = Quotes { text, delimiter, quotes, place: Place::Start, is_over: false, row_bytes: 0 };
+        let text = Quotes::new(text, delimiter, quotes);
         let mut reader = ReaderBuilder::new().delimiter(delimiter).quoting(quotes).from_reader(text);
         let header = reader.byte_headers().cloned().map_err(|error| explain(&error))?;
         reader.get_ref().must_be_closed()?;
@@ -37,7 +40,8 @@ impl Separated {
         }
         let key = find_all(&header, &wanted.key)?;
         let value = find_all(&header, &wanted.value)?;
-        Ok(Self { reader, record: ByteRecord::new(), line: 1, key, value, delimiter, quotes })
+        let line = reader.get_mut().row_line();
+        Ok(Self { reader, record: ByteRecord::new(), line, key, value, delimiter, quotes })
     }
 
     fn take(&self, columns: &[usize], to: &mut Vec<u8>) {
@@ -56,8 +60,7 @@ impl Rows for Separated {
     fn next(&mut self, pair: &mut Pair) -> Result<bool, Failure> {
         self.reader.get_mut().row_bytes = 0;
         let read = self.reader.read_byte_record(&mut self.record);
-        let at = read.as_ref().map_or_else(|error| error.position(), |_| self.record.position());
-        self.line = at.unwrap_or(self.reader.position()).line();
+        self.line = self.reader.get_mut().row_line();
         self.reader.get_ref().must_be_closed()?;
         if !read.map_err(|error| explain(&error))? {
             return Ok(false);
@@ -74,7 +77,7 @@ impl Rows for Separated {
     }
 }
 
-/// Text on its way to the reader, and whether a quote is open behind what it has read.
+/// Text on its way to the reader: whether a quote is open behind what it has read, and where its rows begin.
 struct Quotes {
     text: Box<dyn BufRead>,
     delimiter: u8,
@@ -84,6 +87,12 @@ struct Quotes {
     is_over: bool,
     /// Read for this row; rows that were there already count for nothing.
     row_bytes: u64,
+    /// Of what comes next, from 1.
+    line: u64,
+    /// Something of a row is read, and not its end.
+    is_in_row: bool,
+    /// The lines where rows begin that were read ahead.
+    row_lines: VecDeque<u64>,
 }
 
 /// Where in a field.
@@ -100,21 +109,62 @@ enum Place {
 }
 
 impl Quotes {
+    fn new(text: Box<dyn BufRead>, delimiter: u8, quotes: bool) -> Self {
+        let (is_over, row_bytes, line, is_in_row) = (false, 0, 1, false);
+        Self { text, delimiter, quotes, place: Place::Start, is_over, row_bytes, line, is_in_row, row_lines: VecDeque::new() }
+    }
+
     fn pass(&mut self, bytes: &[u8]) {
-        for (at, part) in bytes.split(|&byte| byte == b'"').enumerate() {
-            if at > 0 {
-                self.place = match self.place {
-                    Place::Start | Place::Closing => Place::Quoted,
-                    Place::Quoted => Place::Closing,
-                    Place::Plain => Place::Plain,
-                };
+        // Without meaning a quote is not looked for.
+        let quote = if self.quotes { b'"' } else { b'\n' };
+        let mut from = 0;
+        for at in memchr3_iter(quote, b'\n', b'\r', bytes) {
+            self.pass_text(&bytes[from..at]);
+            if bytes[at] == b'"' {
+                self.pass_quote()
+            } else {
+                self.pass_break(bytes[at])
             }
-            if let Some(&last) = part.last()
-                && self.place != Place::Quoted
-            {
-                self.place = if last == self.delimiter || matches!(last, b'\n' | b'\r') { Place::Start } else { Place::Plain };
-            }
+            from = at + 1;
         }
+        self.pass_text(&bytes[from..]);
+    }
+
+    /// Without quotes and line breaks.
+    fn pass_text(&mut self, text: &[u8]) {
+        let Some(&last) = text.last() else { return };
+        self.begin_row();
+        if self.place != Place::Quoted {
+            self.place = if last == self.delimiter { Place::Start } else { Place::Plain };
+        }
+    }
+
+    fn pass_quote(&mut self) {
+        self.begin_row();
+        self.place = match self.place {
+            Place::Start | Place::Closing => Place::Quoted,
+            Place::Quoted => Place::Closing,
+            Place::Plain => Place::Plain,
+        };
+    }
+
+    fn pass_break(&mut self, byte: u8) {
+        self.line += u64::from(byte == b'\n');
+        if self.place != Place::Quoted {
+            (self.place, self.is_in_row) = (Place::Start, false);
+        }
+    }
+
+    fn begin_row(&mut self) {
+        if !self.is_in_row {
+            self.is_in_row = true;
+            self.row_lines.push_back(self.line);
+        }
+    }
+
+    /// Where the next row begins: one that the reader has taken or failed to take.
+    fn row_line(&mut self) -> u64 {
+        self.row_lines.pop_front().unwrap_or(self.line)
     }
 
     /// Only behind the last row can that be told: before, the text is read ahead of the rows.
@@ -129,12 +179,10 @@ impl Quotes {
 impl Read for Quotes {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let read = self.text.read(to)?;
+        self.pass(&to[..read]);
         self.row_bytes += read as u64;
         if self.row_bytes > rows::ROW_BYTES {
             return Err(io::Error::other(rows::too_long()));
-        }
-        if self.quotes {
-            self.pass(&to[..read]);
         }
         self.is_over = read == 0;
         Ok(read)
@@ -174,7 +222,12 @@ mod tests {
     const BYTES: &[u8] = b"a,\"\n\r";
 
     fn quotes() -> Quotes {
-        Quotes { text: Box::new(io::empty()), delimiter: b',', quotes: true, place: Place::Start, is_over: false, row_bytes: 0 }
+        Quotes::new(Box::new(io::empty()), b',', true)
+    }
+
+    fn texts() -> impl Iterator<Item = Vec<u8>> {
+        let text = |number| (0..6).map(|digit| BYTES[number / BYTES.len().pow(digit) % BYTES.len()]).collect();
+        (0..BYTES.len().pow(6)).map(text)
     }
 
     fn records(text: &[u8], end: &str) -> usize {
@@ -185,14 +238,31 @@ mod tests {
     /// Behind an open quote a line break is text to the reader.
     #[test]
     fn an_open_quote_is_one_where_the_reader_sees_one() {
-        for number in 0..BYTES.len().pow(6) {
-            let text: Vec<u8> = (0..6).map(|digit| BYTES[number / BYTES.len().pow(digit) % BYTES.len()]).collect();
+        for text in texts() {
             let is_open = records(&text, "a\nb") == records(&text, "a");
             let (mut whole, mut pieces) = (quotes(), quotes());
             whole.pass(&text);
             text.iter().for_each(|byte| pieces.pass(&[*byte]));
             assert_eq!(whole.place == Place::Quoted, is_open, "{}", text.escape_ascii());
             assert_eq!(pieces.place == Place::Quoted, is_open, "{}", text.escape_ascii());
+        }
+    }
+
+    /// The reader's own line of a row is that of the first byte behind the row before; line breaks may follow.
+    #[test]
+    fn a_row_begins_at_its_first_byte_that_is_no_line_break() {
+        for (text, quotes) in texts().flat_map(|text| [(text.clone(), true), (text, false)]) {
+            let mut builder = ReaderBuilder::new();
+            let records = builder.has_headers(false).flexible(true).quoting(quotes).from_reader(&text[..]).into_byte_records();
+            let begin = |from: u64| from as usize + text[from as usize..].iter().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
+            let line = |to: usize| 1 + text[..to].iter().filter(|&&byte| byte == b'\n').count() as u64;
+            let mut expected = Vec::new();
+            for record in records {
+                expected.push(line(begin(record.unwrap().position().unwrap().byte())));
+            }
+            let mut pieces = Quotes::new(Box::new(io::empty()), b',', quotes);
+            text.iter().for_each(|byte| pieces.pass(&[*byte]));
+            assert_eq!(pieces.row_lines, expected, "{}, quotes: {quotes}", text.escape_ascii());
         }
     }
 }

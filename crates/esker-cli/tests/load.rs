@@ -320,3 +320,23 @@ fn an_interrupt_closes_the_store_in_order() {
     assert!(stderr.starts_with("esker: interrupted (rows loaded: "), "{stderr}");
     assert_eq!(place.ok("get store 7"), "7,name\n");
 }
+
+/// Where the row began that does not parse, however lines end and however many are empty before it.
+#[test]
+fn an_error_names_the_line_where_its_row_begins() {
+    let place = Place::new();
+    let texts = [("lf", "k,v\na,1\nb,1,2\n", 3), ("crlf", "k,v\r\na,1\r\nb,1,2\r\n", 3), ("empty lines", "k,v\na,1\n\n\nb,1,2\n", 5)];
+    for (name, text, line) in texts {
+        place.write("a.csv", text);
+        let run = place.run("load store a.csv --key k");
+        assert!(run.stderr.contains(&format!("a.csv: line {line}: 3 fields")), "{name}: {run:?}");
+    }
+}
+
+#[test]
+fn a_row_without_end_is_named_by_its_beginning() {
+    let place = Place::new();
+    place.write("a.csv", format!("k,v\na,1\nb,\"{}", "y,1\n".repeat(17 << 20)));
+    let run = place.run("load store a.csv --key k");
+    assert!(run.stderr.contains("a.csv: line 3: "), "{run:?}");
+}
