@@ -15,7 +15,7 @@ use rand::{RngExt, SeedableRng};
 use crate::engines::{Appender, Settings, esker::EskerVectors};
 use crate::report::{self, Row, Spread};
 use crate::run::MILLION;
-use crate::{Outputs, chart, keys, memory, progress, size};
+use crate::{Outputs, chart, keys, memory, number, progress, size};
 
 /// The size of a record.
 pub(crate) const RECORD: usize = 16;
@@ -66,16 +66,16 @@ fn peer(name: Name) -> Result<Box<dyn Contestant>> {
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Number of records
-    #[arg(long, default_value_t = 21_200_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 21_200_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     records: u64,
     /// Number of keys
-    #[arg(long, default_value_t = 7_800_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 7_800_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     keys: u64,
     /// The contestants
     #[arg(long, value_delimiter = ',', default_value = "esker")]
     engines: Vec<Name>,
     /// Number of runs
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::count)]
     runs: usize,
     /// Memory of a hybrid store in a temporary directory; memory only if not given
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
@@ -141,7 +141,6 @@ pub(crate) fn check(key: u64, list: &[u8]) -> Option<u64> {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    ensure!(arguments.runs > 0, "there must be a run");
     let order = draw_order(arguments);
     let steps = arguments.records * (arguments.engines.len() * arguments.runs) as u64;
     let bar = progress::bar(steps);

@@ -30,7 +30,7 @@ use indicatif::ProgressBar;
 use crate::engines::Name;
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, Place, chart, progress, run, size};
+use crate::{Outputs, Place, chart, number, progress, run, size};
 use contestants::{Contestant, Promise};
 
 /// The rate of each so many seconds is looked at.
@@ -48,19 +48,19 @@ const COMMIT_KEYS: u64 = 1000;
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Number of keys
-    #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     keys: u64,
     /// How the keys of updates are chosen
     #[arg(long, value_delimiter = ',', default_value = "uniform,zipf")]
     distribution: Vec<Distribution>,
     /// Threads that update
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::threads)]
     threads: usize,
     /// Seconds from line to line
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = number::seconds)]
     line_seconds: f64,
     /// Numbers of threads that make each update durable
-    #[arg(long, value_delimiter = ',', default_value = "1,8,64")]
+    #[arg(long, value_delimiter = ',', default_value = "1,8,64", value_parser = number::threads)]
     commit_threads: Vec<usize>,
     /// Who makes calls durable; all but esker need `--features peers-disk`
     #[arg(long, value_delimiter = ',', default_value = "esker")]
@@ -69,10 +69,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = size::parse)]
     memory: u64,
     /// Measured seconds per setting
-    #[arg(long, default_value_t = 10.0)]
+    #[arg(long, default_value_t = 10.0, value_parser = number::seconds)]
     seconds: f64,
     /// Number of runs
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = number::count)]
     runs: usize,
     #[command(flatten)]
     place: Place,
@@ -124,11 +124,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn validate(arguments: &Arguments) -> Result<()> {
-    ensure!(arguments.runs > 0, "there must be a run");
     ensure!(arguments.seconds >= 10.0 * INTERVAL_SECONDS, "a measurement lasts a second at least");
-    ensure!(arguments.line_seconds > 0.0, "there must be time between two lines");
     ensure!(arguments.engines.iter().all(|engine| engine.keeps_on_disk()), "maps in memory make nothing durable");
-    ensure!(arguments.threads > 0 && arguments.commit_threads.iter().all(|&threads| threads > 0), "there must be a thread");
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::report::{self, Latency};
-use crate::{Outputs, Place, keys, progress, run, size};
+use crate::{Outputs, Place, keys, number, progress, run, size};
 
 /// Of the records a cache's disk holds one in so many.
 const DISK_PART: u64 = 2;
@@ -65,7 +65,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "store,memory,cache,disk-cache")]
     kinds: Vec<Kind>,
     /// Number of records
-    #[arg(long, default_value_t = 400_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 400_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     records: u64,
     /// The size of a value
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(8..=4096))]

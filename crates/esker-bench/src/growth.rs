@@ -10,13 +10,13 @@ use indicatif::ProgressBar;
 use crate::engines::{Name, Settings};
 use crate::report::{self, Row, Spread};
 use crate::run::{Growth, MILLION};
-use crate::{Outputs, chart, memory, progress, size};
+use crate::{Outputs, chart, memory, number, progress, size};
 
 /// The options of `growth`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Number of keys
-    #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     keys: u64,
     /// The contestants
     #[arg(long, value_delimiter = ',', default_value = "esker")]

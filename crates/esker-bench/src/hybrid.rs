@@ -18,7 +18,7 @@ use crate::engines::{Name, Settings};
 use crate::probe::Probe;
 use crate::report::{self, Latency, Row, Spread};
 use crate::run::{self, Contestant, MILLION, Reads};
-use crate::{Outputs, Place, chart, keys, memory, progress, size};
+use crate::{Outputs, Place, chart, keys, memory, number, progress, size};
 
 /// Pairs per `put_many` of the load.
 const LOAD_BATCH: usize = 1024;
@@ -29,7 +29,7 @@ const DEPTHS: [usize; 2] = [1, 64];
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Number of keys
-    #[arg(long, default_value_t = 50_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 50_000_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     keys: u64,
     /// The stores, of those that keep data on disk
     #[arg(long, value_delimiter = ',', default_value = "esker")]
@@ -38,13 +38,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = size::parse)]
     memory: u64,
     /// Keys per call
-    #[arg(long, value_delimiter = ',', default_value = "1,1024")]
+    #[arg(long, value_delimiter = ',', default_value = "1,1024", value_parser = number::count)]
     batch: Vec<usize>,
     /// Measured seconds per batch size and per depth of the probe
-    #[arg(long, default_value_t = 5.0)]
+    #[arg(long, default_value_t = 5.0, value_parser = number::seconds)]
     seconds: f64,
     /// Number of runs
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = number::count)]
     runs: usize,
     /// Size of the file of the probe
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = size::parse)]
@@ -97,11 +97,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn validate(arguments: &Arguments) -> Result<()> {
-    ensure!(arguments.runs > 0, "there must be a run");
-    ensure!(arguments.seconds > 0.0, "a measurement must last some time");
     ensure!(arguments.probe_bytes > 0, "the file of the probe must have a size");
     ensure!(arguments.engines.iter().all(|engine| engine.keeps_on_disk()), "maps in memory have nothing to read from a device");
-    ensure!(arguments.batch.iter().all(|&batch| batch > 0), "a batch has at least one key");
     Ok(())
 }
 

@@ -18,7 +18,7 @@ use rand::{RngExt, SeedableRng};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::report::{self, Row, Spread};
-use crate::{Outputs, Place, keys, progress, size};
+use crate::{Outputs, Place, keys, number, progress, size};
 
 /// Pairs per `put_many` of the load.
 const LOAD_BATCH: u64 = 1024;
@@ -34,19 +34,19 @@ const LOOK: usize = 64;
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Number of keys
-    #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     keys: u64,
     /// Memory of the store: less than the log of the keys, 24 bytes each
     #[arg(long, value_name = "BYTES", default_value = "512MiB", value_parser = size::parse)]
     memory: u64,
     /// Numbers of keys per call
-    #[arg(long, value_delimiter = ',', default_value = "1,1024")]
+    #[arg(long, value_delimiter = ',', default_value = "1,1024", value_parser = number::count)]
     batch: Vec<usize>,
     /// Measured seconds per setting
-    #[arg(long, default_value_t = 5.0)]
+    #[arg(long, default_value_t = 5.0, value_parser = number::seconds)]
     seconds: f64,
     /// Number of runs
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = number::count)]
     runs: usize,
     #[command(flatten)]
     place: Place,
@@ -63,9 +63,6 @@ struct Reads {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    ensure!(arguments.runs > 0, "there must be a run");
-    ensure!(arguments.seconds > 0.0, "a measurement must last some time");
-    ensure!(arguments.batch.iter().all(|&batch| batch > 0), "a batch has at least one key");
     let directory = arguments.place.temporary()?;
     let path = directory.path().join("store");
     let bar = progress::bar(1 + 2 * (arguments.runs * arguments.batch.len()) as u64);

@@ -18,6 +18,7 @@ mod hybrid;
 mod integrity;
 mod keys;
 mod memory;
+mod number;
 mod pacing;
 mod pairs;
 mod probe;
@@ -137,5 +138,52 @@ fn main() -> anyhow::Result<()> {
         Experiment::Turnover(arguments) => turnover::run(&arguments),
         Experiment::Flood(arguments) => flood::run(&arguments),
         Experiment::Steady(arguments) => steady::run(&arguments),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What would end in a panic, without end, or with rates that are no numbers.
+    #[test]
+    fn numbers_without_sense_are_refused() {
+        let refused = [
+            "ycsb --threads 0",
+            "ycsb --seconds 0",
+            "ycsb --seconds inf",
+            "ycsb --seconds nan",
+            "ycsb --batch 16777217",
+            "ycsb --keys 18446744073709551615",
+            "growth --keys 18446744073709551615",
+            "append --records 18446744073709551615",
+            "hybrid --threads 1,0",
+            "hybrid --passes 0",
+            "hybrid --passes 20000000",
+            "hybrid --percent 18446744073709551615",
+            "hybrid-reads --seconds inf",
+            "cache --threads 0",
+            "cache --exponents=-1",
+            "cache --exponents nan",
+            "commit --line-seconds inf",
+            "commit --line-seconds 1e-300",
+            "commit --commit-threads 0",
+            "pairs --seconds nan",
+            "transactions --threads 0",
+            "pacing --rate inf",
+            "integrity --runs 0",
+            "recovery --pairs 18446744073709551615",
+            "turnover --turnovers 18446744073709551615",
+            "flood --records 18446744073709551615",
+            "aggregate --keys 18446744073709551615",
+        ];
+        for line in refused {
+            assert!(Arguments::try_parse_from(format!("esker-bench {line}").split(' ')).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        <Arguments as clap::CommandFactory>::command().debug_assert();
     }
 }

@@ -25,7 +25,7 @@ use hdrhistogram::Histogram;
 
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, Place, progress, run, size};
+use crate::{Outputs, Place, number, progress, run, size};
 
 /// One call in so many puts a new key, beside everything, and for how long.
 const NEW_EVERY: u64 = 8;
@@ -63,7 +63,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value = "compaction")]
     beside: Work,
     /// Number of keys
-    #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     keys: u64,
     /// The size of a value
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(16..=4096))]
@@ -72,19 +72,19 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", default_value = "128MiB", value_parser = size::parse)]
     memory: u64,
     /// Calls per second of all threads
-    #[arg(long, default_value_t = 100_000.0)]
+    #[arg(long, default_value_t = 100_000.0, value_parser = number::rate)]
     rate: f64,
     /// Threads that call; each takes a processor
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::threads)]
     threads: usize,
     /// Bytes of log for each that lives, at which compaction begins
     #[arg(long, default_value_t = 2.0)]
     target: f64,
     /// Measured seconds per setting
-    #[arg(long, default_value_t = 20.0)]
+    #[arg(long, default_value_t = 20.0, value_parser = number::seconds)]
     seconds: f64,
     /// Number of runs
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = number::count)]
     runs: usize,
     #[command(flatten)]
     place: Place,
@@ -124,8 +124,6 @@ impl Setting {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    ensure!(arguments.runs > 0 && arguments.threads > 0, "there must be a run and a thread");
-    ensure!(arguments.rate > 0.0 && arguments.seconds > 0.0, "there must be something to do");
     let sequences = keys::sequences(Distribution::Uniform, arguments.keys, arguments.threads);
     let mut settings = Setting::both(arguments.beside);
     let bar = progress::bar((arguments.runs * settings.len()) as u64);

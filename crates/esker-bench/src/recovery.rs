@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use esker::{Options, Store};
 
 use crate::report::{self, Row, Spread};
-use crate::{Outputs, Place, integrity, keys, probe, progress, size};
+use crate::{Outputs, Place, integrity, keys, number, probe, progress, size};
 
 /// Pairs per `put_many` of the load.
 const LOAD_BATCH: u64 = 1024;
@@ -29,13 +29,13 @@ const SAMPLE: usize = 1009;
 #[derive(clap::Args, Clone)]
 pub(crate) struct Arguments {
     /// Number of pairs
-    #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     pairs: u64,
     /// Memory of the store; of the index, at most half of it
     #[arg(long, value_name = "BYTES", default_value = "4GiB", value_parser = size::parse)]
     memory: u64,
     /// Number of openings of each store
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = number::count)]
     runs: usize,
     #[command(flatten)]
     place: Place,
@@ -56,7 +56,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         // As a crash does: nothing is closed.
         std::process::exit(0);
     }
-    ensure!(arguments.runs > 0, "there must be a run");
     let bar = progress::bar(2 * arguments.runs as u64);
     let mut rows = Vec::new();
     for images in [false, true] {

@@ -66,7 +66,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "50,80,85,90", value_parser = clap::value_parser!(u64).range(1..=99))]
     live: Vec<u64>,
     /// How often all records are replaced
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     turnovers: u64,
     /// The size of a value
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(8..=4096))]

@@ -16,16 +16,16 @@ use crate::engines::{Name, Settings};
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
 use crate::run::{Contestant, Measured, Mix, Operation};
-use crate::{Outputs, chart, memory, progress, size};
+use crate::{Outputs, chart, memory, number, progress, size};
 
 /// The options of `ycsb`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Number of keys
-    #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     keys: u64,
     /// Numbers of threads
-    #[arg(long, value_delimiter = ',', default_value = "1,2")]
+    #[arg(long, value_delimiter = ',', default_value = "1,2", value_parser = number::threads)]
     threads: Vec<usize>,
     /// Shares of reads in percent
     #[arg(long, value_delimiter = ',', default_value = "0,50,100",
@@ -38,16 +38,16 @@ pub(crate) struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "uniform,zipf")]
     distribution: Vec<Distribution>,
     /// Keys per call; engines without batches are measured with 1 only
-    #[arg(long, value_delimiter = ',', default_value = "1")]
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = number::count)]
     batch: Vec<usize>,
     /// The contestants
     #[arg(long, value_delimiter = ',', default_value = "esker")]
     engines: Vec<Name>,
     /// Measured seconds per mix
-    #[arg(long, default_value_t = 5.0)]
+    #[arg(long, default_value_t = 5.0, value_parser = number::seconds)]
     seconds: f64,
     /// Number of runs
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = number::count)]
     runs: usize,
     /// Memory of a hybrid store in a temporary directory and of disk engines; Esker stays in memory if not given
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
@@ -64,7 +64,6 @@ pub(crate) struct Arguments {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    validate(arguments)?;
     let mut experiment = Experiment::prepare(arguments);
     for run in 0..arguments.runs {
         experiment.run(run)?;
@@ -76,15 +75,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     report::write_json(arguments.outputs.json.as_deref(), &rows)?;
     let title = format!("Operations per second, {} keys", arguments.keys);
     report::write_svg(arguments.outputs.svg.as_deref(), || chart::rates(&title, &rows))
-}
-
-fn validate(arguments: &Arguments) -> Result<()> {
-    ensure!(arguments.runs > 0, "there must be a run");
-    ensure!(arguments.seconds > 0.0, "a mix must last some time");
-    ensure!(arguments.threads.iter().all(|&threads| threads > 0), "there must be a thread");
-    let sound = |&batch: &usize| batch > 0 && batch <= keys::SEQUENCE_LENGTH;
-    ensure!(arguments.batch.iter().all(sound), "a batch has from 1 to 2^24 keys");
-    Ok(())
 }
 
 /// What one row is about.

@@ -30,7 +30,7 @@ use esker::aggregate::Sum;
 use esker::{Store, Strategy};
 use serde::Serialize;
 
-use crate::{Outputs, Place, memory, processor, progress, report, size};
+use crate::{Outputs, Place, memory, number, processor, progress, report, size};
 use peers::Peer;
 use stores::{Amount, Setting, State};
 
@@ -38,7 +38,7 @@ use stores::{Amount, Setting, State};
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Numbers of objects
-    #[arg(long, value_delimiter = ',', default_value = "10000,100000,1000000,10000000")]
+    #[arg(long, value_delimiter = ',', default_value = "10000,100000,1000000,10000000", value_parser = clap::value_parser!(u64).range(0..number::KEYS))]
     keys: Vec<u64>,
     /// Bytes of a value, of which the first eight are the integer; or four, which are
     #[arg(long, value_delimiter = ',', default_value = "8")]
@@ -50,10 +50,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "1,0.1,0.01,0.005")]
     selectivity: Vec<f64>,
     /// Threads of a scan
-    #[arg(long, value_delimiter = ',', default_value = "1,2")]
+    #[arg(long, value_delimiter = ',', default_value = "1,2", value_parser = number::threads)]
     threads: Vec<usize>,
     /// How many objects an emptied store once held
-    #[arg(long, value_name = "N", default_value_t = 10_000_000)]
+    #[arg(long, value_name = "N", default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(0..number::KEYS))]
     emptied_from: u64,
     /// Memory of stores on the device, instead of half or a tenth of their data
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
@@ -61,7 +61,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     place: Place,
     /// Number of runs; the median counts
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = number::count)]
     runs: usize,
     /// Objects that the client gets; beyond, its time is scaled up. 0 leaves it out
     #[arg(long, value_name = "N", default_value_t = 100_000)]
@@ -121,9 +121,9 @@ struct Row {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    ensure!(arguments.runs > 0 && arguments.threads.iter().all(|threads| *threads > 0), "there must be a run and a thread");
     ensure!(arguments.selectivity.iter().all(|part| *part > 0.0 && *part <= 1.0), "a selectivity is above 0 and at most 1");
-    ensure!(arguments.value_bytes.iter().all(|bytes| *bytes == 4 || *bytes >= 8), "a value has room for an integer");
+    let has_room = |bytes: &usize| *bytes == 4 || (8..=number::VALUE_BYTES as usize).contains(bytes);
+    ensure!(arguments.value_bytes.iter().all(has_room), "a value has room for an integer, and at most 16 MiB");
     let fits = |keys: &u64| arguments.emptied_from.max(*keys) < u64::from(u32::MAX);
     ensure!(!arguments.value_bytes.contains(&4) || arguments.keys.iter().all(fits), "four bytes hold the number of an object");
     ensure!(!arguments.value_bytes.contains(&4) || arguments.peers.is_empty(), "peers hold values of eight bytes and more");

@@ -17,7 +17,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use crate::report::{self, Row, Spread};
-use crate::{Outputs, chart, memory, progress, size};
+use crate::{Outputs, chart, memory, number, progress, size};
 use engines::{Name, Sized};
 use requests::Requests;
 
@@ -25,7 +25,7 @@ use requests::Requests;
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Number of keys asked for besides those of scans
-    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     keys: u64,
     /// Size of a value
     #[arg(long, value_name = "BYTES", default_value_t = 200)]
@@ -34,10 +34,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", default_value = "32MiB", value_parser = size::parse)]
     memory: u64,
     /// Exponents of the Zipf law
-    #[arg(long, value_delimiter = ',', default_value = "0.8,0.99,1.1")]
+    #[arg(long, value_delimiter = ',', default_value = "0.8,0.99,1.1", value_parser = number::exponent)]
     exponents: Vec<f64>,
     /// Of a hundred requests, how many belong to scans
-    #[arg(long, value_delimiter = ',', default_value = "0,25")]
+    #[arg(long, value_delimiter = ',', default_value = "0,25", value_parser = clap::value_parser!(u8).range(0..=100))]
     scans: Vec<u8>,
     /// Loops through so many keys, in hundredths of what fits
     #[arg(long, value_delimiter = ',', default_value = "110,150")]
@@ -49,13 +49,13 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 8_000_000)]
     requests: usize,
     /// Numbers of threads
-    #[arg(long, value_delimiter = ',', default_value = "2")]
+    #[arg(long, value_delimiter = ',', default_value = "2", value_parser = number::threads)]
     threads: Vec<usize>,
     /// The caches
     #[arg(long, value_delimiter = ',')]
     engines: Option<Vec<Name>>,
     /// Number of runs
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = number::count)]
     runs: usize,
     #[command(flatten)]
     outputs: Outputs,
@@ -78,8 +78,8 @@ enum Shape {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    ensure!(arguments.runs > 0 && arguments.requests >= 1000, "there must be a run and a thousand requests");
-    ensure!(arguments.value_bytes >= 8, "a value holds its key");
+    ensure!((1000..number::KEYS as usize).contains(&arguments.requests), "there must be a thousand requests, and fewer than 2^40");
+    ensure!((8..=number::VALUE_BYTES as usize).contains(&arguments.value_bytes), "a value holds its key, and has at most 16 MiB");
     let engines = arguments.engines.clone().unwrap_or_else(Name::all);
     let shapes = shapes(arguments);
     let bar = progress::bar((shapes.len() * engines.len() * arguments.runs) as u64);
@@ -134,7 +134,7 @@ impl Shape {
         let Arguments { keys, drift, requests, .. } = *arguments;
         match self {
             Self::Zipf { exponent, scans } => Requests::draw(keys, exponent, scans, drift, requests, threads),
-            Self::Loop { percent } => Requests::looped(arguments.pairs() * percent / 100, requests),
+            Self::Loop { percent } => Requests::looped(arguments.pairs().saturating_mul(percent) / 100, requests),
         }
     }
 }

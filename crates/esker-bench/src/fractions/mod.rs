@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Row, Spread};
-use crate::{Outputs, chart, memory, progress};
+use crate::{Outputs, chart, memory, number, progress};
 use engines::{Cache, Name};
 
 const VALUE_BYTES: usize = 32;
@@ -29,19 +29,19 @@ type Value = [u8; VALUE_BYTES];
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Records added
-    #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u64).range(10..))]
+    #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u64).range(10..number::KEYS))]
     adds: u64,
     /// Reads in a pass, by all threads together
-    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     reads: u64,
     /// Passes of reads, of which the last is measured
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 4, value_parser = number::count)]
     passes: usize,
     /// Memory in hundredths of what the data take; 0: a store without a device
-    #[arg(long, value_delimiter = ',', default_value = "10,25,50,90,100,0")]
+    #[arg(long, value_delimiter = ',', default_value = "10,25,50,90,100,0", value_parser = clap::value_parser!(u64).range(0..=10_000))]
     percent: Vec<u64>,
     /// Threads
-    #[arg(long, value_delimiter = ',', default_value = "1,6")]
+    #[arg(long, value_delimiter = ',', default_value = "1,6", value_parser = number::threads)]
     threads: Vec<usize>,
     /// Which keys are read
     #[arg(long, value_delimiter = ',', default_value = "uniform,zipf,oldest-tenth")]
@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     with_read_cache: bool,
     /// Number of runs
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::count)]
     runs: usize,
     #[command(flatten)]
     outputs: Outputs,
@@ -148,7 +148,6 @@ impl Setting {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    ensure!(arguments.passes > 0 && arguments.runs > 0, "there must be a pass and a run");
     let settings = settings(arguments);
     let bar = progress::bar((settings.len() * arguments.runs) as u64);
     let mut rows = Vec::new();

@@ -19,7 +19,7 @@ use hdrhistogram::Histogram;
 
 use crate::engines::{Name, Settings};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, Place, Switch, chart, memory, progress, size};
+use crate::{Outputs, Place, Switch, chart, memory, number, progress, size};
 use run::{Calls, Measured};
 use values::{Key, Order, Values};
 
@@ -27,16 +27,16 @@ use values::{Key, Order, Values};
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Number of pairs
-    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     keys: u64,
     /// Size of a value, a multiple of 16
     #[arg(long, default_value_t = 1024)]
     value_bytes: usize,
     /// Pairs per call
-    #[arg(long, value_delimiter = ',', default_value = "1024")]
+    #[arg(long, value_delimiter = ',', default_value = "1024", value_parser = number::count)]
     batch: Vec<usize>,
     /// Threads that insert, and then fetch
-    #[arg(long, value_delimiter = ',', default_value = "1,2,8,48")]
+    #[arg(long, value_delimiter = ',', default_value = "1,2,8,48", value_parser = number::threads)]
     writers: Vec<usize>,
     /// The order of keys, which are fetched in the same order, or shuffled anew
     #[arg(long, value_delimiter = ',', default_value = "in-order,random")]
@@ -54,10 +54,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", default_value = "2GiB", value_parser = size::parse)]
     memory: u64,
     /// Seconds after which inserting or fetching is stopped
-    #[arg(long, default_value_t = 10.0)]
+    #[arg(long, default_value_t = 10.0, value_parser = number::seconds)]
     seconds: f64,
     /// Number of runs
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = number::count)]
     runs: usize,
     #[command(flatten)]
     place: Place,
@@ -129,11 +129,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn validate(arguments: &Arguments) -> Result<()> {
-    ensure!(arguments.runs > 0 && arguments.seconds > 0.0, "there must be a run");
-    ensure!(arguments.writers.iter().all(|&writers| writers > 0), "there must be a writer");
-    ensure!(arguments.batch.iter().all(|&batch| batch > 0), "a batch has a pair");
     let value = arguments.value_bytes;
     ensure!(value > 0 && value.is_multiple_of(values::UNIT), "the size of a value is a multiple of {}", values::UNIT);
+    ensure!(value as u64 <= number::VALUE_BYTES, "a value has at most 16 MiB");
     Ok(())
 }
 

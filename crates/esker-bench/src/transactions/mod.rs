@@ -18,7 +18,7 @@ use hdrhistogram::Histogram;
 use crate::engines::Settings;
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, Place, Switch, chart, progress, run, size};
+use crate::{Outputs, Place, Switch, chart, number, progress, run, size};
 use ledgers::{Kind, Ledger};
 
 /// Of so many transactions that are not durable one is timed.
@@ -29,7 +29,7 @@ const LOAD_BATCH: usize = 1024;
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Number of keys
-    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     keys: u64,
     /// Keys of each transaction
     #[arg(long, default_value_t = 4)]
@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "uniform,zipf")]
     distribution: Vec<Distribution>,
     /// Numbers of threads
-    #[arg(long, value_delimiter = ',', default_value = "48")]
+    #[arg(long, value_delimiter = ',', default_value = "48", value_parser = number::threads)]
     threads: Vec<usize>,
     /// Engines, all that were built if not given
     #[arg(long, value_delimiter = ',')]
@@ -50,10 +50,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = size::parse)]
     memory: u64,
     /// Measured seconds per setting
-    #[arg(long, default_value_t = 5.0)]
+    #[arg(long, default_value_t = 5.0, value_parser = number::seconds)]
     seconds: f64,
     /// Number of runs
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = number::count)]
     runs: usize,
     #[command(flatten)]
     place: Place,
@@ -94,9 +94,7 @@ impl Tally {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    ensure!(arguments.runs > 0 && arguments.seconds > 0.0, "there must be a run");
     ensure!((1..=1024).contains(&arguments.per_transaction), "a transaction has one to 1024 keys");
-    ensure!(arguments.threads.iter().all(|&threads| threads > 0), "there must be a thread");
     let mut settings = settings(arguments);
     let bar = progress::bar((arguments.runs * settings.len()) as u64);
     for &distribution in &arguments.distribution {
