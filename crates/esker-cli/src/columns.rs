@@ -70,13 +70,13 @@ impl Sink for ArrowWriter<Output> {
 
     fn finish(&mut self) -> Outcome {
         ArrowWriter::finish(self).map_err(parquet_failure)?;
-        std::io::Write::flush(self.inner_mut()).map_err(|error| Failure::output(&error))
+        std::io::Write::flush(self.inner_mut()).map_err(|error| Failure::written(&error))
     }
 }
 
 fn arrow_failure(error: ArrowError) -> Failure {
     match error {
-        ArrowError::IoError(_, error) => Failure::output(&error),
+        ArrowError::IoError(_, error) => Failure::written(&error),
         error => Failure::new(error.to_string()),
     }
 }
@@ -84,7 +84,7 @@ fn arrow_failure(error: ArrowError) -> Failure {
 fn parquet_failure(error: ParquetError) -> Failure {
     match error {
         ParquetError::External(error) => match error.downcast::<std::io::Error>() {
-            Ok(error) => Failure::output(&error),
+            Ok(error) => Failure::written(&error),
             Err(error) => Failure::new(error.to_string()),
         },
         error => Failure::new(error.to_string()),

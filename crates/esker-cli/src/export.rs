@@ -38,12 +38,13 @@ pub(crate) fn run(args: &ExportArgs, opening: Opening) -> Outcome {
     let file = args.output.as_deref().filter(|path| is_replaced(path)).map(beside).transpose()?;
     let prefix = args.prefix.clone().unwrap_or_default().into_encoded_bytes();
     with_existing(&args.dir, opening, |store| {
-        let output: Output = match (&file, &args.output) {
+        let to: Output = match (&file, &args.output) {
             (Some(file), _) => Box::new(file.reopen()?),
             (None, Some(path)) => Box::new(there(path)?),
             (None, None) => Box::new(io::stdout()),
         };
-        let mut writer = writer(args, Box::new(BufWriter::new(output)))?;
+        let name = args.output.as_ref().map_or_else(|| "standard output".to_owned(), |path| path.display().to_string());
+        let mut writer = writer(args, Box::new(BufWriter::new(Named { name, to })))?;
         let broke = watched(store.scan().prefix(prefix))?.try_for_each(|key, value| match writer.pair(key, value) {
             Ok(()) => ControlFlow::Continue(()),
             Err(failure) => ControlFlow::Break(failure),
@@ -66,6 +67,28 @@ fn check(args: &ExportArgs) -> Outcome {
         return Err(Failure::Usage("this format is not for terminals: give --output FILE".to_owned()));
     }
     Ok(())
+}
+
+/// An output whose errors say what it is.
+struct Named {
+    name: String,
+    to: Output,
+}
+
+impl Named {
+    fn named(&self, why: &io::Error) -> io::Error {
+        io::Error::new(why.kind(), format!("{}: {why}", self.name))
+    }
+}
+
+impl Write for Named {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.to.write(bytes).map_err(|why| self.named(&why))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush().map_err(|why| self.named(&why))
+    }
 }
 
 /// True for a file, and where nothing is.
@@ -119,7 +142,7 @@ impl Csv {
 
 fn csv_failure(error: csv::Error) -> Failure {
     match error.into_kind() {
-        csv::ErrorKind::Io(error) => Failure::output(&error),
+        csv::ErrorKind::Io(error) => Failure::written(&error),
         other => Failure::new(format!("{other:?}")),
     }
 }
@@ -130,7 +153,7 @@ impl PairWriter for Csv {
     }
 
     fn finish(&mut self) -> Outcome {
-        self.0.flush().map_err(|error| Failure::output(&error))
+        self.0.flush().map_err(|error| Failure::written(&error))
     }
 }
 
@@ -145,11 +168,11 @@ impl Jsonl {
 
 impl PairWriter for Jsonl {
     fn pair(&mut self, key: &[u8], value: &[u8]) -> Outcome {
-        self.line(key, value).map_err(|error| Failure::output(&error))
+        self.line(key, value).map_err(|error| Failure::written(&error))
     }
 
     fn finish(&mut self) -> Outcome {
-        self.0.flush().map_err(|error| Failure::output(&error))
+        self.0.flush().map_err(|error| Failure::written(&error))
     }
 }
 

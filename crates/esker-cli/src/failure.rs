@@ -45,10 +45,15 @@ impl Failure {
 
     /// The failure to write to standard output.
     pub(crate) fn output(why: &io::Error) -> Self {
+        Self::written(why).map(|why| format!("standard output: {why}"))
+    }
+
+    /// The failure to write, by an error that says where.
+    pub(crate) fn written(why: &io::Error) -> Self {
         if why.kind() == io::ErrorKind::BrokenPipe {
             return Self::OutputClosed;
         }
-        Self::about("standard output", why)
+        Self::new(why.to_string())
     }
 
     /// Prints the message on standard error and gives the exit code.

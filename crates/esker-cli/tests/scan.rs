@@ -86,6 +86,15 @@ fn an_export_to_a_file_replaces_it_when_it_is_whole() {
     assert_eq!(files, 3, "orders.csv, the store and the export; nothing temporary");
 }
 
+#[test]
+fn an_export_that_cannot_be_written_says_where() {
+    let place = Place::new();
+    place.ok("put store a 1");
+    for format in ["csv", "jsonl"] {
+        place.fails(&format!("export store --format {format} --output /dev/full"), "esker: /dev/full: No space left");
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn an_export_to_a_link_or_a_pipe_writes_where_it_leads() {
