@@ -52,7 +52,8 @@ impl Rows for Jsonl {
             return Ok(false);
         }
         let row = self.buffer.trim_ascii();
-        let object: Object = serde_json::from_slice(row).map_err(|error| explain(&error))?;
+        let before = self.buffer.len() - self.buffer.trim_ascii_start().len();
+        let object: Object = serde_json::from_slice(row).map_err(|error| explain_row(&error, before))?;
         pair.key.clear();
         pair.value.clear();
         take_key(&object, &self.wanted.key, &mut pair.key)?;
@@ -112,10 +113,14 @@ fn member<'a>(object: &Object<'a>, column: &str) -> Result<&'a RawValue, Failure
     found.ok_or_else(|| Failure::new(format!("the object has no `{column}`")))
 }
 
-/// Every line is parsed by itself, so serde's own line number would always be 1.
+/// With the column in the line, of which so many bytes stand before the row.
+fn explain_row(error: &serde_json::Error, before: usize) -> Failure {
+    explain(error).map(|why| format!("{why} (column {})", before + error.column()))
+}
+
+/// Every line, and every member, is parsed by itself: serde's own line is always 1, and its column may be in a member.
 fn explain(error: &serde_json::Error) -> Failure {
     let message = error.to_string();
     let suffix = format!(" at line {} column {}", error.line(), error.column());
-    let plain = message.strip_suffix(&suffix).unwrap_or(&message);
-    Failure::new(format!("{plain} (column {})", error.column()))
+    Failure::new(message.strip_suffix(&suffix).unwrap_or(&message))
 }

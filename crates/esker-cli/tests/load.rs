@@ -340,3 +340,14 @@ fn a_row_without_end_is_named_by_its_beginning() {
     let run = place.run("load store a.csv --key k");
     assert!(run.stderr.contains("a.csv: line 3: "), "{run:?}");
 }
+
+/// The column is that of the line; of what is wrong within a member there is none.
+#[test]
+fn an_error_names_the_column_in_the_line() {
+    let place = Place::new();
+    place.write("a.jsonl", "\n  {\"k\":1,}\n");
+    place.fails("load store a.jsonl --key k", "line 2: trailing comma (column 10) ");
+    place.write("a.jsonl", "{\"v\":1,\"k\":\"\\ud800\"}\n");
+    let run = place.run("load store a.jsonl --key k");
+    assert!(run.stderr.contains("line 1: ") && !run.stderr.contains("column"), "{run:?}");
+}
