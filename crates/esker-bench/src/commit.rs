@@ -341,13 +341,16 @@ impl Commits {
     fn run(&mut self, arguments: &Arguments, directory: &Path) -> Result<()> {
         let folder = tempfile::tempdir_in(directory)?;
         let contestant = contestants::open(self.engine, self.promise, arguments.memory, folder.path())?;
+        // One thread puts any, and none where each has keys of its own.
+        let any = if self.promise == Promise::AtOnce { 0 } else { self.threads };
+        let sequences = keys::sequences(Distribution::Uniform, arguments.keys, any);
         let (start, is_over) = (Instant::now(), AtomicBool::new(false));
         let calls: Vec<(u64, Histogram<u64>)> = std::thread::scope(|scope| {
-            let (contestant, seconds) = (&*contestant, arguments.seconds);
+            let (contestant, sequences, seconds) = (&*contestant, &sequences, arguments.seconds);
             let promise = self.promise;
             let worker = move |thread| match promise {
                 Promise::AtOnce => put_until_over(contestant, thread, start, seconds),
-                Promise::Every(_) => put_anywhere(contestant, arguments.keys, start, seconds),
+                Promise::Every(_) => put_anywhere(contestant, &sequences[thread as usize], start, seconds),
             };
             let threads: Vec<_> = (0..self.threads as u64).map(|thread| scope.spawn(move || worker(thread))).collect();
             if let Promise::Every(pause) = self.promise {
@@ -381,10 +384,9 @@ fn put_until_over(contestant: &dyn Contestant, thread: u64, start: Instant, seco
 }
 
 /// The first call of each block is timed.
-fn put_anywhere(contestant: &dyn Contestant, keys: u64, start: Instant, seconds: f64) -> (u64, Histogram<u64>) {
-    let sequences = keys::sequences(Distribution::Uniform, keys, 1);
+fn put_anywhere(contestant: &dyn Contestant, sequence: &Sequence, start: Instant, seconds: f64) -> (u64, Histogram<u64>) {
     let (mut count, mut latency) = (0, run::histogram());
-    for block in sequences[0].keys.chunks_exact(BLOCK).cycle() {
+    for block in sequence.keys.chunks_exact(BLOCK).cycle() {
         let begun = Instant::now();
         if (begun - start).as_secs_f64() >= seconds {
             break;
@@ -510,4 +512,23 @@ fn draw(updates: &[Updates]) -> String {
         (format!("{}, {name}", setting.distribution.name()), setting.results[0].course.clone())
     };
     chart::lines("Updates per second, each tenth of a second", "tenths of a second", &updates.iter().map(line).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+
+    impl Contestant for Nothing {
+        fn put(&self, _: u64, _: u64) {}
+    }
+
+    /// Keys are drawn before the clock starts: who has 50 ms and nothing to do makes many puts.
+    #[test]
+    fn the_clock_does_not_run_while_keys_are_drawn() {
+        let sequence = Sequence::draw(Distribution::Uniform, 1000, 0);
+        let (count, _) = put_anywhere(&Nothing, &sequence, Instant::now(), 0.05);
+        assert!(count > 0);
+    }
 }
