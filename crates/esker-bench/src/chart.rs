@@ -14,6 +14,8 @@ const BAR: f64 = 12.0;
 const GAP: f64 = 22.0;
 /// From one drawing to the one below.
 const PITCH: f64 = TOP + HEIGHT + 50.0;
+/// The unit of rates, of which axes also show thousands and millions.
+const RATE: &str = "/s";
 
 /// What is drawn, and how wide it is.
 struct Drawing {
@@ -35,12 +37,17 @@ struct Group {
 
 /// The rates of rows: a group for each setting, a bar for each engine and batch.
 pub(crate) fn rates(title: &str, rows: &[Row]) -> String {
-    rate_bars(title, rows).into_svg()
+    row_bars(title, RATE, rows).into_svg()
+}
+
+/// The same where rows have hundredths in the place of rates.
+pub(crate) fn percents(title: &str, rows: &[Row]) -> String {
+    row_bars(title, "%", rows).into_svg()
 }
 
 /// Several drawings of rates, one below the other, each with its title and its own axis.
 pub(crate) fn panels(panels: &[(String, Vec<Row>)]) -> String {
-    let drawings: Vec<_> = panels.iter().map(|(title, rows)| rate_bars(title, rows)).collect();
+    let drawings: Vec<_> = panels.iter().map(|(title, rows)| row_bars(title, RATE, rows)).collect();
     let width = drawings.iter().map(|drawing| drawing.width).fold(0.0, f64::max);
     let mut elements = String::new();
     for (row, drawing) in drawings.iter().enumerate() {
@@ -52,7 +59,7 @@ pub(crate) fn panels(panels: &[(String, Vec<Row>)]) -> String {
     svg(width, PITCH * drawings.len() as f64, &elements)
 }
 
-fn rate_bars(title: &str, rows: &[Row]) -> Drawing {
+fn row_bars(title: &str, unit: &'static str, rows: &[Row]) -> Drawing {
     let series = distinct(rows.iter().map(series));
     let groups = distinct(rows.iter().map(setting)).into_iter().map(|label| {
         let bar = |name: &String| {
@@ -62,7 +69,7 @@ fn rate_bars(title: &str, rows: &[Row]) -> Drawing {
         };
         Group { bars: series.iter().map(bar).collect(), label }
     });
-    bars(title, &series, &groups.collect::<Vec<_>>())
+    bars(title, unit, &series, &groups.collect::<Vec<_>>())
 }
 
 fn series_is(row: &Row, name: &str) -> bool {
@@ -107,22 +114,28 @@ fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
     known
 }
 
-/// One of several drawings of bars that share a sheet: its title, series and groups.
+/// One of several drawings of bars that share a sheet: its title, unit, series and groups.
 pub(crate) struct Panel {
     title: String,
+    unit: &'static str,
     series: Vec<String>,
     groups: Vec<Group>,
 }
 
 impl Panel {
-    /// Of values by their series and group, both in the order of their first appearance.
-    pub(crate) fn new(title: &str, points: impl Iterator<Item = (String, String, Spread)>) -> Self {
+    /// Of rates by their series and group, both in the order of their first appearance.
+    pub(crate) fn of_rates(title: &str, points: impl Iterator<Item = (String, String, Spread)>) -> Self {
+        Self::new(title, RATE, points)
+    }
+
+    /// Of any values.
+    pub(crate) fn new(title: &str, unit: &'static str, points: impl Iterator<Item = (String, String, Spread)>) -> Self {
         let points: Vec<_> = points.collect();
         let series = distinct(points.iter().map(|point| point.0.clone()));
         let of = |name: &String, label: &String| points.iter().find(|point| point.0 == *name && point.1 == *label).map(|point| point.2);
         let labels = distinct(points.iter().map(|point| point.1.clone())).into_iter();
         let groups = labels.map(|label| Group { bars: series.iter().map(|name| of(name, &label)).collect(), label }).collect();
-        Self { title: title.to_owned(), series, groups }
+        Self { title: title.to_owned(), unit, series, groups }
     }
 }
 
@@ -139,7 +152,7 @@ pub(crate) fn sheet(title: &str, panels: &[Panel]) -> String {
     for (index, panel) in panels.iter().enumerate() {
         let (x, y) = ((index % PANELS_IN_A_ROW) as f64 * across, HEAD + (index / PANELS_IN_A_ROW) as f64 * PITCH);
         put(&mut elements, &format!(r#"<g transform="translate({x:.0} {y:.0})">"#));
-        elements += &bars(&panel.title, &panel.series, &panel.groups).elements;
+        elements += &bars(&panel.title, panel.unit, &panel.series, &panel.groups).elements;
         put(&mut elements, "</g>");
     }
     svg(width, height, &elements)
@@ -154,10 +167,10 @@ fn bars_width(series: usize, groups: usize) -> f64 {
 }
 
 /// Draws grouped bars with whiskers from the lowest to the highest run.
-fn bars(title: &str, series: &[String], groups: &[Group]) -> Drawing {
+fn bars(title: &str, unit: &'static str, series: &[String], groups: &[Group]) -> Drawing {
     let (group_width, width) = (group_width(series.len()), bars_width(series.len(), groups.len()));
     let spreads = groups.iter().flat_map(|group| group.bars.iter().flatten());
-    let scale = Scale::up_to(spreads.map(|spread| spread.max).fold(0.0, f64::max));
+    let scale = Scale::up_to(spreads.map(|spread| spread.max).fold(0.0, f64::max), unit);
     let mut drawing = frame(title, width, series, &scale);
     for (index, group) in groups.iter().enumerate() {
         draw_group(&mut drawing.elements, group, LEFT + index as f64 * group_width, group_width, &scale);
@@ -182,13 +195,13 @@ fn draw_group(svg: &mut String, group: &Group, left: f64, width: f64, scale: &Sc
     }
 }
 
-/// Draws lines over a common count of steps; `unit` names the steps.
+/// Draws lines of rates over a common count of steps; `unit` names the steps.
 pub(crate) fn lines(title: &str, unit: &str, lines: &[(String, Vec<f64>)]) -> String {
     let width = 900.0;
     let names: Vec<_> = lines.iter().map(|(name, _)| name.clone()).collect();
     let highest = lines.iter().flat_map(|(_, values)| values).copied().fold(0.0, f64::max);
     let steps = lines.iter().map(|(_, values)| values.len()).max().unwrap_or(0);
-    let scale = Scale::up_to(highest);
+    let scale = Scale::up_to(highest, RATE);
     let mut drawing = frame(title, width, &names, &scale);
     let svg = &mut drawing.elements;
     let across = (width - LEFT - 20.0) / (steps.max(2) - 1) as f64;
@@ -207,16 +220,29 @@ pub(crate) fn lines(title: &str, unit: &str, lines: &[(String, Vec<f64>)]) -> St
 struct Scale {
     top: f64,
     step: f64,
+    unit: &'static str,
 }
 
 impl Scale {
     /// An axis with about five round steps.
-    fn up_to(highest: f64) -> Self {
+    fn up_to(highest: f64, unit: &'static str) -> Self {
         let rough = highest.max(1.0) / 5.0;
         let power = 10f64.powf(rough.log10().floor());
         let factor = [1.0, 2.0, 5.0, 10.0].into_iter().find(|f| f * power >= rough).unwrap_or(10.0);
         let step = factor * power;
-        Self { top: (highest.max(1.0) / step).ceil() * step, step }
+        Self { top: (highest.max(1.0) / step).ceil() * step, step, unit }
+    }
+
+    /// What stands at a step: all of an axis in one unit, with the digits that the steps have.
+    fn label(&self, value: f64) -> String {
+        let (factor, prefix) = match self.top {
+            top if self.unit == RATE && top >= 1e6 => (1e6, "M"),
+            top if self.unit == RATE && top >= 1e3 => (1e3, "k"),
+            _ => (1.0, ""),
+        };
+        // A step that is a power of ten may have a logarithm a little above it.
+        let digits = (-(self.step / factor).log10() - 1e-6).ceil().max(0.0) as usize;
+        format!("{:.digits$} {prefix}{}", value / factor, self.unit)
     }
 
     fn y(&self, value: f64) -> f64 {
@@ -271,15 +297,7 @@ fn draw_axis(svg: &mut String, width: f64, scale: &Scale) {
         let value = f64::from(index) * scale.step;
         let (y, right) = (scale.y(value), width - 20.0);
         put(svg, &format!(r##"<path d="M{LEFT} {y:.1}H{right:.0}" stroke="#ddd"/>"##));
-        text(svg, LEFT - 6.0, y + 4.0, "end", &amount(value));
-    }
-}
-
-fn amount(value: f64) -> String {
-    match value {
-        v if v >= 1e6 => format!("{} M/s", v / 1e6),
-        v if v >= 1e3 => format!("{} k/s", v / 1e3),
-        v => format!("{v}"),
+        text(svg, LEFT - 6.0, y + 4.0, "end", &scale.label(value));
     }
 }
 
@@ -302,8 +320,20 @@ mod tests {
 
     #[test]
     fn axes_are_round() {
-        let scale = Scale::up_to(43.0);
+        let scale = Scale::up_to(43.0, RATE);
         assert!((scale.step - 10.0).abs() < 1e-9 && (scale.top - 50.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn an_axis_has_one_unit_and_the_digits_of_its_steps() {
+        let labels = |highest, unit| {
+            let scale = Scale::up_to(highest, unit);
+            (0..=(scale.top / scale.step).round() as u32).map(|index| scale.label(f64::from(index) * scale.step)).collect::<Vec<_>>()
+        };
+        assert_eq!(labels(1.0, RATE), ["0.0 /s", "0.2 /s", "0.4 /s", "0.6 /s", "0.8 /s", "1.0 /s"]);
+        assert_eq!(labels(1.1e6, RATE), ["0.0 M/s", "0.5 M/s", "1.0 M/s", "1.5 M/s"]);
+        assert_eq!(labels(450.0e3, RATE), ["0 k/s", "100 k/s", "200 k/s", "300 k/s", "400 k/s", "500 k/s"]);
+        assert_eq!(labels(3.5e3, "MiB"), ["0 MiB", "1000 MiB", "2000 MiB", "3000 MiB", "4000 MiB"]);
     }
 
     #[test]

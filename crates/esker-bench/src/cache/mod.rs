@@ -209,7 +209,7 @@ fn finish(arguments: &Arguments, rows: &[Row]) -> Result<()> {
     let title =
         format!("Hits in a hundred requests, {} keys of {} bytes, {} MiB", arguments.keys, arguments.value_bytes, arguments.memory >> 20);
     let hits = rows.iter().map(|row| Row { ops_per_second: percent(row), ..row.clone() });
-    report::write_svg(arguments.outputs.svg.as_deref(), || chart::rates(&title, &hits.collect::<Vec<_>>()))
+    report::write_svg(arguments.outputs.svg.as_deref(), || chart::percents(&title, &hits.collect::<Vec<_>>()))
 }
 
 fn percent(row: &Row) -> Spread {

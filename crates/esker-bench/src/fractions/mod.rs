@@ -205,13 +205,13 @@ fn drawing(title: &str, rows: &[Row]) -> String {
             let threads = if row.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", row.threads) };
             let of = rows.iter().filter(|other| panel_of(other) == name);
             let points = of.map(|row| (row.engine.clone(), fraction_text(row), row.ops_per_second));
-            panels.push((name, chart::Panel::new(&format!("{operation}, {threads}"), points)));
+            panels.push((name, chart::Panel::of_rates(&format!("{operation}, {threads}"), points)));
         }
     }
     let threads = rows.iter().map(|row| row.threads).max();
     let adds = rows.iter().filter(|row| row.reads_percent == 0 && Some(row.threads) == threads);
     let resident = adds.map(|row| (row.engine.clone(), fraction_text(row), Spread::of(&[(row.resident_bytes.unwrap_or(0) >> 20) as f64])));
-    let resident = chart::Panel::new("MiB resident after the adds", resident);
+    let resident = chart::Panel::new("MiB resident after the adds", "MiB", resident);
     chart::sheet(title, &panels.into_iter().map(|(_, panel)| panel).chain([resident]).collect::<Vec<_>>())
 }
 
