@@ -17,7 +17,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::report::{self, Latency};
-use crate::{Outputs, Place, keys, number, progress, run, size};
+use crate::{Place, Rows, keys, number, progress, run, size};
 
 /// Of the records a cache's disk holds one in so many.
 const DISK_PART: u64 = 2;
@@ -82,7 +82,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     place: Place,
     #[command(flatten)]
-    outputs: Outputs,
+    rows: Rows,
 }
 
 impl Arguments {
@@ -130,7 +130,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     bar.finish_and_clear();
     print(&rows);
-    report::write_json(arguments.outputs.json.as_deref(), &rows)
+    report::write_json(arguments.rows.json.as_deref(), &rows)
 }
 
 fn measure(arguments: &Arguments, kind: Kind, rate: u64, directory: &Path) -> Result<Row> {
@@ -232,7 +232,7 @@ mod tests {
             line_seconds: 0.0,
             rates: Vec::new(),
             place: Place::default(),
-            outputs: Outputs { json: None, svg: None },
+            rows: Rows { json: None },
         };
         let of = |kind| measure(&arguments, kind, 0, arguments.place.temporary().unwrap().path()).unwrap();
         assert_eq!(of(Kind::Store).refused, 0);

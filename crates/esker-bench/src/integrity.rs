@@ -18,7 +18,7 @@ use rand::{RngExt, SeedableRng};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::report::{self, Row, Spread};
-use crate::{Outputs, Place, keys, number, progress, size};
+use crate::{Place, Rows, keys, number, progress, size};
 
 /// Pairs per `put_many` of the load.
 const LOAD_BATCH: u64 = 1024;
@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     place: Place,
     #[command(flatten)]
-    outputs: Outputs,
+    rows: Rows,
 }
 
 /// The rates of one batch size: checked, and not.
@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let rows: Vec<Row> =
         std::iter::once(load_row(arguments, load_seconds, log_bytes)).chain(all.iter().flat_map(|reads| reads.rows(arguments))).collect();
     print(&rows);
-    report::write_json(arguments.outputs.json.as_deref(), &rows)
+    report::write_json(arguments.rows.json.as_deref(), &rows)
 }
 
 /// The seconds that one core takes to checksum the blocks of a log of so many bytes, once.

@@ -1,7 +1,7 @@
 //! Benchmarks of Esker, alone and against other maps.
 //!
 //! Each subcommand is one experiment. All of them print a table, write machine-readable rows with
-//! `--json` and a drawing with `--svg`, and stop with an error if a value read is wrong: a store
+//! `--json` and most of them a drawing with `--svg`, and stop with an error if a value read is wrong: a store
 //! that is fast and wrong has no rate. Build with `--features peers` for the maps compared with and with
 //! `--features peers-disk` for the disk engines.
 
@@ -81,7 +81,15 @@ enum Experiment {
     Steady(steady::Arguments),
 }
 
-/// Where results go besides the standard output.
+/// Where the rows go besides the standard output.
+#[derive(Args, Clone)]
+struct Rows {
+    /// Write the rows here as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Where results go besides the standard output, of an experiment that has a drawing.
 #[derive(Args, Clone)]
 struct Outputs {
     /// Write the rows here as JSON
@@ -180,6 +188,13 @@ mod tests {
         for line in refused {
             assert!(Arguments::try_parse_from(format!("esker-bench {line}").split(' ')).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn who_draws_nothing_takes_no_name_for_a_drawing() {
+        let takes = |experiment| Arguments::try_parse_from(["esker-bench", experiment, "--svg", "a.svg"]).is_ok();
+        assert!(["ycsb", "steady", "turnover"].into_iter().all(takes));
+        assert!(!["flood", "pacing", "integrity", "recovery"].into_iter().any(takes));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use hdrhistogram::Histogram;
 
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, Place, number, progress, run, size};
+use crate::{Place, Rows, number, progress, run, size};
 
 /// One call in so many puts a new key, beside everything, and for how long.
 const NEW_EVERY: u64 = 8;
@@ -89,7 +89,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     place: Place,
     #[command(flatten)]
-    outputs: Outputs,
+    rows: Rows,
 }
 
 /// Calls with the work beside them or without.
@@ -138,7 +138,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     bar.finish_and_clear();
     let rows: Vec<Row> = settings.iter().map(|setting| row(arguments, setting)).collect();
     print(arguments, &rows, &settings);
-    report::write_json(arguments.outputs.json.as_deref(), &rows)
+    report::write_json(arguments.rows.json.as_deref(), &rows)
 }
 
 fn measure(arguments: &Arguments, setting: &mut Setting, sequences: &[Sequence], directory: &Path) -> Result<()> {
@@ -344,7 +344,7 @@ mod tests {
                 seconds: 0.1,
                 runs: 1,
                 place: Place::default(),
-                outputs: Outputs { json: None, svg: None },
+                rows: Rows { json: None },
             };
             let sequences = keys::sequences(Distribution::Uniform, arguments.keys, arguments.threads);
             for mut setting in Setting::both(beside) {

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use esker::{Options, Store};
 
 use crate::report::{self, Row, Spread};
-use crate::{Outputs, Place, integrity, keys, number, probe, progress, size};
+use crate::{Place, Rows, integrity, keys, number, probe, progress, size};
 
 /// Pairs per `put_many` of the load.
 const LOAD_BATCH: u64 = 1024;
@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
     #[arg(long, hide = true)]
     images: bool,
     #[command(flatten)]
-    outputs: Outputs,
+    rows: Rows,
 }
 
 /// Runs the experiment.
@@ -64,7 +64,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     bar.finish_and_clear();
     print(&rows);
-    report::write_json(arguments.outputs.json.as_deref(), &rows)
+    report::write_json(arguments.rows.json.as_deref(), &rows)
 }
 
 fn options(arguments: &Arguments) -> Options {
