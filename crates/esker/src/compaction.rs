@@ -70,7 +70,7 @@ const SWEPT_AT_ONCE: usize = 64;
 /// Until samples tell what has expired.
 const CLOSE_LOOKS: u32 = 8;
 /// So many times through the log goes who needs room, as long as what is dead would suffice.
-const ROUNDS: u32 = 8;
+const ROUNDS: u32 = 32;
 /// Between two looks whether a stretch that somebody else does has made room: a part of what one in memory takes.
 const STRETCH_PAUSE: Duration = Duration::from_micros(50);
 

@@ -155,8 +155,9 @@ impl Engine {
             }
             None => guard,
         };
-        if self.is_in_memory() && !self.has_log_room(bytes) {
+        if self.is_in_memory() {
             drop(guard);
+            // What there is others may take at once: a second look must not end in evicting what nobody else has.
             return if self.reclaim(bytes)? { Ok(()) } else { Err(Error::Full) };
         }
         self.make_log_room(&guard, bytes)
@@ -242,6 +243,7 @@ impl Engine {
 
     /// Freezes, writes and evicts so that the log keeps to its share with `room` bytes to spare. The driver's one step.
     pub(super) fn shift_boundaries(&self, _: &MutexGuard<'_, ()>, room: u64) -> Result<()> {
+        debug_assert!(!self.is_in_memory(), "what is in memory is nowhere else");
         self.check_writable()?;
         let (bounds, budget) = (&self.log.bounds, self.log.budget.load(Relaxed));
         // Boundaries lie between blocks.
