@@ -143,7 +143,6 @@ pub(crate) struct Parts {
 
 impl Engine {
     pub(crate) fn new(parts: Parts) -> Result<Self> {
-        check_budget(parts.budget)?;
         let known = parts.home.as_ref().map(|home| home.manifest.state.identity).or(parts.identity);
         let identity = known.map_or_else(Identity::random, Ok)?;
         let huge = parts.budget >= HUGE_PAGE_BUDGET_BYTES;

@@ -15,6 +15,7 @@ use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
 use crate::error::{Error, Result};
 use crate::log::line_flag;
 use crate::record::ODD_LINE;
+use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub(crate) const SCARS: &str = "esker.scars";
@@ -43,26 +44,24 @@ impl Scar {
 
 /// The scars below `cut`. There are at least so many, or one less and one at the cut.
 pub(crate) fn read(storage: &dyn Storage, cut: u64, least: u64) -> Result<Vec<Scar>> {
-    let device = if storage.list()?.iter().any(|name| name == SCARS) { Some(storage.open(SCARS)?) } else { None };
-    let count = device.as_ref().map_or(Ok(0), |device| device.bytes())? / SECTOR_BYTES as u64;
-    let (mut scars, mut behind, mut known) = (Vec::new(), 0, 0);
-    for number in 0..count {
-        let Some(device) = &device else { break };
-        match read_one(&**device, number)? {
-            Some(scar) if scar.cut < cut && scar.cut >= behind => {
-                behind = scar.behind;
-                scars.push(scar);
-                known += 1;
+    let (mut scars, mut behind, mut is_one_at_cut) = (Vec::new(), 0, false);
+    if let Some(device) = open_list(storage)? {
+        for number in 0..device.bytes()? / SECTOR_BYTES as u64 {
+            match read_one(&*device, number)? {
+                Some(scar) if scar.cut < cut && scar.cut >= behind => {
+                    behind = scar.behind;
+                    scars.push(scar);
+                }
+                // Written by a recovery that was cut short, and this one writes it again; or older than the loss before it, which hides it.
+                other => {
+                    is_one_at_cut = other.is_some_and(|scar| scar.cut == cut);
+                    break;
+                }
             }
-            Some(scar) if scar.cut == cut => {
-                known += 1;
-                break;
-            }
-            // Written by a recovery that was cut short, and this one writes it again; or older than the loss before it, which hides it.
-            _ => break,
         }
     }
     // A sector of zeros ends the list: that nothing is missing the manifest must say.
+    let known = scars.len() as u64 + u64::from(is_one_at_cut);
     if known < least && !FUZZED {
         return Err(Error::corruption(format!("scars are missing file={SCARS} found={known} known={least}")));
     }
@@ -72,11 +71,14 @@ pub(crate) fn read(storage: &dyn Storage, cut: u64, least: u64) -> Result<Vec<Sc
 /// True if a recovery that was cut short left a scar behind the `known` ones. It must be written over: the log may go on
 /// where it lies.
 pub(crate) fn has_stale(storage: &dyn Storage, known: usize) -> Result<bool> {
-    if !storage.list()?.iter().any(|name| name == SCARS) {
-        return Ok(false);
-    }
-    let device = storage.open(SCARS)?;
+    let Some(device) = open_list(storage)? else { return Ok(false) };
     Ok(device.bytes()? > (known * SECTOR_BYTES) as u64 && read_one(&*device, known as u64)?.is_some())
+}
+
+/// The list, if a crash ever left something.
+fn open_list(storage: &dyn Storage) -> Result<Option<Arc<dyn Device>>> {
+    let is_there = storage.list()?.iter().any(|name| name == SCARS);
+    Ok(if is_there { Some(storage.open(SCARS)?) } else { None })
 }
 
 fn read_one(device: &dyn Device, number: u64) -> Result<Option<Scar>> {

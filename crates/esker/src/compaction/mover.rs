@@ -207,7 +207,7 @@ impl Mover<'_> {
                 // While doubts are settled those that are left are not on the list. While a snapshot holds what has a copy, chains lead
                 // there, and after a crash nobody knows that they end above (`copied`): by a shorter tag the key would have its value again.
                 let leads_nowhere = self.caching.is_some()
-                    || !self.engine.holds.is_any() && (self.is_gone(previous) || known.is_none() && self.is_settled_down_to(previous));
+                    || (self.is_gone(previous) || known.is_none() && self.is_settled_down_to(previous)) && !engine.holds.is_any();
                 if seen.address() == at && leads_nowhere && !engine.index.remove(hash, &seen) {
                     continue;
                 }

@@ -70,10 +70,7 @@ impl Index {
         let is_last = self.matches(bucket, place.tag()) == 1;
         if let (Some((slot, _)), true) = (found, is_last) {
             slot.store(0, Release);
-            self.entries.0.fetch_add(1u64.wrapping_neg(), Relaxed);
-            if bucket.next() != 0 {
-                self.close_up(place.number());
-            }
+            self.have_gone(place.number(), 1);
         }
         bucket.unlatch();
         found.is_some()
@@ -89,20 +86,21 @@ impl Index {
             return;
         }
         bucket.latch();
-        let dropped: u64 = self
-            .chain(bucket)
-            .flat_map(Bucket::entries)
-            .filter(leads_below)
-            .map(|slot| {
-                slot.store(0, Release);
-                1
-            })
-            .sum();
-        self.entries.0.fetch_add(dropped.wrapping_neg(), Relaxed);
-        if dropped > 0 && bucket.next() != 0 {
+        let mut dropped = 0;
+        for slot in self.chain(bucket).flat_map(Bucket::entries).filter(leads_below) {
+            slot.store(0, Release);
+            dropped += 1;
+        }
+        self.have_gone(at, dropped);
+        bucket.unlatch();
+    }
+
+    /// So many entries went out of latched bucket `at`.
+    fn have_gone(&self, at: u64, count: u64) {
+        self.entries.0.fetch_add(count.wrapping_neg(), Relaxed);
+        if count > 0 && self.bucket(at).next() != 0 {
             self.close_up(at);
         }
-        bucket.unlatch();
     }
 
     /// All records of the chain that begins at `head` were seen to be of one key.
