@@ -2,7 +2,7 @@
 //!
 //! Adds of 40-byte records (8 of key, 32 of value), then reads of keys chosen in several ways, by some threads that share
 //! the work. Resident bytes are the kernel's count, less what the process had before. Reads are done in passes over
-//! sequences of the same choice; the last one counts, so that what reading itself brings into memory shows. For the
+//! sequences of the same choice; the last one counts, so that what reading itself brings into memory shows. Few calls are timed one by one. For the
 //! Zipf choice the share of reads that had to wait for the device is printed beside that of the best static choice: as many
 //! of the most popular records as the log has room for in memory. What each of the others does with little memory: `engines.rs`.
 
@@ -12,10 +12,11 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use hdrhistogram::Histogram;
 
 use crate::keys::{self, Distribution, Sequence};
-use crate::report::{self, Row, Spread};
-use crate::{Outputs, chart, memory, number, progress};
+use crate::report::{self, Latency, Row, Spread};
+use crate::{Outputs, chart, memory, number, progress, run};
 use engines::{Cache, Name};
 
 const VALUE_BYTES: usize = 32;
@@ -144,6 +145,11 @@ impl Setting {
         };
         format!("{}{how}", self.engine.text())
     }
+
+    /// One call of so many is timed, a power of two: a look at the clock is dear where calls are cheap.
+    fn timed_of(&self) -> usize {
+        if self.percent == 0 { 256 } else { 64 }
+    }
 }
 
 /// Runs the experiment.
@@ -177,6 +183,7 @@ fn finish(arguments: &Arguments, rows: &[Row]) -> Result<()> {
         "median",
         "min",
         "max",
+        "p99",
         "to best",
         "to best map",
         "resident MiB",
@@ -256,25 +263,26 @@ fn settings(arguments: &Arguments) -> Vec<Setting> {
 fn measure(arguments: &Arguments, setting: &Setting, draws: &Draws) -> Result<Vec<Row>> {
     let base = memory::settled_bytes();
     let cache = setting.engine.open(setting, arguments.adds)?;
-    let rate = add(&*cache, arguments.adds, setting.threads);
+    let added = add(&*cache, arguments.adds, setting)?;
     let resident = || memory::resident_bytes().saturating_sub(base);
-    let mut rows = vec![row(arguments, setting, "add", "scattered", rate, resident())];
+    let mut rows = vec![row(arguments, setting, "add", "scattered", &added, resident())];
     for (choice, drawn) in &draws.keys {
         let (choice, count) = (*choice, draws.count);
-        let mut last = row(arguments, setting, "get", choice.name(), 0.0, 0);
+        let mut last = None;
         for pass in 0..arguments.passes {
             let drawn: Vec<_> = drawn.iter().map(|drawn| &drawn[pass * count..(pass + 1) * count]).collect();
             let before = cache.counts();
-            let (rate, lost) = find(&*cache, &drawn)?;
-            last = row(arguments, setting, "get", choice.name(), rate, resident());
-            last.lost_per_get = cache.is_lossy().then_some(lost);
+            let found = find(&*cache, &drawn, setting)?;
+            let mut row = row(arguments, setting, "get", choice.name(), &found, resident());
+            row.lost_per_get = cache.is_lossy().then_some(found.lost);
             if let (Some(before), Some(after)) = (before, cache.counts()) {
                 let per_get = |at: usize| (after[at] - before[at]) as f64 / (count * setting.threads) as f64;
-                (last.device_reads_per_get, last.promotions_per_get) = (Some(per_get(0)), Some(per_get(1)));
-                last.static_misses = (choice == Choice::Zipf).then(|| static_misses(arguments.adds, after[2]));
+                (row.device_reads_per_get, row.promotions_per_get) = (Some(per_get(0)), Some(per_get(1)));
+                row.static_misses = (choice == Choice::Zipf).then(|| static_misses(arguments.adds, after[2]));
             }
+            last = Some(row);
         }
-        rows.push(last);
+        rows.extend(last);
     }
     Ok(rows)
 }
@@ -285,42 +293,73 @@ fn value_of(key: u64) -> Value {
     value
 }
 
-/// Adds all records in the order of their indices, each thread a part; adds a second.
-fn add(cache: &dyn Cache, adds: u64, threads: usize) -> f64 {
-    let begun = Instant::now();
-    thread::scope(|scope| {
-        for thread in 0..threads as u64 {
-            scope.spawn(move || (thread..adds).step_by(threads).for_each(|index| cache.add(keys::key(index), value_of(keys::key(index)))));
+/// Adds all records in the order of their indices, each thread a part.
+fn add(cache: &dyn Cache, adds: u64, setting: &Setting) -> Result<Pass> {
+    let shares: Vec<_> = (0..setting.threads as u64).map(|thread| (thread..adds).step_by(setting.threads).map(keys::key)).collect();
+    Pass::run(shares, adds, setting.timed_of(), |key| {
+        cache.add(key, value_of(key));
+        Ok(false)
+    })
+}
+
+/// Reads the keys of each thread.
+fn find(cache: &dyn Cache, drawn: &[&[u64]], setting: &Setting) -> Result<Pass> {
+    let (is_lossy, count) = (cache.is_lossy(), drawn.iter().map(|drawn| drawn.len() as u64).sum());
+    let shares = drawn.iter().map(|keys| keys.iter().copied()).collect();
+    Pass::run(shares, count, setting.timed_of(), |key| match cache.find(key) {
+        Some(value) => {
+            ensure!(value == value_of(key), "a read gave what was never added");
+            Ok(false)
         }
-    });
-    adds as f64 / begun.elapsed().as_secs_f64()
+        None if is_lossy => {
+            cache.add(key, value_of(key));
+            Ok(true)
+        }
+        None => anyhow::bail!("a read gave nothing for what was added"),
+    })
 }
 
-/// Reads the keys of each thread; reads a second, and how many of them found nothing.
-fn find(cache: &dyn Cache, drawn: &[&[u64]]) -> Result<(f64, f64)> {
-    let begun = Instant::now();
-    let lost = thread::scope(|scope| {
-        let threads: Vec<_> = drawn.iter().map(|keys| scope.spawn(|| find_all(cache, keys))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("reads do not panic")).sum::<Result<u64>>()
-    })?;
-    let elapsed = begun.elapsed().as_secs_f64();
-    let count = drawn.iter().map(|drawn| drawn.len()).sum::<usize>() as f64;
-    Ok((count / elapsed, lost as f64 / count))
+/// What all threads did together.
+struct Pass {
+    /// Calls a second.
+    rate: f64,
+    /// The part of the calls that found nothing.
+    lost: f64,
+    /// Of one call in so many.
+    latency: Latency,
 }
 
-fn find_all(cache: &dyn Cache, keys: &[u64]) -> Result<u64> {
-    let (is_lossy, mut lost) = (cache.is_lossy(), 0);
-    for &key in keys {
-        match cache.find(key) {
-            Some(value) => ensure!(value == value_of(key), "a read gave what was never added"),
-            None if is_lossy => {
-                lost += 1;
-                cache.add(key, value_of(key));
+impl Pass {
+    /// One thread for each share, in which each key gets a call; that one says whether it found nothing.
+    fn run<S>(shares: Vec<S>, calls: u64, timed_of: usize, call: impl Fn(u64) -> Result<bool> + Sync) -> Result<Self>
+    where
+        S: Iterator<Item = u64> + Send,
+    {
+        let call = &call;
+        let one = |share: S| -> Result<(u64, Histogram<u64>)> {
+            let (mut lost, mut latency) = (0, run::histogram());
+            for (number, key) in share.enumerate() {
+                let begun = (number & (timed_of - 1) == 0).then(Instant::now);
+                lost += u64::from(call(key)?);
+                if let Some(begun) = begun {
+                    latency.saturating_record(begun.elapsed().as_nanos() as u64);
+                }
             }
-            None => anyhow::bail!("a read gave nothing for what was added"),
+            Ok((lost, latency))
+        };
+        let begun = Instant::now();
+        let lanes = thread::scope(|scope| {
+            let threads: Vec<_> = shares.into_iter().map(|share| scope.spawn(|| one(share))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("calls do not panic")).collect::<Result<Vec<_>>>()
+        })?;
+        let elapsed = begun.elapsed().as_secs_f64();
+        let (mut lost, mut all) = (0, run::histogram());
+        for (count, latency) in &lanes {
+            lost += count;
+            all += latency;
         }
+        Ok(Self { rate: calls as f64 / elapsed, lost: lost as f64 / calls as f64, latency: Latency::of(&all) })
     }
-    Ok(lost)
 }
 
 /// The share of Zipf reads that the `held` most popular of `keys` records do not answer.
@@ -329,7 +368,7 @@ fn static_misses(keys: u64, held: u64) -> f64 {
     1.0 - weight(held.min(keys)) / weight(keys)
 }
 
-fn row(arguments: &Arguments, setting: &Setting, operation: &str, choice: &'static str, rate: f64, resident: u64) -> Row {
+fn row(arguments: &Arguments, setting: &Setting, operation: &str, choice: &'static str, pass: &Pass, resident: u64) -> Row {
     let share = if setting.percent == 0 { "memory".to_owned() } else { format!("{} %", setting.percent) };
     Row {
         experiment: "hybrid",
@@ -342,8 +381,9 @@ fn row(arguments: &Arguments, setting: &Setting, operation: &str, choice: &'stat
         value_bytes: VALUE_BYTES as u64,
         batch: 1,
         runs: arguments.runs,
-        ops_per_second: Spread::of(&[rate]),
+        ops_per_second: Spread::of(&[pass.rate]),
         bytes_per_entry: resident as f64 / arguments.adds as f64,
+        latency_ns: Some(pass.latency),
         memory_bytes: (setting.percent > 0).then(|| setting.budget(arguments.adds)),
         memory_fraction: Some(if setting.percent == 0 { 1.0 } else { setting.percent as f64 / 100.0 }),
         resident_bytes: Some(resident),
@@ -351,7 +391,7 @@ fn row(arguments: &Arguments, setting: &Setting, operation: &str, choice: &'stat
     }
 }
 
-/// The rows of several runs as one each.
+/// The rows of several runs as one each: the rates of all, and what else the last one gave.
 fn joined(runs: Vec<Vec<Row>>) -> Vec<Row> {
     let rates = |at: usize| runs.iter().map(|run| run[at].ops_per_second.median).collect::<Vec<_>>();
     let spreads: Vec<_> = (0..runs[0].len()).map(|at| Spread::of(&rates(at))).collect();
@@ -368,6 +408,7 @@ fn cells(row: &Row) -> Vec<String> {
         report::rate(row.ops_per_second.median),
         report::rate(row.ops_per_second.min),
         report::rate(row.ops_per_second.max),
+        row.latency_ns.map_or_else(|| "-".to_owned(), |latency| report::nanoseconds(latency.p99)),
         report::optional(row.ratio_to_best_peer),
         report::optional(row.ratio_to_best_map),
         report::mebibytes(row.resident_bytes),
