@@ -10,6 +10,7 @@
 //! the record's latch; readers copy it word by word with atomic loads and accept the copy if the version stood still
 //! (46 bits do not wrap during one read). `SEALED` is set under the latch when the record was superseded; a word record that is
 //! sealed is about to be (`store/expire.rs`). An expiry is one atomic; it stands last, so that no other offset depends on it.
+//! A bytes record that is left with little of its room in use is divided: the part behind the value becomes a record of nobody's.
 
 use crate::sync::atomic::{AtomicU64, Ordering::*, fence};
 use crate::sync::{Rule, broken, hint, thread};
@@ -68,6 +69,9 @@ const VERSION: u64 = 1 << 18;
 
 /// Records longer than any that can be written: their length is damaged.
 pub(crate) const RECORD_BYTES_MAX: u64 = 64 << 20;
+
+/// Room that a shorter value may leave unused in any case.
+const UNUSED_BYTES_MIN: usize = 1024;
 
 /// Keys in bytes layout, in bytes.
 pub(crate) const KEY_BYTES_MAX: usize = 64 << 10;
@@ -181,7 +185,9 @@ impl Record {
 
     /// When a bytes record ends, if it has `EXPIRES`.
     pub(crate) fn bytes_expiry(&self) -> &AtomicU64 {
-        self.word(self.value_offset() + self.capacity() as u64)
+        // Acquire: pairs with the Release in `trim`.
+        let capacity = self.word(16).load(Acquire) >> 32;
+        self.word(self.value_offset() + capacity)
     }
 
     /// A cache's record was read while it was old: it may stay longer.
@@ -280,6 +286,13 @@ impl Record {
 
     pub(crate) fn capacity(&self) -> usize {
         (self.word(16).load(Relaxed) >> 32) as usize
+    }
+
+    /// True if a value of this length fits, and does not leave more than half of the room unused, unless that is little.
+    #[inline(always)]
+    pub(crate) fn suits(&self, length: usize) -> bool {
+        // What is too long wraps.
+        self.capacity().wrapping_sub(length) <= length + UNUSED_BYTES_MIN
     }
 
     fn value_offset(&self) -> u64 {
@@ -396,6 +409,31 @@ impl Latched {
         }
         let lengths = self.0.word(16);
         lengths.store((lengths.load(Relaxed) >> 32 << 32) | (from + bytes.len()) as u64, Relaxed);
+    }
+
+    /// Sets the whole value; where it leaves much room unused that becomes a record of nobody's, of so many bytes.
+    pub(crate) fn replace_value(&self, bytes: &[u8]) -> u64 {
+        let leaves_little = self.0.suits(bytes.len());
+        self.set_value(0, bytes);
+        if leaves_little { 0 } else { self.trim(bytes.len()) }
+    }
+
+    /// Divides the record behind a value of this length. Nobody goes through what is mutable, so nobody stands in the part behind.
+    fn trim(&self, length: usize) -> u64 {
+        let (header, lengths) = (self.0.header().load(Relaxed), self.0.word(16));
+        let room = padded(length);
+        let left = (lengths.load(Relaxed) >> 32) - room;
+        let expiry = self.0.value_offset() + room;
+        // SAFETY: inside the record, of which `left` bytes lie behind this; 8-aligned.
+        let nobodys = unsafe { Record::new(self.0.at.add((expiry + expiry_bytes(header)) as usize)) };
+        nobodys.write_bytes(&[], &[], (left - BYTES_HEADER_BYTES) as usize, NEVER, 0, ABANDONED | header & ODD_LINE);
+        if header & EXPIRES != 0 {
+            // Whoever still knows the old length finds it in the old place, the last word of the other record.
+            self.0.word(expiry).store(self.0.bytes_expiry().load(Relaxed), Relaxed);
+        }
+        // Release: the expiry is there for whoever sees the new length.
+        lengths.store(room << 32 | length as u64, Release);
+        left
     }
 }
 

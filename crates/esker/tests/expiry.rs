@@ -612,3 +612,87 @@ impl esker::Clock for Turned {
         SystemTime::UNIX_EPOCH + Duration::from_millis(1000 + self.0.load(SeqCst))
     }
 }
+
+/// A value that a shorter one takes the place of gives up the room behind it, where its end was.
+#[test]
+fn a_shorter_value_in_place_keeps_its_end() {
+    const LENGTHS: [usize; 5] = [1_500, 3_000, 5_000, 20_000, 300_000];
+    let (clock, folder) = (Arc::new(ManualClock::default()), tempfile::tempdir().unwrap());
+    let open =
+        || -> Store<u64, [u8]> { Options::new().memory("16MiB").clock(clock.clone()).background(false).open(folder.path()).unwrap() };
+    let mut store = open();
+    let value = |key: u64, length: usize| vec![key as u8; length];
+    let short = |key: u64| value(key, key as usize % 100);
+    for (key, length) in (0u64..).zip([LENGTHS; 4].concat()) {
+        match key % 2 {
+            0 => store.put_with_ttl(&key, &value(key, length), SECOND * 10).unwrap(),
+            _ => store.put(&key, &value(key, length)).unwrap(),
+        }
+    }
+    let before = (store.stats().log.tail, store.stats().space.dead_bytes);
+    for key in 0..20 {
+        match key % 4 {
+            0 | 1 => assert_eq!(store.rmw(&key, |_| short(key)).unwrap(), short(key)),
+            2 => assert_eq!(store.transaction(|tx| tx.rmw(&key, |_| short(key))).unwrap(), short(key)),
+            _ => store.put(&key, &short(key)).unwrap(),
+        }
+    }
+    let after = (store.stats().log.tail, store.stats().space.dead_bytes);
+    assert_eq!(after.0, before.0, "all in place");
+    let given_up = 4 * LENGTHS.iter().sum::<usize>() as u64;
+    // But for what the short ones have, and records that transactions made ahead.
+    assert!((after.1 - before.1).abs_diff(given_up) < 20 * 150, "{before:?}, {after:?}, {given_up}");
+    let check = |store: &Store<u64, [u8]>| {
+        for key in 0..20 {
+            assert_eq!(store.get(&key).unwrap(), Some(short(key)));
+            assert_eq!(store.ttl(&key).unwrap(), Some(if key % 2 == 0 { Ttl::Left(SECOND * 10) } else { Ttl::Forever }), "{key}");
+        }
+        for scan in [store.scan().by_log(), store.scan().by_index()] {
+            let mut count = 0;
+            scan.for_each(|_, _| count += 1).unwrap();
+            assert_eq!(count, 20);
+        }
+    };
+    check(&store);
+    // What grows again finds no room where it was.
+    assert_eq!(store.append(&4, &[4; 5_000]).unwrap(), 5_004);
+    store.put(&4, &short(4)).unwrap();
+    store.expire_at(&4, esker::Clock::now(&*clock) + SECOND * 10).unwrap();
+    check(&store);
+    store.close().unwrap();
+    assert!(esker::verify(folder.path(), |_, _| {}).unwrap().is_sound());
+    store = open();
+    check(&store);
+    store.compact().unwrap();
+    check(&store);
+    clock.advance(SECOND * 10);
+    assert!((0..20).all(|key| store.contains(&key).unwrap() == (key % 2 == 1)));
+}
+
+/// While it does so others read it, and its end.
+#[test]
+fn values_that_shrink_and_grow_are_whole_for_others() {
+    let clock = Arc::new(ManualClock::default());
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").clock(clock).in_memory().unwrap();
+    let value = |seed: u64| vec![seed as u8; if seed.is_multiple_of(2) { 10_000 } else { 8 + seed as usize % 16 }];
+    store.put_with_ttl(&1, &value(0), SECOND * 10).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    let seen = store.get(&1).unwrap().unwrap();
+                    assert!(
+                        seen.iter().all(|byte| *byte == seen[0]) && seen.len() == value(seen[0].into()).len(),
+                        "{} of {}",
+                        seen[0],
+                        seen.len()
+                    );
+                    assert_eq!(store.ttl(&1).unwrap(), Some(Ttl::Left(SECOND * 10)));
+                }
+            });
+        }
+        let _raise = Raise(&stop);
+        (1..40_000).for_each(|seed| drop(store.rmw(&1, |_| value(seed)).unwrap()));
+    });
+}

@@ -682,3 +682,20 @@ fn what_threads_have_left_of_their_pieces_adds_up() {
     let (space, live) = (store.stats().space, 16 * 1020 * (24 + 8 + 104));
     assert!(space.live_bytes >= live, "{live} live, {space:?}");
 }
+
+/// A shorter value in place of a longer one kept the longer one's room, and compaction copied it.
+#[test]
+fn what_shorter_values_leave_comes_back() {
+    for bytes in [2_000, 16_000, 100_000] {
+        for background in [false, true] {
+            let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(background).in_memory().unwrap();
+            let long = vec![1; bytes];
+            let full = (0u64..).find(|key| store.put(key, &long).is_err()).unwrap();
+            (0..full).for_each(|key| store.put(&key, &[2; 8]).unwrap());
+            (0..full).for_each(|key| assert_eq!(store.get(&key).unwrap().as_deref(), Some(&[2; 8][..])));
+            let again = (full..2 * full).find(|key| store.put(key, &long).is_err()).unwrap_or(2 * full) - full;
+            println!("{bytes} bytes, background {background}: {again} of {full} once more");
+            assert!(again >= full * 9 / 10, "{bytes} bytes, background {background}: {again} of {full}, {:?}", store.stats().space);
+        }
+    }
+}

@@ -1,10 +1,14 @@
 //! Transactions, one at a time: what they read, change, refuse and leave behind. (`bank.rs` has many at once.)
 
+#[path = "common/raise.rs"]
+mod raise;
+
 use esker::{Clock, Device, Error, ManualClock, MemoryDevice, Options, Store, Transaction, Ttl};
+use raise::Raise;
 use std::borrow::Borrow;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 const MIB: usize = 1 << 20;
@@ -155,6 +159,42 @@ fn many_keys_and_a_writer_of_others_do_not_conflict() {
         assert_eq!(store.get(&key).unwrap(), Some(key));
     }
     assert_eq!(store.stats().operations.conflicts, 0);
+}
+
+/// Not even while its commit looks at all that it has read: then it takes the latches of all.
+#[test]
+fn many_keys_and_busy_writers_of_others_do_not_conflict() {
+    const READS: u64 = 20_000;
+    let store: Store<u64, u64> = Options::new().memory("64MiB").in_memory().unwrap();
+    (0..READS).for_each(|key| store.put(&key, &1).unwrap());
+    let (stop, written, mut tries) = (AtomicBool::new(false), AtomicU64::new(0), 0);
+    std::thread::scope(|scope| {
+        for thread in 1..3 {
+            let (store, stop, written) = (&store, &stop, &written);
+            scope.spawn(move || {
+                for key in (0..100_000).cycle().take_while(|_| !stop.load(Relaxed)) {
+                    store.put(&((thread << 32) + key), &7).unwrap();
+                    written.fetch_add(1, Relaxed);
+                }
+            });
+        }
+        let _raise = Raise(&stop);
+        while written.load(Relaxed) < 10_000 {
+            std::thread::yield_now();
+        }
+        for number in 1..21 {
+            let read = store.transaction(|tx| {
+                tries += 1;
+                let sum = (0..READS).try_fold(0, |sum, key| Ok::<_, Error>(sum + tx.get(&key)?.unwrap()))?;
+                tx.put(&(3 << 32), &number)?;
+                Ok(sum)
+            });
+            assert_eq!(read.unwrap(), READS);
+        }
+    });
+    // One more where a writer slept while he held a latch.
+    assert!(tries < 30, "{tries} times for 20");
+    assert_eq!(store.get(&(3 << 32)).unwrap(), Some(20));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::Seen;
 use crate::latches::Hold;
-use crate::record::{self, ABSENT, EXPIRES, NEVER, Record, SEALED, TOMBSTONE};
+use crate::record::{self, ABSENT, EXPIRES, Latched, NEVER, Record, SEALED, TOMBSTONE};
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::borrow::{Borrow, Cow};
@@ -255,7 +255,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Ok(Step::Done(was_there))
             }
             Change::Set(value, _, expires) if was_there && value.len() <= record.capacity() && (can_end || *expires == NEVER) => {
-                latched.set_value(0, value);
+                self.replace_in_place(pin, &latched, value);
                 if can_end {
                     self.engine.expiry.watch_for(*expires);
                     record.bytes_expiry().store(*expires, Release);
@@ -269,6 +269,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
                 Ok(step.then(|| was_there))
             }
+        }
+    }
+
+    /// A value that fits takes the place of a record's own, and what room it does not need is dead.
+    pub(super) fn replace_in_place(&self, pin: &Pin<'_>, latched: &Latched, value: &[u8]) {
+        let left = latched.replace_value(value);
+        if left > 0 {
+            pin.slot.count(Counter::DeadByte, left);
+            // It is more than half of what the record had.
+            self.engine.log.note_gone(2 * left);
         }
     }
 

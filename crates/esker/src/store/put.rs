@@ -63,7 +63,7 @@ impl Fresh for &[u8] {
 
     #[inline(always)]
     fn replace(self, record: Record, _: &[u8]) -> bool {
-        if self.len() > record.capacity() {
+        if !record.suits(self.len()) {
             return false;
         }
         let latched = record.latch();

@@ -5,7 +5,8 @@
 //!    and no other transaction has to wait for it. A step for time only: what turns out not to be needed is abandoned.
 //! 1. **Latch** the keys to be written, in the order of their latches; and those read whose version has moved.
 //! 2. **Validate**: of what was read, latched keys by their witness, the others by their version; and that none of it has ended by
-//!    now, by one look at the clock.
+//!    now, by one look at the clock. A version that moves between the two may mean another key, which shares the latch: then all that was touched is
+//!    latched, and validated again. Who reads thousands of keys beside busy writers of others would never commit else.
 //! 3. **Plan**: a value that fits its mutable record will change in place; for any other a record is made at the log's tail,
 //!    if it is not made yet. Up to here everything can be given up: what was made is abandoned, the versions stay what they were.
 //! 4. **Publish** the records, then **change in place**. Nothing fails any more: who finds the one or the other finds the key
@@ -45,23 +46,29 @@ use crate::types::{Key, Value};
 
 /// The latches of a commit, in order.
 struct Latches<'a> {
-    held: Vec<(LatchNumber, Hold<'a>)>,
-    /// What they guard was changed.
+    held: Vec<Latched<'a>>,
+    /// What is to be written was.
     changed: bool,
+}
+
+struct Latched<'a> {
+    number: LatchNumber,
+    hold: Hold<'a>,
+    /// For the sake of a key that is to be written.
+    writes: bool,
 }
 
 impl Latches<'_> {
     fn get(&self, hash: u64) -> Option<&Hold<'_>> {
-        let at = self.held.binary_search_by_key(&LatchNumber::of(hash), |(number, _)| *number).ok()?;
-        Some(&self.held[at].1)
+        let at = self.held.binary_search_by_key(&LatchNumber::of(hash), |latched| latched.number).ok()?;
+        Some(&self.held[at].hold)
     }
 }
 
 impl Drop for Latches<'_> {
     fn drop(&mut self) {
-        if !self.changed {
-            self.held.drain(..).for_each(|(_, held)| held.unchanged());
-        }
+        let changed = self.changed;
+        self.held.drain(..).filter(|latched| !(changed && latched.writes)).for_each(|latched| latched.hold.unchanged());
     }
 }
 
@@ -183,8 +190,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Ok(Step::Again);
         }
         let Some(mut ahead) = self.make_ahead(&pin, touched) else { return Ok(self.needs_room(touched, room)) };
-        let mut latches = self.latch(touched)?;
-        self.validate(touched, &latches)?;
+        let mut latches = self.latch_and_validate(touched)?;
         match self.plan_all(&pin, touched, &latches, &mut ahead) {
             Step::Done(changes) => self.carry_out(&pin, &changes),
             Step::Room(_) => return Ok(self.needs_room(touched, room)),
@@ -232,15 +238,28 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     // ---- latch and validate --------------------------------------------------------------------------------------
 
-    fn latch(&self, touched: &[Touched<K, V>]) -> Result<Latches<'_>> {
-        let needed = touched.iter().filter(|touched| self.needs_latch(touched));
-        let mut order: Vec<_> = needed.map(|touched| (LatchNumber::of(touched.hash), touched)).collect();
-        order.sort_unstable_by_key(|(number, _)| *number);
-        order.dedup_by_key(|(number, _)| *number);
+    fn latch_and_validate(&self, touched: &[Touched<K, V>]) -> Result<Latches<'_>> {
+        let latches = self.latch(touched, |touched| self.needs_latch(touched))?;
+        if self.is_valid(touched, &latches)? {
+            return Ok(latches);
+        }
+        drop(latches);
+        let latches = self.latch(touched, |_| true)?;
+        let is_valid = self.is_valid(touched, &latches)?;
+        debug_assert!(is_valid, "what is latched is still what was read, or a conflict");
+        Ok(latches)
+    }
+
+    fn latch(&self, touched: &[Touched<K, V>], needs_latch: impl Fn(&Touched<K, V>) -> bool) -> Result<Latches<'_>> {
+        let needed = touched.iter().filter(|touched| needs_latch(touched));
+        let mut order: Vec<_> = needed.map(|touched| (LatchNumber::of(touched.hash), touched.write.is_none(), touched)).collect();
+        // Of those that share one, who writes comes first, and stays.
+        order.sort_unstable_by_key(|(number, only_reads, _)| (*number, *only_reads));
+        order.dedup_by_key(|(number, ..)| *number);
         let mut latches = Latches { held: Vec::with_capacity(order.len()), changed: false };
-        for (number, touched) in order {
-            let held = self.engine.latches.hold_next(number).ok_or_else(|| self.met_conflict(touched.conflict()))?;
-            latches.held.push((number, held));
+        for (number, only_reads, touched) in order {
+            let hold = self.engine.latches.hold_next(number).ok_or_else(|| self.met_conflict(touched.conflict()))?;
+            latches.held.push(Latched { number, hold, writes: !only_reads });
         }
         Ok(latches)
     }
@@ -251,20 +270,22 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         touched.write.is_some() || touched.read.is_some_and(|read| has_moved(read.version))
     }
 
-    fn validate(&self, touched: &[Touched<K, V>], latches: &Latches<'_>) -> Result<()> {
+    /// False if only more latches can tell.
+    fn is_valid(&self, touched: &[Touched<K, V>], latches: &Latches<'_>) -> Result<bool> {
         let mut now = None;
         for touched in touched {
             let Some(read) = touched.read else { continue };
             let has_ended = read.expires != NEVER && read.expires <= *now.get_or_insert_with(|| self.engine.expiry.now());
             let stands = match latches.get(touched.hash) {
                 Some(held) => held.version() == read.version || self.is_still(touched.key(), touched.hash, read.witness),
-                None => self.engine.latches.stands(LatchNumber::of(touched.hash), read.version),
+                None if self.engine.latches.stands(LatchNumber::of(touched.hash), read.version) => true,
+                None => return Ok(false),
             };
             if (!stands || has_ended) && !broken(Rule::ReadsAreValidated) {
                 return Err(self.met_conflict(touched.conflict()));
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     // ---- plan ----------------------------------------------------------------------------------------------------
@@ -420,7 +441,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     fn change_in_place(&self, pin: &Pin<'_>, change: &Change<'_, K, V>, record: Record) {
         let latched = (!Self::WORD).then(|| record.latch());
         match (change.write, &latched) {
-            (Write::Put(put), Some(latched)) => latched.set_value(0, put.bytes()),
+            (Write::Put(put), Some(latched)) => self.replace_in_place(pin, latched, put.bytes()),
             (Write::Put(put), None) => record.word_value(Self::KEY_WIDTH).store(to_word(put.bytes()), Release),
             (Write::Delete, _) => {
                 record.header().fetch_or(TOMBSTONE, Release);
