@@ -120,7 +120,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     println!();
     print_commits(&commit_rows);
     report::write_svg(arguments.outputs.svg.as_deref(), || draw(&updates))?;
-    report::write_json(arguments.outputs.json.as_deref(), &[update_rows, commit_rows].concat())
+    report::write_json(arguments.outputs.rows.json.as_deref(), &[update_rows, commit_rows].concat())
 }
 
 fn validate(arguments: &Arguments) -> Result<()> {

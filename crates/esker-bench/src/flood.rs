@@ -232,7 +232,7 @@ mod tests {
             line_seconds: 0.0,
             rates: Vec::new(),
             place: Place::default(),
-            rows: Rows { json: None },
+            rows: Rows::default(),
         };
         let of = |kind| measure(&arguments, kind, 0, arguments.place.temporary().unwrap().path()).unwrap();
         assert_eq!(of(Kind::Store).refused, 0);

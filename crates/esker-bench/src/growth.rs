@@ -36,7 +36,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     bar.finish_and_clear();
     report::compare(&mut rows);
     print(&rows);
-    report::write_json(arguments.outputs.json.as_deref(), &rows)?;
+    report::write_json(arguments.outputs.rows.json.as_deref(), &rows)?;
     report::write_svg(arguments.outputs.svg.as_deref(), || draw(&rows))
 }
 

@@ -231,7 +231,7 @@ fn finish(arguments: &Arguments, rows: &[Row], direct: bool) -> Result<()> {
     if !direct {
         println!("The probe read through the page cache: its rates may be those of memory.");
     }
-    report::write_json(arguments.outputs.json.as_deref(), rows)?;
+    report::write_json(arguments.outputs.rows.json.as_deref(), rows)?;
     let title = format!("Reads per second, {} keys, {} MiB", arguments.keys, arguments.memory >> 20);
     report::write_svg(arguments.outputs.svg.as_deref(), || chart::rates(&title, rows))
 }

@@ -82,22 +82,27 @@ enum Experiment {
 }
 
 /// Where the rows go besides the standard output.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Default)]
 struct Rows {
     /// Write the rows here as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = writable)]
     json: Option<PathBuf>,
 }
 
 /// Where results go besides the standard output, of an experiment that has a drawing.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Default)]
 struct Outputs {
-    /// Write the rows here as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    rows: Rows,
     /// Write a drawing here as SVG
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = writable)]
     svg: Option<PathBuf>,
+}
+
+/// A file that can be written: who measures for an hour should not learn afterwards that it cannot.
+fn writable(path: &str) -> Result<PathBuf, String> {
+    let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    opened.map(|_| PathBuf::from(path)).map_err(|error| error.to_string())
 }
 
 /// Where an experiment keeps its files.
@@ -191,8 +196,19 @@ mod tests {
     }
 
     #[test]
+    fn files_that_cannot_be_written_are_refused_at_once() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let in_folder = |name: &str| folder.path().join(name).display().to_string();
+        for option in ["--json", "--svg"] {
+            let parse = |path: &str| Arguments::try_parse_from(["esker-bench", "steady", option, path]);
+            assert!(parse(&in_folder("rows")).is_ok(), "{option}");
+            assert!(parse(&in_folder("nowhere/rows")).is_err() && parse(&in_folder("")).is_err(), "{option}");
+        }
+    }
+
+    #[test]
     fn who_draws_nothing_takes_no_name_for_a_drawing() {
-        let takes = |experiment| Arguments::try_parse_from(["esker-bench", experiment, "--svg", "a.svg"]).is_ok();
+        let takes = |experiment| Arguments::try_parse_from(["esker-bench", experiment, "--svg", "/dev/null"]).is_ok();
         assert!(["ycsb", "steady", "turnover"].into_iter().all(takes));
         assert!(!["flood", "pacing", "integrity", "recovery"].into_iter().any(takes));
     }

@@ -344,7 +344,7 @@ mod tests {
                 seconds: 0.1,
                 runs: 1,
                 place: Place::default(),
-                rows: Rows { json: None },
+                rows: Rows::default(),
             };
             let sequences = keys::sequences(Distribution::Uniform, arguments.keys, arguments.threads);
             for mut setting in Setting::both(beside) {

@@ -104,7 +104,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     print(&row);
     let svg = || chart::lines("Updates per second", "seconds", &[("esker".to_owned(), row.second_ops.clone())]);
     report::write_svg(arguments.outputs.svg.as_deref(), svg)?;
-    report::write_json(arguments.outputs.json.as_deref(), &[row])
+    report::write_json(arguments.outputs.rows.json.as_deref(), &[row])
 }
 
 /// What was seen of the updates.
@@ -386,7 +386,7 @@ mod tests {
             threads: 2,
             seconds: 1.5,
             place: Place::default(),
-            outputs: Outputs { json: None, svg: None },
+            outputs: Outputs::default(),
         }
     }
 

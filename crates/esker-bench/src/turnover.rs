@@ -154,7 +154,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     bar.finish_and_clear();
     print(&rows);
-    report::write_json(arguments.outputs.json.as_deref(), &rows)?;
+    report::write_json(arguments.outputs.rows.json.as_deref(), &rows)?;
     report::write_svg(arguments.outputs.svg.as_deref(), || draw(&rows))
 }
 
@@ -348,7 +348,7 @@ mod tests {
             value_bytes: 2000,
             memory: 16 << 20,
             place: Place::default(),
-            outputs: Outputs { json: None, svg: None },
+            outputs: Outputs::default(),
         }
     }
 

@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut rows = experiment.rows();
     report::compare(&mut rows);
     print(&rows);
-    report::write_json(arguments.outputs.json.as_deref(), &rows)?;
+    report::write_json(arguments.outputs.rows.json.as_deref(), &rows)?;
     let title = format!("Operations per second, {} keys", arguments.keys);
     report::write_svg(arguments.outputs.svg.as_deref(), || chart::rates(&title, &rows))
 }

@@ -143,7 +143,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     bar.finish_and_clear();
     compare(&mut rows);
     print(&rows);
-    report::write_json(arguments.outputs.json.as_deref(), &rows)?;
+    report::write_json(arguments.outputs.rows.json.as_deref(), &rows)?;
     report::write_svg(arguments.outputs.svg.as_deref(), || drawing::draw(&rows))
 }
 
@@ -441,7 +441,7 @@ mod tests {
             runs: 1,
             client_objects: 100,
             peers: Vec::new(),
-            outputs: Outputs { json: None, svg: None },
+            outputs: Outputs::default(),
         };
         let mut rows = Vec::new();
         for setting in settings(&arguments) {

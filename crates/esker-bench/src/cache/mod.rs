@@ -205,7 +205,7 @@ fn finish(arguments: &Arguments, rows: &[Row]) -> Result<()> {
     ];
     report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
     report::print_ratios(rows);
-    report::write_json(arguments.outputs.json.as_deref(), rows)?;
+    report::write_json(arguments.outputs.rows.json.as_deref(), rows)?;
     let title =
         format!("Hits in a hundred requests, {} keys of {} bytes, {} MiB", arguments.keys, arguments.value_bytes, arguments.memory >> 20);
     let hits = rows.iter().map(|row| Row { ops_per_second: percent(row), ..row.clone() });

@@ -195,7 +195,7 @@ fn finish(arguments: &Arguments, rows: &[Row]) -> Result<()> {
     ];
     report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
     report::print_ratios(rows);
-    report::write_json(arguments.outputs.json.as_deref(), rows)?;
+    report::write_json(arguments.outputs.rows.json.as_deref(), rows)?;
     let title = format!("{} records of 40 bytes, by the memory given", arguments.adds);
     report::write_svg(arguments.outputs.svg.as_deref(), || drawing(&title, rows))
 }

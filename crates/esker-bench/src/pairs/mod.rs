@@ -124,7 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut rows: Vec<_> = results.iter().flat_map(|results| results.rows(arguments)).collect();
     report::compare(&mut rows);
     print(&rows);
-    report::write_json(arguments.outputs.json.as_deref(), &rows)?;
+    report::write_json(arguments.outputs.rows.json.as_deref(), &rows)?;
     report::write_svg(arguments.outputs.svg.as_deref(), || draw(arguments, &rows))
 }
 

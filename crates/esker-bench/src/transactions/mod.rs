@@ -113,7 +113,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     report::compare(&mut rows);
     let head = ["engine", "keys", "threads", "sync", "commits/s", "min", "max", "to best peer", "aborts", "p50", "p99", "p99.9"];
     report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
-    report::write_json(arguments.outputs.json.as_deref(), &rows)?;
+    report::write_json(arguments.outputs.rows.json.as_deref(), &rows)?;
     report::write_svg(arguments.outputs.svg.as_deref(), || draw(arguments, &rows))
 }
 
