@@ -85,6 +85,24 @@ type Worth = Arc<dyn Fn(&[u8], &[u8]) -> f64 + Send + Sync>;
 /// assert_eq!(page, b"<html>");
 /// # Ok::<(), esker::Error>(())
 /// ```
+///
+/// A group of keys that ends at once, however many they are: they carry the group's stamp, which is a pair of its own and never the same twice. Without it nobody
+/// asks for them any more, and they go as what is not read does. (A scan's [`delete`](crate::Scan::delete) gives their room back at once.)
+/// ```
+/// # use esker::{Cache, Options, Store};
+/// # use std::{io, time::UNIX_EPOCH};
+/// let pages: Store<str, [u8]> = Options::new().memory("16MiB").cache(Cache::new()).in_memory()?;
+/// let now = || Ok::<_, io::Error>(UNIX_EPOCH.elapsed().map_err(io::Error::other)?.as_nanos().to_be_bytes().to_vec());
+/// let key = |site: &str, page: &str| -> esker::Result<String> {
+///     let stamp = pages.get_or_insert_with(site, now)?;
+///     Ok(format!("{site} {stamp:x?} {page}"))
+/// };
+/// pages.put(&key("ada.example", "/index")?, b"<html>")?;
+/// assert!(pages.contains(&key("ada.example", "/index")?)?);
+/// pages.delete("ada.example")?;
+/// assert!(!pages.contains(&key("ada.example", "/index")?)?);
+/// # Ok::<(), esker::Error>(())
+/// ```
 #[derive(Clone, Default)]
 pub struct Cache {
     disk: Option<Result<u64>>,
