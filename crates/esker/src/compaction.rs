@@ -87,6 +87,8 @@ pub(crate) fn sectors(address: u64) -> u64 {
 #[derive(Default)]
 pub(crate) struct Compaction {
     running: Mutex<()>,
+    /// Odd while a stretch is under way: what lives in it lies there twice then.
+    turn: AtomicU64,
     pub(crate) scars: Mutex<Vec<Scar>>,
     /// Dead bytes counted before this opening, and those given back since.
     known: AtomicU64,
@@ -102,6 +104,23 @@ pub(crate) struct Compaction {
     swept: AtomicU64,
     /// The tail when two chains could not be joined (`joining.rs`).
     pub(crate) joined_in_vain_at: AtomicU64,
+}
+
+/// A stretch under way. Whoever has it is the one who compacts.
+struct Turn<'c>(&'c AtomicU64);
+
+impl<'c> Turn<'c> {
+    fn of(turn: &'c AtomicU64) -> Self {
+        turn.fetch_add(1, AcqRel);
+        Self(turn)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // Release: who waited finds the room.
+        self.0.fetch_add(1, Release);
+    }
 }
 
 /// A stretch from the log's beginning to `reached`, all of whose living records have copies.
@@ -351,19 +370,22 @@ impl Engine {
     pub(crate) fn reclaim(&self, bytes: u64) -> Result<bool> {
         let mut pauses = 0;
         let fits = || self.has_log_room(bytes);
-        let (mut until, mut rounds) = (self.log.tail(), 1);
+        let (mut until, mut rounds, mut waits) = (self.log.tail(), 1, 0);
         self.sample_expired();
         while !fits() {
             // Not at all when next to nothing would come of it, as far as a closer look can tell.
-            if self.is_compaction_hopeless() && !(0..CLOSE_LOOKS).any(|_| self.finds_expired()) {
+            let is_hopeless = || self.is_compaction_hopeless() && !(0..CLOSE_LOOKS).any(|_| self.finds_expired());
+            let is_through = self.log.bounds.begin.load(Relaxed) >= until;
+            let would_fit = || (self.log_bytes() + bytes).saturating_sub(self.dead_bytes()) <= self.log.budget.load(Relaxed);
+            if is_hopeless() || is_through && (rounds == ROUNDS || !would_fit()) {
+                if waits < ROUNDS && self.await_stretch() {
+                    waits += 1;
+                    continue;
+                }
                 return Ok(fits());
             }
             // Once through the log; and again where others, or the driver's copies, took what was given back.
-            if self.log.bounds.begin.load(Relaxed) >= until {
-                let would_fit = (self.log_bytes() + bytes).saturating_sub(self.dead_bytes()) <= self.log.budget.load(Relaxed);
-                if rounds == ROUNDS || !would_fit {
-                    return Ok(fits());
-                }
+            if is_through {
                 (until, rounds) = (self.log.tail(), rounds + 1);
             }
             if !self.move_stretch_for_room(None, || !fits())? {
@@ -378,6 +400,16 @@ impl Engine {
             self.share_budget();
         }
         Ok(true)
+    }
+
+    /// Waits until the stretch that somebody else moves now is given back; false if there is none.
+    fn await_stretch(&self) -> bool {
+        let turn = || self.compaction.turn.load(Acquire);
+        let seen = turn();
+        while seen % 2 == 1 && turn() == seen {
+            std::thread::sleep(STRETCH_PAUSE);
+        }
+        seen % 2 == 1
     }
 
     fn compact_stretch(&self) -> Result<bool> {
@@ -405,6 +437,7 @@ impl Engine {
     }
 
     fn move_stretch_now(&self, one: &MutexGuard<'_, ()>, caching: Option<&Caching>) -> Result<bool> {
+        let _turn = Turn::of(&self.compaction.turn);
         let copied = *lock(&self.compaction.copied);
         if let Some(copied) = copied {
             return self.give_back(one, copied);

@@ -699,3 +699,30 @@ fn what_shorter_values_leave_comes_back() {
         }
     }
 }
+
+/// What another moves lies there twice until he is done: who needed room then was refused it, though there was as much again.
+#[test]
+fn who_needs_room_waits_for_a_stretch_under_way() {
+    for long in [0, 4 << 20] {
+        let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+        let short = vec![1; 1000];
+        (1..1500).for_each(|key| store.put(&key, &short).unwrap());
+        store.put(&0, &vec![7; long]).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let compacting = scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    store.compact().unwrap();
+                }
+            });
+            let _raise = Raise(&stop);
+            for round in 0..60_000u64 {
+                let key = 1 + round % 1000;
+                let put = if round % 3 == 0 { store.delete(&key).map(drop) } else { store.put(&key, &short) };
+                put.unwrap_or_else(|error| panic!("{error} in round {round} beside {long} bytes, {:?}", store.stats()));
+            }
+            stop.store(true, Relaxed);
+            compacting.join().unwrap();
+        });
+    }
+}
