@@ -151,7 +151,9 @@ impl Engine {
             return Ok(None);
         }
         let (line, has_room) = self.draw(&guard, may_tell && self.may_tell());
-        let told = has_room.then(|| self.tell(&line));
+        // Others may have written much before the cut was there.
+        let is_found = line.cut - bounds.cut.load(Relaxed) <= lines::FOUND_BYTES;
+        let told = (has_room && is_found).then(|| self.tell(&line));
         self.flush_line(told.is_some())?;
         bounds.cut.store(line.cut, Relaxed);
         bounds.durable.store(line.whole, Relaxed);

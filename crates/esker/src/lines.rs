@@ -31,8 +31,9 @@ pub(crate) const TOLD_BYTES_MAX: u64 = 16 << 20;
 const WORDS: usize = 7;
 /// In the last bytes of a block's payload.
 pub(crate) const RECORD_BYTES: u64 = WORDS as u64 * 8;
-/// Blocks that a short line may have: the bound is looked at before its cut is known.
-const BLOCKS_MAX: u64 = 2 * SHORT_BYTES / BLOCK_BYTES;
+/// The same when its cut is known: a longer one recovery would not find.
+pub(crate) const FOUND_BYTES: u64 = 2 * SHORT_BYTES;
+const BLOCKS_MAX: u64 = FOUND_BYTES / BLOCK_BYTES;
 /// Blocks read together.
 const PIECE_BLOCKS: u64 = 64;
 
@@ -233,6 +234,47 @@ mod tests {
             // What was found is not lost by looking.
             assert_eq!(held(files), n as u64 + 1);
         }
+    }
+
+    /// What others wrote between a look at a line's length and its cut made it longer than recovery looks: acknowledged, and lost.
+    #[test]
+    fn a_line_that_grew_until_its_cut_is_found() {
+        use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+        const LONG: u64 = 6 << 20;
+        let files = Arc::new(MemoryStorage::new());
+        let store: Store<u64, [u8]> = options().open_in(files.clone()).unwrap();
+        let put = |key: u64, bytes: u64| store.put(&key, &vec![key as u8; bytes as usize]).unwrap();
+        // A line waits for those who are in the store, if there are transactions.
+        drop(store.begin().unwrap());
+        put(0, 8);
+        store.commit().unwrap();
+        // Something for the line to hold.
+        put(0, 16);
+        let (is_in, may_go) = (AtomicBool::new(false), AtomicBool::new(false));
+        let wait_for = |seen: &dyn Fn() -> bool| {
+            while !seen() {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            let inside = || {
+                let stay = |_: Option<&[u8]>| {
+                    is_in.store(true, Relaxed);
+                    wait_for(&|| may_go.load(Relaxed));
+                    vec![1]
+                };
+                store.rmw(&1, stay).unwrap();
+            };
+            scope.spawn(inside);
+            wait_for(&|| is_in.load(Relaxed));
+            let committing = scope.spawn(|| store.commit().unwrap());
+            wait_for(&|| store.engine.is_cutting());
+            (0..LONG / 1000).for_each(|key| put(2 + key, 1000));
+            may_go.store(true, Relaxed);
+            committing.join().unwrap();
+        });
+        let again: Store<u64, [u8]> = options().open_in(Arc::new(files.copy())).unwrap();
+        assert!((2..2 + LONG / 1000).all(|key| again.contains(&key).unwrap()), "{:?}", again.stats().log);
     }
 
     #[test]
