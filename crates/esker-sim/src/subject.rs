@@ -83,6 +83,14 @@ pub trait Subject: Send + Sync {
     fn close(&self) -> Result<()>;
 }
 
+/// A store that speaks the types of a layout.
+pub trait Typed: Clone {
+    /// Its layout.
+    const LAYOUT: Layout;
+    /// The same store in bytes; the clock is the one that it was opened with.
+    fn subject(&self, clock: Arc<ManualClock>) -> Box<dyn Subject>;
+}
+
 /// The files of a log in a storage: so short that programs of a few steps fill several, and records reach across them.
 const SEGMENT_BYTES: u64 = 2 * esker::SECTOR_BYTES as u64;
 
@@ -246,6 +254,14 @@ macro_rules! subject {
                     }
                 };
                 Ok($name(store, clock))
+            }
+        }
+
+        impl Typed for Store<$key, $value> {
+            const LAYOUT: Layout = $layout;
+
+            fn subject(&self, clock: Arc<ManualClock>) -> Box<dyn Subject> {
+                Box::new($name(self.clone(), clock))
             }
         }
 
