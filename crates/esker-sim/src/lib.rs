@@ -6,7 +6,7 @@
 //! [`history`] tells whether what several threads saw could have come from one map, and [`disk`] is
 //! the device under it all, which is slow, out of order and faulty on demand ([`unsteady`]: at random).
 //! [`polling`] has futures as the unkindest executor may. [`fuzz`] takes its choices from a
-//! fuzzer instead. Everything else random comes from a seed.
+//! fuzzer instead. Everything else random comes from a seed ([`seeds`]).
 
 pub mod crash;
 pub mod disk;
@@ -15,6 +15,7 @@ pub mod golden;
 pub mod history;
 pub mod model;
 pub mod polling;
+pub mod seeds;
 pub mod storage;
 pub mod subject;
 pub mod unsteady;

@@ -9,19 +9,12 @@
 use esker::{ManualClock, Options};
 use esker_sim::disk::SimDisk;
 use esker_sim::model::{Generator, Layout, Model, Operation, Outcome, Shape};
+use esker_sim::seeds::{seed, seeds};
 use esker_sim::subject::{self, Place, Subject};
 use std::sync::Arc;
 
+const SEEDS: u64 = 2;
 const BUDGETS: [u64; 2] = [16 << 20, 24 << 20];
-
-/// The seeds to run.
-fn seeds() -> Vec<u64> {
-    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
-    match number("ESKER_SEED") {
-        Some(seed) => vec![seed],
-        None => (1..=number("ESKER_SEQUENCES").unwrap_or(2)).collect(),
-    }
-}
 
 /// How two outcomes differ; of a batch, the first position that does.
 fn difference(operation: &Operation, gave: &Outcome, expected: &Outcome) -> String {
@@ -115,7 +108,7 @@ fn spilling(layout: Layout, reopens: bool) -> (Shape, usize) {
 
 /// Runs `body` for every layout, budget and seed with a name that says which.
 fn over_everything(place: &str, body: impl Fn(String, Layout, u64, u64)) {
-    for seed in seeds() {
+    for seed in seeds(SEEDS) {
         for layout in Layout::ALL {
             for budget in BUDGETS {
                 let name = format!("ESKER_SEED={seed} {layout:?} {}MiB {place}", budget >> 20);
@@ -128,7 +121,7 @@ fn over_everything(place: &str, body: impl Fn(String, Layout, u64, u64)) {
 
 /// The same with one budget a layout, for what is long.
 fn over_layouts(place: &str, body: impl Fn(String, Layout, u64, u64)) {
-    let seed = seeds()[0];
+    let seed = seed();
     for (layout, budget) in Layout::ALL.into_iter().zip(BUDGETS.into_iter().cycle()) {
         let name = format!("ESKER_SEED={seed} {layout:?} {}MiB {place}, spilling", budget >> 20);
         println!("{name}");

@@ -9,6 +9,7 @@
 use esker::{Error, Options, Result, Store};
 use esker_sim::disk::{Call, Failure, Fault, SECTOR, SimDisk};
 use esker_sim::model::{Generator, Layout, Operation, Outcome, Shape, Uncertain};
+use esker_sim::seeds::seed;
 use esker_sim::subject::{self, Place, Subject};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -17,10 +18,6 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 const BUDGET: u64 = 16 << 20;
-
-fn seed() -> u64 {
-    std::env::var("ESKER_SEED").ok().and_then(|v| v.parse().ok()).unwrap_or(1)
-}
 
 /// Runs `body` in its own thread and gives up on it after a minute.
 fn watched(name: String, body: impl FnOnce(&str) + Send + 'static) {

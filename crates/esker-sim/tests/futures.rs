@@ -12,6 +12,7 @@
 
 use esker::{Durability, Error, MemoryStorage, Options, Result, Store, Value};
 use esker_sim::polling::{Task, rest};
+use esker_sim::seeds::seeds;
 use esker_sim::unsteady::{Faults, Unsteady};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -24,6 +25,7 @@ use std::thread;
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
+const SEEDS: u64 = 4;
 const LANES: u64 = 100;
 const LANE_KEYS: usize = 40;
 /// Futures that a lane begins.
@@ -32,15 +34,6 @@ const CALLS: u64 = 80;
 const COUNTED: u64 = 1 << 40;
 const COUNTED_KEYS: usize = 8;
 const FILLING: u64 = 2 << 40;
-
-/// The seeds to run.
-fn seeds() -> Vec<u64> {
-    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
-    match number("ESKER_SEED") {
-        Some(seed) => vec![seed],
-        None => (1..=number("ESKER_SEQUENCES").unwrap_or(4)).collect(),
-    }
-}
 
 // ---- values --------------------------------------------------------------------------------------------------------
 
@@ -507,7 +500,7 @@ fn run<V: Held + ?Sized>(seed: u64) -> u64 {
 
 /// A program that ends early may find all it asks for in memory; not all of them.
 fn run_all<V: Held + ?Sized>() {
-    let seeds = seeds();
+    let seeds = seeds(SEEDS);
     let (count, device_reads) = (seeds.len(), seeds.into_iter().map(run::<V>).sum::<u64>());
     assert!(device_reads > 0 || count == 1, "nothing was cold");
 }

@@ -9,6 +9,7 @@
 use esker_sim::disk::SimDisk;
 use esker_sim::history::{Action, Clock, Event, Recorder, add, by_key, check};
 use esker_sim::model::Layout;
+use esker_sim::seeds::seed;
 use esker_sim::subject::{self, Place, Subject};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -18,10 +19,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const THREADS: u64 = 8;
 const HOT: u64 = 4;
 const OPERATIONS: u64 = 2500;
-
-fn seed() -> u64 {
-    std::env::var("ESKER_SEED").ok().and_then(|v| v.parse().ok()).unwrap_or(1)
-}
 
 /// One run: a store under workers and an inserting thread.
 struct Run {

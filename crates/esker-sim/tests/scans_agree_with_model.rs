@@ -12,6 +12,7 @@
 
 use esker::{Cursor, Iter, ManualClock, MemoryStorage, Options, ReadTransaction, Scan, Store, Strategy, Value, verify_in};
 use esker_sim::model::{Bytes, Generator, Layout, Model, Operation, Outcome, Shape, brief, operand};
+use esker_sim::seeds::seeds;
 use esker_sim::storage::SimStorage;
 use esker_sim::subject::{self, Subject, Typed};
 use rand::seq::IndexedRandom;
@@ -22,18 +23,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+const SEEDS: u64 = 12;
 const LIVES: usize = 3;
 const STEPS: usize = 120;
 const HOT: u64 = 20;
-
-/// The seeds to run.
-fn seeds() -> Vec<u64> {
-    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
-    match number("ESKER_SEED") {
-        Some(seed) => vec![seed],
-        None => (1..=number("ESKER_SEQUENCES").unwrap_or(12)).collect(),
-    }
-}
 
 /// Keys and values as the model has them.
 trait Held: Value<Owned: Send + Sync> {
@@ -491,7 +484,7 @@ impl<K: Held + ?Sized, V: Held + ?Sized> Life<'_, K, V> {
 
 #[test]
 fn scans_agree_with_the_model() {
-    for seed in seeds() {
+    for seed in seeds(SEEDS) {
         match Layout::ALL[(seed % 4) as usize] {
             Layout::Pairs => Trial::<u64, u64>::new(seed).run(),
             Layout::Records => Trial::<u64, [u8; 24]>::new(seed).run(),

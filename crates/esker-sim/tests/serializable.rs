@@ -8,6 +8,7 @@
 
 use esker::{Durability, Error, Options, ReadTransaction, Store, Transaction, Value};
 use esker_sim::history::{Action, Clock, Event, Recorder, Together, add, check};
+use esker_sim::seeds::seed;
 use esker_sim::storage::SimStorage;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -18,10 +19,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 const THREADS: u64 = 3;
 const KEYS: u64 = 3;
 const CALLS: usize = 4;
-
-fn seed() -> u64 {
-    std::env::var("ESKER_SEED").ok().and_then(|v| v.parse().ok()).unwrap_or(1)
-}
 
 /// Values as histories have them: bytes of a number.
 trait Held: Value {

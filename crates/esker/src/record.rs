@@ -422,7 +422,7 @@ impl Latched {
     fn trim(&self, length: usize) -> u64 {
         let (header, lengths) = (self.0.header().load(Relaxed), self.0.word(16));
         let room = padded(length);
-        let left = (lengths.load(Relaxed) >> 32) - room;
+        let left = self.0.capacity() as u64 - room;
         let expiry = self.0.value_offset() + room;
         // SAFETY: inside the record, of which `left` bytes lie behind this; 8-aligned.
         let nobodys = unsafe { Record::new(self.0.at.add((expiry + expiry_bytes(header)) as usize)) };

@@ -46,12 +46,12 @@ use crate::types::{Key, Value};
 
 /// The latches of a commit, in order.
 struct Latches<'a> {
-    held: Vec<Latched<'a>>,
+    held: Vec<Latch<'a>>,
     /// What is to be written was.
     changed: bool,
 }
 
-struct Latched<'a> {
+struct Latch<'a> {
     number: LatchNumber,
     hold: Hold<'a>,
     /// For the sake of a key that is to be written.
@@ -60,7 +60,7 @@ struct Latched<'a> {
 
 impl Latches<'_> {
     fn get(&self, hash: u64) -> Option<&Hold<'_>> {
-        let at = self.held.binary_search_by_key(&LatchNumber::of(hash), |latched| latched.number).ok()?;
+        let at = self.held.binary_search_by_key(&LatchNumber::of(hash), |latch| latch.number).ok()?;
         Some(&self.held[at].hold)
     }
 }
@@ -68,7 +68,7 @@ impl Latches<'_> {
 impl Drop for Latches<'_> {
     fn drop(&mut self) {
         let changed = self.changed;
-        self.held.drain(..).filter(|latched| !(changed && latched.writes)).for_each(|latched| latched.hold.unchanged());
+        self.held.drain(..).filter(|latch| !(changed && latch.writes)).for_each(|latch| latch.hold.unchanged());
     }
 }
 
@@ -259,7 +259,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let mut latches = Latches { held: Vec::with_capacity(order.len()), changed: false };
         for (number, only_reads, touched) in order {
             let hold = self.engine.latches.hold_next(number).ok_or_else(|| self.met_conflict(touched.conflict()))?;
-            latches.held.push(Latched { number, hold, writes: !only_reads });
+            latches.held.push(Latch { number, hold, writes: !only_reads });
         }
         Ok(latches)
     }
