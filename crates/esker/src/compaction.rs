@@ -14,8 +14,9 @@
 //! What lives, and what becomes of it, is the mover's matter (`compaction/mover.rs`).
 //!
 //! * **Snapshots** read what was superseded (`snapshot.rs`): while one is held a copy leads to the record that it was made of, and
-//!   a stretch is given back when all who held while it was copied have let go. No other begins before. A cache, which drops what
-//!   lives, begins none at all while anybody holds.
+//!   a stretch is given back when all who held while it was copied have let go. On a device others are copied meanwhile, as far as the log went
+//!   when the first of those began: then scans that follow each other let all of it go, again and again. In memory, where there is no room for
+//!   two, no other begins before. A cache, which drops what lives, begins none at all while anybody holds.
 //! * **A reader** that was on its way to a record below `begin` finds nothing there, looks again, and finds the copy.
 //!
 //! **When**: dead bytes are counted where records are superseded or deleted. Above the space target, and by half a file on a device,
@@ -42,6 +43,7 @@ use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
 use crate::traverse::Span;
 use mover::Mover;
+use std::collections::VecDeque;
 use std::time::Duration;
 
 /// A stretch is this part of the log's memory or this part of the log, whichever is more, within bounds.
@@ -95,8 +97,8 @@ pub(crate) struct Compaction {
     given_back: AtomicU64,
     pass: Mutex<Option<Pass>>,
     done: Mutex<Done>,
-    /// A stretch that somebody held when it had been copied.
-    copied: Mutex<Option<Copied>>,
+    /// Stretches that somebody held when they had been copied, one behind the other from `compacted` to `copied`.
+    copied: Mutex<VecDeque<Copied>>,
     /// The log's length when compaction was last not due, or what lived in it when compaction had been through all of it. 0: nobody has looked,
     /// as in recovery.
     rested_at: AtomicU64,
@@ -123,8 +125,8 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// A stretch from the log's beginning to `reached`, all of whose living records have copies.
-#[derive(Clone, Copy)]
+/// A stretch that ends at `reached`, all of whose living records have copies.
+#[derive(Clone, Copy, Default)]
 struct Copied {
     reached: u64,
     moved: u64,
@@ -192,6 +194,17 @@ impl Engine {
         self.counted_dead_bytes().saturating_sub(self.compaction.given_back.load(Relaxed)).min(self.log_extent())
     }
 
+    /// What is to be given back when nobody holds it any more.
+    fn held_back(&self) -> Copied {
+        let sum = |sum: Copied, one: &Copied| Copied {
+            reached: one.reached,
+            moved: sum.moved + one.moved,
+            dead: sum.dead + one.dead,
+            left: sum.left + one.left,
+        };
+        lock(&self.compaction.copied).iter().fold(Copied::default(), sum)
+    }
+
     /// Those given back included.
     fn counted_dead_bytes(&self) -> u64 {
         let counted: u64 = self.epochs.slots().map(|slot| slot.counters[Counter::DeadByte as usize].load(Relaxed)).sum();
@@ -231,7 +244,7 @@ impl Engine {
     }
 
     pub(crate) fn space_stats(&self) -> SpaceStats {
-        let (waiting, dead) = (self.waiting_bytes(), self.dead_bytes());
+        let (waiting, dead) = (self.waiting_bytes(), self.dead_bytes() + self.held_back().moved);
         let live_bytes = self.log_extent().saturating_sub(dead);
         let (log_bytes, dead_bytes) = (live_bytes + dead + waiting, dead + waiting);
         let Done { stretches, given_back_bytes, moved_bytes } = *lock(&self.compaction.done);
@@ -265,11 +278,11 @@ impl Engine {
         !self.is_compaction_hopeless()
     }
 
-    /// The space that is taken, to what the target allows.
+    /// The space that is taken, to what the target allows. What has been copied and is held is not compaction's to give.
     fn taken_to_allowed(&self) -> f64 {
-        let extent = self.log_extent();
+        let extent = self.log.tail().saturating_sub(self.log.bounds.copied.load(Relaxed));
         // The log may have become longer since, and more of it dead.
-        let dead = self.dead_bytes().min(extent);
+        let dead = self.dead_bytes().saturating_sub(self.held_back().dead).min(extent);
         let allowed = self.space_amplification * (extent - dead) as f64 + slack(self.segment_bytes) as f64;
         (extent + self.freeable_bytes()) as f64 / allowed.max(1.0)
     }
@@ -287,7 +300,8 @@ impl Engine {
 
     fn compact_if_due_now(&self, one: &MutexGuard<'_, ()>) -> Result<bool> {
         self.begin_if_told(one)?;
-        let moved = if self.is_compaction_due() { self.move_stretch_now(one, None) } else { Ok(false) };
+        let is_given = self.give_back(one)?;
+        let moved = if !is_given && self.is_compaction_due() { self.move_stretch_now(one, None) } else { Ok(is_given) };
         // Where a block cannot be read, too, or somebody holds what was superseded: those who write cannot help it.
         if !matches!(moved, Ok(true)) {
             self.rest_compaction();
@@ -356,14 +370,22 @@ impl Engine {
     pub(crate) fn compact_all(&self) -> Result<u64> {
         // Not from inside a closure that compaction itself runs.
         drop(self.epochs.pin()?);
-        let (until, before) = (self.log.tail(), self.log_extent() + self.waiting_bytes());
+        let until = self.log.tail();
+        let before = self.begun_and_moved();
         *lock(&self.compaction.pass) = Some(self.begin_pass());
-        while self.log.bounds.compacted.load(Acquire) < until && self.compact_stretch()? {}
+        while self.log.bounds.copied.load(Acquire) < until && self.compact_stretch()? {}
+        self.give_back(&self.running()?)?;
         if self.waiting_bytes() > 0 {
             self.begin_at_compacted(&self.running()?)?;
         }
         while self.shrink_index(&self.running()?)? {}
-        Ok(before.saturating_sub(self.log_extent() + self.waiting_bytes()))
+        let (begun, moved) = self.begun_and_moved();
+        Ok((begun - before.0).saturating_sub(moved - before.1))
+    }
+
+    /// Where the log begins, and how many bytes were copied of what does not lie above, or waits for a line.
+    fn begun_and_moved(&self) -> (u64, u64) {
+        (self.log.bounds.begin.load(Acquire), lock(&self.compaction.done).moved_bytes)
     }
 
     /// For a store in memory that is full: true if there is room for `bytes` now.
@@ -390,7 +412,7 @@ impl Engine {
             }
             if !self.move_stretch_for_room(None, || !fits())? {
                 // A read-only transaction ends soon, a scan may not.
-                let is_held = lock(&self.compaction.copied).is_some();
+                let is_held = !lock(&self.compaction.copied).is_empty();
                 if !is_held || pauses == HELD_PAUSES {
                     return Ok(fits());
                 }
@@ -438,14 +460,14 @@ impl Engine {
 
     fn move_stretch_now(&self, one: &MutexGuard<'_, ()>, caching: Option<&Caching>) -> Result<bool> {
         let _turn = Turn::of(&self.compaction.turn);
-        let copied = *lock(&self.compaction.copied);
-        if let Some(copied) = copied {
-            return self.give_back(one, copied);
+        if self.give_back(one)? {
+            return Ok(true);
         }
-        if caching.is_some() && self.holds.is_any() {
+        let is_any_held_back = !lock(&self.compaction.copied).is_empty();
+        if is_any_held_back && !self.copies_what_is_held() || caching.is_some() && self.holds.is_any() {
             return Ok(false);
         }
-        let from = self.log.bounds.compacted.load(Acquire);
+        let from = self.log.bounds.copied.load(Acquire);
         lock(&self.compaction.pass).get_or_insert_with(|| self.begin_pass());
         let mut stretch = match self.log.reserve_for_short() {
             0 => {
@@ -471,10 +493,11 @@ impl Engine {
                 }
                 let dead = (reached - from).saturating_sub(mover.moved + mover.expired) + mover.taken_back.get();
                 self.log.bounds.copied.store(reached, SeqCst);
-                let given = self.give_back(one, Copied { reached, moved: mover.moved, dead, left: mover.left });
+                lock(&self.compaction.copied).push_back(Copied { reached, moved: mover.moved, dead, left: mover.left });
+                let given = self.give_back(one);
                 // What could not be read is told when it is asked for.
                 let _ = self.shrink_index(one);
-                return given;
+                return Ok(given? || self.copies_what_is_held());
             }
             // A record longer than the stretch, unless it is the log's last or there is no room for its copy.
             if from + stretch >= self.log.tail() || mover.ended_at.is_some() {
@@ -513,16 +536,27 @@ impl Engine {
         Ok(span.reached())
     }
 
-    /// Gives a stretch back that has been copied, or lets it wait for a line. False if the store was closed meanwhile, or somebody holds the
-    /// stretch: then it is for later.
-    fn give_back(&self, one: &MutexGuard<'_, ()>, stretch: Copied) -> Result<bool> {
-        let is_free = self.holds.let_go(stretch.reached, || self.log.bounds.compacted.store(stretch.reached, SeqCst));
-        *lock(&self.compaction.copied) = if is_free { None } else { Some(stretch) };
-        if !is_free {
-            return Ok(false);
+    /// Gives the stretches back that have been copied and that nobody holds, or lets them wait for a line. False if there are none, or the store was
+    /// closed meanwhile.
+    fn give_back(&self, one: &MutexGuard<'_, ()>) -> Result<bool> {
+        let mut is_any = false;
+        loop {
+            let oldest = lock(&self.compaction.copied).front().copied();
+            let Some(stretch) = oldest else { break };
+            if !self.holds.let_go(stretch.reached, || self.log.bounds.compacted.store(stretch.reached, SeqCst)) {
+                break;
+            }
+            lock(&self.compaction.copied).pop_front();
+            self.note_stretch(stretch);
+            is_any = true;
         }
-        self.note_stretch(stretch);
-        Ok(self.is_line_worth_it() == Some(false) || self.begin_at_compacted(one)?)
+        Ok(is_any && (self.is_line_worth_it() == Some(false) || self.begin_at_compacted(one)?))
+    }
+
+    /// True if there is more to copy for when the first of those who hold lets go: what was there when it began. The rest would not go then, and whoever
+    /// holds for long would have his chains lead through copy after copy.
+    fn copies_what_is_held(&self) -> bool {
+        !self.is_in_memory() && self.log.bounds.copied.load(Relaxed) < self.holds.first_tail()
     }
 
     /// Whether a line for the stretches that wait would let a file go, and spare a fair part of the log; `None` where nothing waits for lines.

@@ -27,6 +27,7 @@ use crate::index::Index;
 use crate::latches::Latches;
 use crate::log::{FIRST_ADDRESS, Log};
 use crate::manifest::{Identity, Manifest};
+use crate::memory;
 use crate::promotion::Lately;
 use crate::recovery::Manner;
 use crate::snapshot::Holds;
@@ -146,14 +147,15 @@ impl Engine {
         let known = parts.home.as_ref().map(|home| home.manifest.state.identity).or(parts.identity);
         let identity = known.map_or_else(Identity::random, Ok)?;
         let huge = parts.budget >= HUGE_PAGE_BUDGET_BYTES;
+        let space = memory::log_space(parts.budget);
         let (has_home, has_device) = (parts.home.is_some(), parts.device.is_some());
         let segment_bytes = parts.home.as_ref().map_or(0, |home| home.manifest.state.segment_bytes);
         let engine = Self {
             epochs: Epochs::new(),
-            index: Index::new()?,
-            log: Log::new(parts.device, identity.store_id, FIRST_ADDRESS, huge)?
+            log: Log::new(parts.device, identity.store_id, FIRST_ADDRESS, space, huge)?
                 .verifying_reads(parts.verifies_reads)
                 .dropping(parts.cache.is_some()),
+            index: Index::new(space / 2)?,
             latches: Latches::default(),
             layout: parts.layout,
             value_width: parts.value_width,
@@ -256,11 +258,11 @@ impl Engine {
 impl Engine {
     /// An engine for keys without bytes and values of one word; no driver, no device, the same hashes every time.
     pub(crate) fn for_model() -> Self {
-        let log = Log::new(None, 0, FIRST_ADDRESS, false).expect("a modelled region");
+        let log = Log::new(None, 0, FIRST_ADDRESS, 0, false).expect("a modelled region");
         log.budget.store(1 << 20, Relaxed);
         Self {
             epochs: Epochs::new(),
-            index: Index::new().expect("a modelled region"),
+            index: Index::new(0).expect("a modelled region"),
             log,
             latches: Latches::default(),
             layout: Layout::Word { key_bytes: 0, value_bytes: 8 },

@@ -9,7 +9,7 @@
 //! ([`Log::overlap_bytes`]).
 //!
 //! * **Memory** is one region; the byte of address `a` is at `a mod region`. Only `[evicted, tail)` is backed, so the
-//!   budget can be any number and can change: it is a matter of where `head` goes.
+//!   budget can be any number and can change: it is a matter of where `head` goes. The log goes round in it every some hundreds of gibibytes.
 //! * **Allocation**: a thread takes a piece of the tail (up to 64 KiB, whole blocks) and fills it alone. What it leaves is zero, and
 //!   a zero header means: nothing more up to the next block. A thread leaves its piece when `floor` has passed its cursor.
 //! * **The first records after that** a thread claims one by one, of just their length, behind those of others: no gap is left
@@ -137,12 +137,13 @@ pub(crate) struct Bounds {
 #[repr(align(128))]
 pub(crate) struct Tail(pub(crate) AtomicU64);
 
-/// Address space of a log, in bytes. A process has room for some thirty; tests keep more that crashed.
-const REGION_BYTES: usize = if cfg!(test) { 1 << 40 } else { 1 << 42 };
+/// The least address space of a log, in bytes.
+const SPACE_BYTES_MIN: usize = 1 << 28;
 
 impl Log {
-    pub(crate) fn new(device: Option<Arc<dyn Device>>, store_id: u64, tail: u64, huge_pages: bool) -> Result<Self> {
-        let region = Region::reserve(REGION_BYTES, 1 << 30)?;
+    /// `space`: the address space that it should have, in bytes, a power of two.
+    pub(crate) fn new(device: Option<Arc<dyn Device>>, store_id: u64, tail: u64, space: usize, huge_pages: bool) -> Result<Self> {
+        let region = Region::reserve(space, SPACE_BYTES_MIN)?;
         if huge_pages {
             region.prefer_huge_pages(SMALL_PAGE_BYTES);
         }

@@ -2,12 +2,18 @@
 //!
 //! The index and the log each live in one [`Region`], far larger than any budget. Growing is touching the next byte,
 //! giving back is `madvise(MADV_DONTNEED)`; both keep pointers valid, and released bytes read as zero again.
+//!
+//! How far is a matter of the machine ([`log_space`]): a process has 128 TiB for all its stores and whatever else it does. Where a limit leaves less, each
+//! region takes half of what is left at most.
 
 #[cfg(not(loom))]
 use crate::error::Result;
 
 #[cfg(loom)]
 pub(crate) use modelled::Region;
+
+const LOG_SPACE_MIN: u64 = 1 << 36;
+const LOG_SPACE_MAX: u64 = 1 << 42;
 
 #[cfg(not(loom))]
 pub(crate) struct Region {
@@ -24,16 +30,18 @@ unsafe impl Sync for Region {}
 
 #[cfg(not(loom))]
 impl Region {
-    /// Reserves `bytes` (a power of two), or as much as half of it at a time allows, but not less than `least`.
+    /// Reserves `bytes` (a power of two), or a half of it, a quarter and so on if more than half of what the process has left would go; not less than `least`.
     pub(crate) fn reserve(bytes: usize, least: usize) -> Result<Self> {
         let mut bytes = bytes;
-        loop {
-            match Self::map(bytes) {
-                Ok(region) => return Ok(region),
-                Err(_) if bytes / 2 >= least => bytes /= 2,
-                Err(error) => return Err(error.into()),
-            }
+        while bytes / 2 >= least && Self::map(2 * bytes).is_err() {
+            bytes /= 2;
         }
+        Self::exactly(bytes)
+    }
+
+    /// Reserves so many bytes.
+    pub(crate) fn exactly(bytes: usize) -> Result<Self> {
+        Ok(Self::map(bytes)?)
     }
 
     fn map(bytes: usize) -> std::io::Result<Self> {
@@ -86,6 +94,18 @@ impl Region {
             unsafe { libc::madvise(self.base.add(from).cast(), to - from, advice) };
         }
     }
+}
+
+/// Bytes of memory that the machine has.
+pub(crate) fn of_machine() -> u64 {
+    // SAFETY: sysconf takes no pointers.
+    let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    (pages.max(0) as u64) * (page.max(0) as u64)
+}
+
+/// Address space of the log of a store with this budget, in bytes: enough for any that the machine could give it later.
+pub(crate) fn log_space(budget: u64) -> usize {
+    (4 * of_machine()).max(budget.saturating_mul(2)).clamp(LOG_SPACE_MIN, LOG_SPACE_MAX).next_power_of_two() as usize
 }
 
 /// How much to back above what is in use: `pause`, which is filled while the driver sleeps once or twice, but of a small store an eighth, and of a large one
@@ -148,6 +168,10 @@ mod modelled {
     impl Region {
         pub(crate) fn reserve(_: usize, _: usize) -> Result<Self> {
             Ok(Self { lines: (0..LINES).map(|_| Line(std::array::from_fn(|_| AtomicU64::new(0)))).collect() })
+        }
+
+        pub(crate) fn exactly(_: usize) -> Result<Self> {
+            Self::reserve(0, 0)
         }
 
         pub(crate) fn base(&self) -> *mut u8 {

@@ -12,6 +12,7 @@ use crate::index::Index;
 use crate::lines;
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS};
 use crate::manifest::{ANY_WIDTH, Identity, Manifest};
+use crate::memory;
 use crate::recovery::Manner;
 use crate::scars::SCARS;
 use crate::store::Store;
@@ -97,7 +98,7 @@ impl Options {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            memory: Ok((machine_memory() / 4).max(BUDGET_BYTES_MIN)),
+            memory: Ok((memory::of_machine() / 4).max(BUDGET_BYTES_MIN)),
             io_uring: true,
             direct_io: true,
             verifies_reads: true,
@@ -292,7 +293,7 @@ impl Options {
                 // A cache drops whole files.
                 let most = self.cache.as_ref().and_then(Cache::disk_bytes).map_or(u64::MAX, segment_bytes_for);
                 let segment_bytes = self.segment_bytes.unwrap_or_else(|| segment_bytes_for(memory)).min(most);
-                Manifest::create(&*storage, Identity::random()?, types, segment_bytes, FIRST_ADDRESS, Index::new()?.shape_word())?
+                Manifest::create(&*storage, Identity::random()?, types, segment_bytes, FIRST_ADDRESS, Index::first_shape())?
             }
         };
         let sector = |address: u64| address / BLOCK_BYTES * SECTOR_BYTES as u64;
@@ -348,10 +349,4 @@ pub(crate) fn layout<K: Key + ?Sized, V: Value + ?Sized>() -> Layout {
         (Some(key_bytes), Some(value_bytes)) if value_bytes <= 8 && key_bytes <= 256 => Layout::Word { key_bytes, value_bytes },
         _ => Layout::Bytes,
     }
-}
-
-fn machine_memory() -> u64 {
-    // SAFETY: sysconf takes no pointers.
-    let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
-    (pages.max(0) as u64) * (page.max(0) as u64)
 }

@@ -30,7 +30,7 @@
 //! for values and ends in place, there too, and the lives that a cache counts in a header, which say nothing to a view.
 //!
 //! What a snapshot costs: each record below the cut is copied once when it changes next, and no space comes back while it is
-//! held but the stretch whose copying came before it; a store in memory that is full answers `Full` meanwhile.
+//! held but that of stretches whose copying came before it; a store in memory that is full answers `Full` meanwhile.
 //!
 //! A [`Hold`] alone keeps what is reachable now from being given back; it draws nothing, and what it reads is of no one moment.
 
@@ -111,6 +111,8 @@ struct Held {
     /// The snapshot's; 0 of a mere hold.
     cut: u64,
     begin: u64,
+    /// The log's tail when it began.
+    tail: u64,
     /// The time of the cut, or one before it.
     now: u64,
 }
@@ -127,6 +129,11 @@ impl Holds {
     /// True if what ends then had ended for all who hold. Who begins to after this call looks at the clock after it.
     pub(crate) fn have_seen(&self, end: u64) -> bool {
         lock(&self.0).iter().all(|held| held.now >= end)
+    }
+
+    /// Where the log's tail was when the first of those who hold began; 0 if nobody does.
+    pub(crate) fn first_tail(&self) -> u64 {
+        lock(&self.0).iter().map(|held| held.tail).min().unwrap_or(0)
     }
 
     /// Runs `act` if nobody needs what lies below `to`, all of which has been copied: who begins to hold from now on does not.
@@ -151,7 +158,7 @@ impl Hold {
         let mut holding = lock(&engine.holds.0);
         // Under the same lock as what lets go: what compaction gives back it has copied before.
         let begin = engine.log.bounds.copied.load(SeqCst);
-        let held = Held { cut, begin, now: engine.expiry.now() };
+        let held = Held { cut, begin, tail: engine.log.tail(), now: engine.expiry.now() };
         holding.push(held);
         engine.publish_holds(&holding);
         drop(holding);

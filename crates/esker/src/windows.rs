@@ -30,7 +30,7 @@ impl Windows {
     /// For a log whose memory has so many bytes, a power of two.
     pub(crate) fn new(log_bytes: u64) -> Result<Self> {
         let bytes = (log_bytes / WINDOW_BYTES * 8).max(PAGE_BYTES) as usize;
-        Ok(Self { words: Region::reserve(bytes, bytes)?, log_mask: log_bytes - 1 })
+        Ok(Self { words: Region::exactly(bytes)?, log_mask: log_bytes - 1 })
     }
 
     fn offset(&self, at: u64) -> u64 {

@@ -32,7 +32,7 @@ impl AlignedBuffer {
     pub(crate) fn new(sectors: usize) -> Self {
         let bytes = sectors * SECTOR_BYTES;
         // A model's regions are a few words; and a system that gives no mapping may have room in the heap.
-        let mapped = (bytes >= MAPPED_BYTES_MIN && !cfg!(loom)).then(|| Region::reserve(bytes, bytes).ok()).flatten();
+        let mapped = (bytes >= MAPPED_BYTES_MIN && !cfg!(loom)).then(|| Region::exactly(bytes).ok()).flatten();
         Self(mapped.map_or_else(|| Memory::Heap(vec![Sector([0; SECTOR_BYTES]); sectors]), Memory::Mapped))
     }
 

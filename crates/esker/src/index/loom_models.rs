@@ -52,7 +52,7 @@ fn find(index: &Index, bits: u64) {
 }
 
 fn with_entries(entries: &[u64]) -> Shared<Index> {
-    let index = Index::new().expect("a modelled region");
+    let index = Index::new(0).expect("a modelled region");
     for bits in entries {
         assert!(insert(&index, *bits));
     }

@@ -60,6 +60,7 @@ const TAG_BITS: u32 = 15;
 const FULL: u64 = 1 << TAG_BITS;
 const FIRST_LEVEL: u32 = if cfg!(loom) { 1 } else { 8 };
 
+const SPACE_BYTES_MIN: usize = 1 << 26;
 /// The table begins in small pages.
 const SMALL_PAGE_BYTES: usize = 2 << 20;
 
@@ -130,8 +131,9 @@ pub(crate) struct Index {
 struct Counted(AtomicU64);
 
 impl Index {
-    pub(crate) fn new() -> Result<Self> {
-        let table = Region::reserve(1 << 38, 1 << 28)?;
+    /// `space`: the address space that its table should have, in bytes, a power of two.
+    pub(crate) fn new(space: usize) -> Result<Self> {
+        let table = Region::reserve(space, SPACE_BYTES_MIN)?;
         table.prefer_huge_pages(SMALL_PAGE_BYTES);
         let geometry = Geometry::default();
         geometry.set(FIRST_LEVEL);
@@ -139,7 +141,7 @@ impl Index {
             shape: AtomicU64::new(Shape::new(FIRST_LEVEL, 0).0),
             geometry,
             table,
-            overflow: Overflow::new()?,
+            overflow: Overflow::new(space / 4)?,
             entries: Counted(AtomicU64::new(0)),
             limit: AtomicU64::new(u64::MAX),
             growing: Mutex::default(),
@@ -331,6 +333,11 @@ impl Index {
             }
             thread::yield_now();
         }
+    }
+
+    /// The shape, for images and manifests, of an index that nothing was put into yet.
+    pub(crate) fn first_shape() -> u64 {
+        Shape::new(FIRST_LEVEL, 0).0
     }
 
     /// The shape, for images and manifests.

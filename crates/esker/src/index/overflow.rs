@@ -19,6 +19,7 @@ const SLACK: u64 = 64;
 const RELEASE_BUCKETS: u64 = 1024;
 /// The pool has small pages up to here: it is read seldom, and a huge page touched for sixteen buckets is 2 MiB.
 const SMALL_PAGE_BYTES: usize = 32 << 20;
+const SPACE_BYTES_MIN: usize = 1 << 24;
 const NUMBERS: u64 = 1 << 30;
 const PREVIOUS: usize = 0;
 const NEXT: usize = 1;
@@ -45,9 +46,10 @@ struct List {
 }
 
 impl Overflow {
-    pub(super) fn new() -> Result<Self> {
+    /// `space`: the address space that it should have, in bytes, a power of two.
+    pub(super) fn new(space: usize) -> Result<Self> {
         let list = List { next: 1, first: 0, count: 0, backed: 0 };
-        let region = Region::reserve(1 << 36, 1 << 26)?;
+        let region = Region::reserve(space, SPACE_BYTES_MIN)?;
         region.prefer_huge_pages(SMALL_PAGE_BYTES);
         Ok(Self { region, list: Mutex::new(list), next: AtomicU64::new(1), free: AtomicU64::new(0) })
     }

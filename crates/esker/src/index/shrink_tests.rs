@@ -98,7 +98,7 @@ fn buckets_walked(index: &Index) -> u64 {
 
 #[test]
 fn a_table_grows_and_shrinks_and_keeps_its_entries() {
-    let index = Index::new().unwrap();
+    let index = Index::new(1 << 30).unwrap();
     let previous = fill(&index, 1..200_000, &Warm);
     let grown = index.buckets();
     for n in (1..200_000).filter(|n| n % 100 != 0) {
@@ -132,7 +132,7 @@ const fn hash(bits: u64) -> u64 {
 /// Sixteen buckets more than at first, then back: with tags that tell the siblings' entries apart, and some that say little.
 #[test]
 fn tags_of_cold_entries_grow_back() {
-    let index = Index::new().unwrap();
+    let index = Index::new(1 << 30).unwrap();
     // All in bucket 0 of 256: told apart by the bits from 8 on.
     let all: Vec<u64> = (0..12u64).map(|n| hash(n << 8)).collect();
     for (n, hash) in (1..).zip(&all) {
@@ -153,7 +153,7 @@ fn tags_of_cold_entries_grow_back() {
 /// Two hashes that only a finer table tells apart: they need one chain before it can be coarser, and the rest does not.
 #[test]
 fn entries_that_would_meet_hold_the_table_up() {
-    let index = Index::new().unwrap();
+    let index = Index::new(1 << 30).unwrap();
     index.grow_to_for_test(9);
     // A tag at level 9 holds bits 9 to 23, at level 8 bits 8 to 22.
     let (one, other) = (hash(0), hash(1 << 23));
@@ -177,7 +177,7 @@ fn entries_that_would_meet_hold_the_table_up() {
 /// A tag that is cut short takes hashes from a shorter one: these two need one chain, too.
 #[test]
 fn a_short_tag_keeps_its_hashes() {
-    let index = Index::new().unwrap();
+    let index = Index::new(1 << 30).unwrap();
     index.grow_to_for_test(9);
     let long = hash(1 << 23);
     insert(&index, long, 8);
@@ -194,7 +194,7 @@ fn a_short_tag_keeps_its_hashes() {
 
 #[test]
 fn memory_behind_the_table_goes_back_and_is_empty_when_it_grows_there_again() {
-    let index = Index::new().unwrap();
+    let index = Index::new(1 << 30).unwrap();
     fill(&index, 1..100_000, &Warm);
     let (buckets, word) = (index.buckets(), index.shape_word());
     let drained = std::cell::Cell::new(0);

@@ -43,7 +43,7 @@ fn all_reachable(index: &Index, numbers: std::ops::Range<u64>, previous: &std::c
 
 #[test]
 fn entries_stay_reachable_while_the_table_grows() {
-    let index = Index::new().unwrap();
+    let index = Index::new(1 << 30).unwrap();
     let mut previous = std::collections::HashMap::new();
     insert_growing(&index, 1..60_000, &mut previous);
     assert!(index.buckets() > 60_000 / 10, "{} buckets", index.buckets());
@@ -53,7 +53,7 @@ fn entries_stay_reachable_while_the_table_grows() {
 /// As many come as go: overflow buckets are those that this many entries need, however long it goes on.
 #[test]
 fn where_as_many_go_as_come_overflow_stays_small() {
-    let index = Index::new().unwrap();
+    let index = Index::new(1 << 30).unwrap();
     let mut previous = std::collections::HashMap::new();
     const LIVE: u64 = 20_000;
     insert_growing(&index, 1..LIVE, &mut previous);
@@ -71,7 +71,7 @@ fn where_as_many_go_as_come_overflow_stays_small() {
 
 #[test]
 fn a_full_share_shortens_tags_and_loses_nothing() {
-    let index = Index::new().unwrap();
+    let index = Index::new(1 << 30).unwrap();
     index.set_limit(1 << 15);
     let mut previous = std::collections::HashMap::new();
     insert_growing(&index, 1..20_000, &mut previous);
@@ -83,7 +83,7 @@ fn a_full_share_shortens_tags_and_loses_nothing() {
 
 #[test]
 fn an_entry_costs_at_most_fifteen_and_a_half_bytes_at_any_size() {
-    let index = Index::new().unwrap();
+    let index = Index::new(1 << 30).unwrap();
     let mut worst = (0.0, 0);
     for n in 1..2_400_000u64 {
         insert(&index, mix(n), n * 8);
