@@ -21,7 +21,6 @@ const THREADS: u64 = 2;
 /// Of each thread.
 const KEYS: u64 = 2_000;
 const KEY_SHIFT: u32 = 48;
-const LAPS: u64 = 2;
 /// Between two scans.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -138,12 +137,12 @@ fn lap_bytes(store: &Store<u64, [u8]>) -> u64 {
     most.parse::<u64>().unwrap() + (64 << 20)
 }
 
-/// Until a log has gone round so many times, opened anew in between, while others read.
-fn go_round(mut open: impl FnMut() -> Store<u64, [u8]>, drops: bool, reopens: bool) {
+/// Until the log has gone round so many times, while others read; opened anew in between where that can be.
+fn go_round(laps: u64, mut open: impl FnMut() -> Store<u64, [u8]>, drops: bool, reopens: bool) {
     let mut traffic: Vec<Traffic> = (0..THREADS).map(Traffic::new).collect();
     let (mut given_back, mut lap) = (0, 0);
     let mut store = open();
-    while given_back < LAPS * lap.max(1) {
+    while given_back < laps * lap.max(1) {
         lap = lap_bytes(&store);
         assert!(lap <= 512 << 20, "a lap has {lap} bytes");
         let before = store.stats().space.given_back_bytes;
@@ -210,21 +209,21 @@ fn directory() -> String {
 #[test]
 fn a_store_in_memory_goes_round() {
     if !is_parent("a_store_in_memory_goes_round") {
-        go_round(|| Options::new().memory(BUDGET).in_memory().unwrap(), false, false);
+        go_round(3, || Options::new().memory(BUDGET).in_memory().unwrap(), false, false);
     }
 }
 
 #[test]
 fn a_store_in_a_directory_goes_round() {
     if !is_parent("a_store_in_a_directory_goes_round") {
-        go_round(|| Options::new().memory(BUDGET / 2).open(Path::new(&directory())).unwrap(), false, true);
+        go_round(1, || Options::new().memory(BUDGET / 2).open(Path::new(&directory())).unwrap(), false, true);
     }
 }
 
 #[test]
 fn a_cache_goes_round() {
     if !is_parent("a_cache_goes_round") {
-        go_round(|| Options::new().memory(BUDGET / 2).cache(Cache::new()).in_memory().unwrap(), true, false);
+        go_round(3, || Options::new().memory(BUDGET / 2).cache(Cache::new()).in_memory().unwrap(), true, false);
     }
 }
 
@@ -232,6 +231,6 @@ fn a_cache_goes_round() {
 fn a_cache_in_a_directory_goes_round() {
     if !is_parent("a_cache_in_a_directory_goes_round") {
         let open = || Options::new().memory(BUDGET / 2).cache(Cache::new().disk(4 * BUDGET)).open(Path::new(&directory())).unwrap();
-        go_round(open, true, true);
+        go_round(1, open, true, true);
     }
 }
