@@ -383,7 +383,7 @@ impl Engine {
         Ok((begun - before.0).saturating_sub(moved - before.1))
     }
 
-    /// Where the log begins, and how many bytes were copied of what does not lie above, or waits for a line.
+    /// Where the log begins, and how many bytes were copied of what lay below, or waits for a line.
     fn begun_and_moved(&self) -> (u64, u64) {
         (self.log.bounds.begin.load(Acquire), lock(&self.compaction.done).moved_bytes)
     }

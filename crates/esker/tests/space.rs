@@ -823,3 +823,16 @@ fn a_crash_beside_scans_loses_nothing_and_brings_nothing_back() {
     }
     assert!(most_held > 30 && given_back > 20 << 20, "{most_held} stretches were held, {given_back} bytes given back");
 }
+
+/// Each took four tebibytes of address space: after some forty there was none, for other stores or anything else.
+#[test]
+fn a_process_has_room_for_many_stores() {
+    let open = |number: u64| -> Store<u64, u64> {
+        let store = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+        store.put(&number, &number).unwrap();
+        store
+    };
+    let stores: Vec<_> = (0..200).map(open).collect();
+    assert!((0..).zip(&stores).all(|(number, store)| store.get(&number).unwrap() == Some(number)));
+    assert!(Vec::<u8>::new().try_reserve(1 << 30).is_ok());
+}
