@@ -14,9 +14,9 @@
 //! What lives, and what becomes of it, is the mover's matter (`compaction/mover.rs`).
 //!
 //! * **Snapshots** read what was superseded (`snapshot.rs`): while one is held a copy leads to the record that it was made of, and
-//!   a stretch is given back when all who held while it was copied have let go. On a device others are copied meanwhile, as far as the log went
-//!   when the first of those began: then scans that follow each other let all of it go, again and again. In memory, where there is no room for
-//!   two, no other begins before. A cache, which drops what lives, begins none at all while anybody holds.
+//!   a stretch is given back when all who held while it was copied have let go. Others are copied meanwhile, as far as the log went when the first
+//!   of those began, and in memory as far as there is room for the copies: then scans that follow each other let it go, again and again. A cache, which drops
+//!   what lives, begins none at all while anybody holds.
 //! * **A reader** that was on its way to a record below `begin` finds nothing there, looks again, and finds the copy.
 //!
 //! **When**: dead bytes are counted where records are superseded or deleted. Above the space target, and by half a file on a device,
@@ -79,6 +79,11 @@ const STRETCH_PAUSE: Duration = Duration::from_micros(50);
 /// How far a log in files of this length may go beyond its target before it is compacted.
 fn slack(segment_bytes: u64) -> u64 {
     (segment_bytes / 2).min(SLACK_BYTES_MAX)
+}
+
+/// In memory what lives in a stretch must fit the reserve.
+fn stretch_in_memory(reserve: u64) -> u64 {
+    (reserve / 2).min(STRETCH_IN_MEMORY_MAX)
 }
 
 /// Where the block of an address begins on the device.
@@ -371,7 +376,8 @@ impl Engine {
         // Not from inside a closure that compaction itself runs.
         drop(self.epochs.pin()?);
         let until = self.log.tail();
-        let before = self.begun_and_moved();
+        // What is held by now was copied before.
+        let (begin, copied) = (self.log.bounds.begin.load(Acquire), self.moved_bytes() + self.held_back().moved);
         *lock(&self.compaction.pass) = Some(self.begin_pass());
         while self.log.bounds.copied.load(Acquire) < until && self.compact_stretch()? {}
         self.give_back(&self.running()?)?;
@@ -379,13 +385,13 @@ impl Engine {
             self.begin_at_compacted(&self.running()?)?;
         }
         while self.shrink_index(&self.running()?)? {}
-        let (begun, moved) = self.begun_and_moved();
-        Ok((begun - before.0).saturating_sub(moved - before.1))
+        let given_back = self.log.bounds.begin.load(Acquire) - begin;
+        Ok(given_back.saturating_sub(self.moved_bytes().saturating_sub(copied)))
     }
 
-    /// Where the log begins, and how many bytes were copied of what lay below, or waits for a line.
-    fn begun_and_moved(&self) -> (u64, u64) {
-        (self.log.bounds.begin.load(Acquire), lock(&self.compaction.done).moved_bytes)
+    /// Bytes that were copied of what has been given back since, or waits for a line.
+    fn moved_bytes(&self) -> u64 {
+        lock(&self.compaction.done).moved_bytes
     }
 
     /// For a store in memory that is full: true if there is room for `bytes` now.
@@ -475,8 +481,7 @@ impl Engine {
                 let part = caching.map_or_else(own, |caching| self.evicted_stretch(caching));
                 part.clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX)
             }
-            // In memory what lives in a stretch must fit the reserve.
-            reserve => (reserve / 2).min(STRETCH_IN_MEMORY_MAX),
+            reserve => stretch_in_memory(reserve),
         };
         loop {
             let to = self.stretch_end(from + stretch)?;
@@ -554,9 +559,11 @@ impl Engine {
     }
 
     /// True if there is more to copy for when the first of those who hold lets go: what was there when it began. The rest would not go then, and whoever
-    /// holds for long would have his chains lead through copy after copy.
+    /// holds for long would have his chains lead through copy after copy. In memory all those copies must fit the reserve.
     fn copies_what_is_held(&self) -> bool {
-        !self.is_in_memory() && self.log.bounds.copied.load(Relaxed) < self.holds.first_tail()
+        let reserve = self.log.reserve_for_short();
+        let has_room = || reserve == 0 || self.held_back().moved + stretch_in_memory(reserve) <= reserve;
+        self.caching.is_none() && self.log.bounds.copied.load(Relaxed) < self.holds.first_tail() && has_room()
     }
 
     /// Whether a line for the stretches that wait would let a file go, and spare a fair part of the log; `None` where nothing waits for lines.

@@ -762,6 +762,26 @@ fn what_scans_hold_goes_when_they_have_gone() {
     assert!(space().log_bytes < KEYS * 1200, "{:?}", space());
 }
 
+/// The same in memory, as far as copies fit what is left to compaction. A stretch for each scan was half a MiB, and the store was full in the end though most of it was dead.
+#[test]
+fn a_store_in_memory_is_not_full_beside_scans_that_follow_each_other() {
+    const KEYS: u64 = 10_000;
+    let store: Store<u64, [u8]> = Options::new().memory("64MiB").background(false).in_memory().unwrap();
+    let put = |n: u64| store.put(&(n % KEYS), &[(n / KEYS) as u8; 1000]);
+    (0..KEYS).for_each(|n| put(n).unwrap());
+    let mut scans = VecDeque::new();
+    // A fifth of the keys anew beside each pair of scans: 2 MB.
+    for round in 0..200u64 {
+        scans.push_back(store.scan().iter().unwrap());
+        (0..KEYS / 5).for_each(|n| put(KEYS + round * KEYS / 5 + n).unwrap());
+        if scans.len() == 2 {
+            let pairs = scans.pop_front().unwrap();
+            assert_eq!(pairs.map(Result::unwrap).count() as u64, KEYS);
+            while store.stats().space.amplification > 2.0 && store.compact_stretch().unwrap() {}
+        }
+    }
+}
+
 /// Whatever has been copied and is held, in how many stretches ever: a crash brings back what the last line held, nothing deleted and nothing older.
 #[test]
 fn a_crash_beside_scans_loses_nothing_and_brings_nothing_back() {
