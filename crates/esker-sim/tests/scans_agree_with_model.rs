@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-const SEEDS: u64 = 12;
+const SEEDS: u64 = 20;
 const LIVES: usize = 3;
 const STEPS: usize = 120;
 const HOT: u64 = 20;
@@ -424,14 +424,20 @@ impl<K: Held + ?Sized, V: Held + ?Sized> Life<'_, K, V> {
         let mut backup = if is_new { fresh } else { backups.swap_remove(random.random_range(0..backups.len())) };
         let from = backups.choose(random).filter(|_| is_new).map(|earlier| Arc::new(earlier.files.clone()));
         let to = Arc::new(backup.files.clone());
-        let may_fail = random.random();
-        if may_fail {
-            to.cut_at(to.calls().len() as u64 + random.random_range(1..60));
-        }
-        let done = match from {
-            Some(from) => self.store.snapshot_from_in(from, to.clone()),
+        let copy = |to: &Arc<SimStorage>| match &from {
+            Some(from) => self.store.snapshot_from_in(from.clone(), to.clone()),
             None => self.store.snapshot_in(to.clone()),
         };
+        let may_fail = random.random();
+        if may_fail {
+            // Anywhere in it: a copy elsewhere tells how many calls it takes.
+            let elsewhere = Arc::new(backup.files.restarted());
+            let begun = elsewhere.calls().len();
+            copy(&elsewhere).unwrap();
+            let calls = (elsewhere.calls().len() - begun) as u64;
+            to.cut_at(to.calls().len() as u64 + random.random_range(1..=calls));
+        }
+        let done = copy(&to);
         assert!(done.is_ok() || may_fail, "{}: {done:?}", self.trial.name);
         backup.files = if done.is_ok() { to.restarted() } else { to.survive(self.trial.random.random()) };
         self.maybe_line();

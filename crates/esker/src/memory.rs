@@ -12,6 +12,7 @@ use crate::error::Result;
 #[cfg(loom)]
 pub(crate) use modelled::Region;
 
+/// Of the largest and the smallest machine, in bytes.
 const LOG_SPACE_MIN: u64 = 1 << 36;
 const LOG_SPACE_MAX: u64 = 1 << 42;
 
