@@ -1,12 +1,15 @@
 //! The manifest: what a store is, and the last line that is durable, but for short ones behind it (`lines.rs`).
 //!
 //! ```text
-//! esker.manifest:  [ slot 0, 4096 bytes ][ slot 1, 4096 bytes ]      written in turn, each followed by a sync
-//! slot:            text of at most 512 bytes, `name=value` by the line, the last line its checksum; zeros
+//! esker.manifest:  [ slot 0 ][ slot 1 ][ slot 0 again ][ slot 1 again ]      slots are written in turn, each followed by a sync
+//! slot:            4096 bytes: text of at most 512, `name=value` by the line, the last line its checksum; zeros
 //! ```
 //! A slot is written only after everything that it speaks of is durable, and only over the older one of the two. The
-//! device does not tear aligned 512 bytes (`docs/format.md`), so a slot is what it was or what it should become; one that
-//! is neither empty nor whole was damaged, and with it perhaps the last line: that is refused by name.
+//! device does not tear aligned 512 bytes (`docs/format.md`), so a slot is what it was or what it should become.
+//!
+//! **Each slot is there twice**, for without the last line nothing of the log counts. The newer whole one of its copies holds: they differ after damage, or a
+//! cut between them. A slot of which no copy is whole, or both were never written, was damaged, and with it perhaps the last line: that is refused by
+//! name. Nothing is mended: the next two lines write all four.
 
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
@@ -81,6 +84,8 @@ pub(crate) struct State {
 pub(crate) struct Manifest {
     device: Arc<dyn Device>,
     pub(crate) state: State,
+    /// The damage of a copy whose other one is whole.
+    pub(crate) spoiled: Option<Error>,
 }
 
 impl Manifest {
@@ -92,10 +97,13 @@ impl Manifest {
         }
         let device = storage.open(MANIFEST)?;
         let mut slots = [None, None];
-        let mut damage = None;
+        let (mut damage, mut spoiled) = (None, None);
         for (slot, found) in (0..).zip(&mut slots) {
             match read_slot(&*device, slot) {
-                Ok(state) => *found = state,
+                Ok((state, worse)) => {
+                    *found = state;
+                    spoiled = spoiled.or(worse);
+                }
                 Err(error @ Error::Corruption(_)) => damage = Some(error),
                 Err(error) => return Err(error),
             }
@@ -119,7 +127,7 @@ impl Manifest {
             let (want, found) = (types_name(layout, widths), types_name(state.layout, state.widths));
             return Err(Error::invalid(format!("the store has another layout want=`{want}` found=`{found}`")));
         }
-        Ok(Some(Self { device, state }))
+        Ok(Some(Self { device, state, spoiled }))
     }
 
     /// The manifest of a new store, durable when this returns.
@@ -151,7 +159,7 @@ impl Manifest {
             lineage: identity.store_id,
             scars: 0,
         };
-        let mut manifest = Self { device: storage.open(MANIFEST)?, state };
+        let mut manifest = Self { device: storage.open(MANIFEST)?, state, spoiled: None };
         manifest.write(|_| {})?;
         storage.sync()?;
         Ok(manifest)
@@ -159,7 +167,7 @@ impl Manifest {
 
     /// That of a first backup, not written yet.
     pub(crate) fn of_backup(storage: &dyn Storage, state: &State) -> Result<Self> {
-        Ok(Self { device: storage.open(MANIFEST)?, state: State { sequence: 0, ..state.clone() } })
+        Ok(Self { device: storage.open(MANIFEST)?, state: State { sequence: 0, ..state.clone() }, spoiled: None })
     }
 
     /// Changes the state and makes it durable.
@@ -174,20 +182,34 @@ impl Manifest {
         assert!(text.len() <= TEXT_BYTES_MAX, "a slot's text fits the piece that does not tear");
         let mut buffer = AlignedBuffer::new(1);
         buffer.sector_mut(0)[..text.len()].copy_from_slice(text.as_bytes());
-        self.device.write(next.sequence % 2 * SECTOR_BYTES as u64, buffer.bytes())?;
+        for offset in offsets(next.sequence % 2) {
+            self.device.write(offset, buffer.bytes())?;
+        }
         self.device.sync()?;
         self.state = next;
         Ok(())
     }
 }
 
+/// Where the copies of a slot begin.
+fn offsets(slot: u64) -> [u64; 2] {
+    [slot, slot + 2].map(|sector| sector * SECTOR_BYTES as u64)
+}
+
 fn sequence(state: &State) -> u64 {
     state.sequence
 }
 
-/// A slot's state; `None` if it was never written.
-fn read_slot(device: &dyn Device, slot: u64) -> Result<Option<State>> {
-    let offset = slot * SECTOR_BYTES as u64;
+/// A slot's state, `None` if it was never written; and the damage of a copy that the other one makes up for.
+fn read_slot(device: &dyn Device, slot: u64) -> Result<(Option<State>, Option<Error>)> {
+    match offsets(slot).map(|offset| read_copy(device, slot, offset)) {
+        [Ok(one), Ok(other)] => Ok((if one.as_ref().map(sequence) > other.as_ref().map(sequence) { one } else { other }, None)),
+        [Ok(Some(whole)), Err(damage)] | [Err(damage), Ok(Some(whole))] => Ok((Some(whole), Some(damage))),
+        [Err(damage), _] | [_, Err(damage)] => Err(damage),
+    }
+}
+
+fn read_copy(device: &dyn Device, slot: u64, offset: u64) -> Result<Option<State>> {
     // A cut while the store was made may leave any length.
     if device.bytes()? < offset + SECTOR_BYTES as u64 {
         return Ok(None);
@@ -198,7 +220,7 @@ fn read_slot(device: &dyn Device, slot: u64) -> Result<Option<State>> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(None);
     }
-    let damaged = |what: &str| Error::corruption(format!("{what} file={MANIFEST} slot={slot}"));
+    let damaged = |what: &str| Error::corruption(format!("{what} file={MANIFEST} slot={slot} offset={offset}"));
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     let text = std::str::from_utf8(&bytes[..end]).map_err(|_| damaged("the slot is not text"))?;
     if bytes[end..].iter().any(|byte| *byte != 0) {
@@ -306,6 +328,7 @@ fn layout_of(name: &str) -> Option<Layout> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{MemoryStorage, Options, Store};
 
     fn state() -> State {
         let most = u64::MAX;
@@ -346,6 +369,92 @@ mod tests {
             bytes[bit / 8] ^= 1 << (bit % 8);
             let Ok(text) = String::from_utf8(bytes) else { continue };
             assert!(parse(&text, &|what| Error::corruption(what)).is_err(), "bit {bit}");
+        }
+    }
+
+    /// A store whose log does not begin at its beginning any more, so that an older line would have nothing to speak of.
+    fn compacted() -> MemoryStorage {
+        let files = Arc::new(MemoryStorage::new());
+        let store = open(&files).unwrap();
+        for round in 0..4 {
+            (0..20_000).for_each(|n| store.put(&n, &(n + round)).unwrap());
+            store.commit().unwrap();
+        }
+        store.compact().unwrap();
+        store.close().unwrap();
+        files.copy()
+    }
+
+    fn open(files: &Arc<MemoryStorage>) -> Result<Store<u64, u64>> {
+        Options::new().memory("16MiB").segment_bytes(256 << 10).background(false).open_in(files.clone())
+    }
+
+    fn change(files: &MemoryStorage, offset: u64, change: impl FnOnce(&mut [u8])) {
+        let (device, mut sector) = (files.open(MANIFEST).unwrap(), AlignedBuffer::new(1));
+        device.read(offset, sector.bytes_mut()).unwrap();
+        change(sector.bytes_mut());
+        device.write(offset, sector.bytes()).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_copy_of_a_slot_loses_nothing() {
+        let kinds: [fn(&mut [u8]); 3] = [|sector| sector[300] ^= 4, |sector| sector.fill(0x55), |sector| sector.fill(0)];
+        let healthy = compacted();
+        assert!(!healthy.list().unwrap().contains(&"esker.log.00000000".to_owned()));
+        for (offset, kind) in (0..4).flat_map(|n| kinds.iter().map(move |kind| (n * SECTOR_BYTES as u64, kind))) {
+            let files = Arc::new(healthy.copy());
+            change(&files, offset, kind);
+            let is_told = !crate::verify_in(files.clone(), |_, _| {}).unwrap().is_sound();
+            let mut first = AlignedBuffer::new(1);
+            files.open(MANIFEST).unwrap().read(offset, first.bytes_mut()).unwrap();
+            assert_eq!(is_told, first.bytes().iter().any(|byte| *byte != 0), "offset {offset}");
+            let store = open(&files).unwrap();
+            assert!((0..20_000).all(|n| store.get(&n).unwrap() == Some(n + 3)), "offset {offset}");
+            // The next two lines write all copies.
+            for _ in 0..2 {
+                store.put(&1, &4).unwrap();
+                store.save_index().unwrap();
+            }
+            store.close().unwrap();
+            assert!(crate::verify_in(files.clone(), |_, _| {}).unwrap().is_sound(), "offset {offset}");
+        }
+    }
+
+    #[test]
+    fn a_slot_without_a_whole_copy_is_damage() {
+        let healthy = compacted();
+        for slot in 0..2 {
+            let files = Arc::new(healthy.copy());
+            offsets(slot).into_iter().for_each(|offset| change(&files, offset, |sector| sector[20] ^= 1));
+            assert!(matches!(open(&files), Err(Error::Corruption(_))), "slot {slot}");
+            assert!(!crate::verify_in(files, |_, _| {}).unwrap().is_sound());
+        }
+    }
+
+    /// A cut between the two writes of a slot.
+    #[test]
+    fn the_newer_copy_counts() {
+        let files = Arc::new(MemoryStorage::new());
+        let store = open(&files).unwrap();
+        let before = (0..4).map(|round| {
+            store.put(&1, &round).unwrap();
+            store.save_index().unwrap();
+            files.copy()
+        });
+        let moments: Vec<MemoryStorage> = before.collect();
+        for (old, new) in moments.iter().zip(&moments[2..]) {
+            let read = |files: &MemoryStorage, offset| {
+                let mut sector = AlignedBuffer::new(1);
+                files.open(MANIFEST).unwrap().read(offset, sector.bytes_mut()).map(|()| sector)
+            };
+            let newest = Manifest::open(new, None, false).unwrap().unwrap().state;
+            for offset in offsets(newest.sequence % 2) {
+                let files = new.copy();
+                let Ok(stale) = read(old, offset) else { continue };
+                change(&files, offset, |sector| sector.copy_from_slice(stale.bytes()));
+                assert_eq!(Manifest::open(&files, None, false).unwrap().unwrap().state, newest);
+                assert!(crate::verify_in(Arc::new(files), |_, _| {}).unwrap().is_sound());
+            }
         }
     }
 }

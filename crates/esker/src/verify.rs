@@ -88,6 +88,7 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
         }
         Err(error) => return Err(error),
     };
+    manifest.spoiled.iter().for_each(|damage| found.note(damage));
     let mut state = manifest.state.clone();
     let engine = resting_engine(&storage, &state)?;
     let advanced = lines::advance(engine.log.cold_device()?, &mut state, false);

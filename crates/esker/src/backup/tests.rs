@@ -248,9 +248,9 @@ fn a_backup_that_was_looked_into_grows_by_all_that_is_new() {
     (1000..2000u64).for_each(|n| store.put(&n, &n).unwrap());
     store.snapshot_in(copy.clone()).unwrap();
     // As if it had been cut short before its slot was written.
-    let mut slots = AlignedBuffer::new(2);
+    let mut slots = AlignedBuffer::new(4);
     let old = before.open("esker.manifest").unwrap();
-    let count = (old.bytes().unwrap() as usize).min(2 * SECTOR_BYTES);
+    let count = (old.bytes().unwrap() as usize).min(4 * SECTOR_BYTES);
     old.read(0, &mut slots.bytes_mut()[..count]).unwrap();
     copy.open("esker.manifest").unwrap().write(0, slots.bytes()).unwrap();
     // Somebody looks, and is killed; another one closes it.
@@ -295,9 +295,9 @@ fn a_step_cut_short_after_a_loss_leaves_the_backup() {
     store.commit().unwrap();
     let before = copy.copy();
     assert!(matches!(store.snapshot_in(copy.clone()), Err(Error::Invalid(_))));
-    let mut slots = AlignedBuffer::new(2);
+    let mut slots = AlignedBuffer::new(4);
     let old = before.open("esker.manifest").unwrap();
-    let count = (old.bytes().unwrap() as usize).min(2 * SECTOR_BYTES);
+    let count = (old.bytes().unwrap() as usize).min(4 * SECTOR_BYTES);
     old.read(0, &mut slots.bytes_mut()[..count]).unwrap();
     copy.open("esker.manifest").unwrap().write(0, slots.bytes()).unwrap();
     let opened = open(&copy);
@@ -322,8 +322,8 @@ fn an_image_that_a_look_left_behind_is_not_mixed_with_the_next() {
         let mut bytes = vec![0; from.bytes().unwrap() as usize];
         from.read(0, &mut bytes).unwrap();
         to.write(0, &bytes).unwrap();
-        if name == "esker.manifest" && bytes.len() < 2 * SECTOR_BYTES {
-            to.write(bytes.len() as u64, &vec![0; 2 * SECTOR_BYTES - bytes.len()]).unwrap();
+        if name == "esker.manifest" && bytes.len() < 4 * SECTOR_BYTES {
+            to.write(bytes.len() as u64, &vec![0; 4 * SECTOR_BYTES - bytes.len()]).unwrap();
         }
     }
     assert!(crate::verify_in(copy.clone(), |_, _| {}).unwrap().is_sound());
