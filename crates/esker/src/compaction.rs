@@ -46,9 +46,11 @@ use mover::Mover;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// A stretch is this part of the log's memory or this part of the log, whichever is more, within bounds.
+/// A stretch is this part of the log's memory or this part of the log, whichever is more, within bounds: long ones for the doubts of many records to be read
+/// together, short ones of those who wait for room meanwhile.
 const STRETCH_PART: u64 = 32;
-const STRETCH_LOG_PART: u64 = 128;
+const STRETCH_LOG_PART: u64 = 16;
+const SHORT_STRETCH_LOG_PART: u64 = 128;
 const STRETCH_BYTES_MIN: u64 = 1 << 20;
 const STRETCH_BYTES_MAX: u64 = 64 << 20;
 /// Compaction draws a line for this part of the log at least.
@@ -298,15 +300,15 @@ impl Engine {
             return Ok(false);
         }
         match self.try_running()? {
-            Some(one) => self.compact_if_due_now(&one),
+            Some(one) => self.compact_if_due_now(&one, STRETCH_LOG_PART),
             None => Ok(false),
         }
     }
 
-    fn compact_if_due_now(&self, one: &MutexGuard<'_, ()>) -> Result<bool> {
+    fn compact_if_due_now(&self, one: &MutexGuard<'_, ()>, log_part: u64) -> Result<bool> {
         self.begin_if_told(one)?;
         let is_given = self.give_back(one)?;
-        let moved = if !is_given && self.is_compaction_due() { self.move_stretch_now(one, None) } else { Ok(is_given) };
+        let moved = if !is_given && self.is_compaction_due() { self.move_stretch_now(one, None, log_part) } else { Ok(is_given) };
         // Where a block cannot be read, too, or somebody holds what was superseded: those who write cannot help it.
         if !matches!(moved, Ok(true)) {
             self.rest_compaction();
@@ -333,7 +335,7 @@ impl Engine {
                 Ok(None) => std::thread::sleep(HELD_PAUSE),
                 Ok(Some(one)) => {
                     // A failure to write is latched, and damage told to who reads it.
-                    let _ = self.compact_if_due_now(&one);
+                    let _ = self.compact_if_due_now(&one, SHORT_STRETCH_LOG_PART);
                     break;
                 }
                 Err(_) => break,
@@ -346,7 +348,7 @@ impl Engine {
         drop(self.epochs.pin()?);
         let one = self.running()?;
         self.begin_if_told(&one)?;
-        self.move_stretch_now(&one, None)
+        self.move_stretch_now(&one, None, SHORT_STRETCH_LOG_PART)
     }
 
     fn begin_if_told(&self, one: &MutexGuard<'_, ()>) -> Result<()> {
@@ -448,14 +450,14 @@ impl Engine {
     /// asked for. False if there is nothing to give back.
     pub(crate) fn move_stretch(&self, caching: Option<&Caching>, is_due: impl Fn() -> bool) -> Result<bool> {
         let one = self.running()?;
-        if is_due() { self.move_stretch_now(&one, caching) } else { Ok(true) }
+        if is_due() { self.move_stretch_now(&one, caching, STRETCH_LOG_PART) } else { Ok(true) }
     }
 
     /// The same for who needs room, and looks again whether there is some: while others are at it he waits a little. Not at the lock: the driver, who does
     /// one stretch after the other, has it again and again before somebody who sleeps there wakes up.
     pub(crate) fn move_stretch_for_room(&self, caching: Option<&Caching>, is_due: impl Fn() -> bool) -> Result<bool> {
         match self.try_running()? {
-            Some(one) if is_due() => self.move_stretch_now(&one, caching),
+            Some(one) if is_due() => self.move_stretch_now(&one, caching, SHORT_STRETCH_LOG_PART),
             Some(_) => Ok(true),
             None => {
                 std::thread::sleep(STRETCH_PAUSE);
@@ -464,7 +466,7 @@ impl Engine {
         }
     }
 
-    fn move_stretch_now(&self, one: &MutexGuard<'_, ()>, caching: Option<&Caching>) -> Result<bool> {
+    fn move_stretch_now(&self, one: &MutexGuard<'_, ()>, caching: Option<&Caching>, log_part: u64) -> Result<bool> {
         let _turn = Turn::of(&self.compaction.turn);
         if self.give_back(one)? {
             return Ok(true);
@@ -477,7 +479,7 @@ impl Engine {
         lock(&self.compaction.pass).get_or_insert_with(|| self.begin_pass());
         let mut stretch = match self.log.reserve_for_short() {
             0 => {
-                let own = || (self.log.budget.load(Relaxed) / STRETCH_PART).max(self.log_extent() / STRETCH_LOG_PART);
+                let own = || (self.log.budget.load(Relaxed) / STRETCH_PART).max(self.log_extent() / log_part);
                 let part = caching.map_or_else(own, |caching| self.evicted_stretch(caching));
                 part.clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX)
             }

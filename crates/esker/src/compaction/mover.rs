@@ -9,8 +9,8 @@
 //! * **Deletions end here.** Older versions lie lower and went before, so a tombstone is dropped, and its entry with it. A record
 //!   that has expired is a tombstone.
 //! * **Whether a cold record is the newest** is known at once if its entry leads to it. If the entry leads to another cold
-//!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses,
-//!   some at a time. If the entry says that its chain is of one key, none is needed.
+//!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses, neighbours
+//!   by one read and some reads at a time. If the entry says that its chain is of one key, none is needed.
 //! * **A guess** (`index/mod.rs`) was wrong if a deletion turns out to be superseded, or if its key goes, or a record lives, where another key's record heads the
 //!   chain: then what was counted is taken back. It was right if a record is superseded by the next one. Else it stays open: a later
 //!   record of the chain may tell.
@@ -33,11 +33,14 @@ use std::io;
 use std::ops::Range;
 
 /// The part of the log's budget that doubts may take besides it.
-const DOUBT_PART: u64 = 64;
+const DOUBT_PART: u64 = 32;
 /// Blocks that are read at a time to settle doubts. Others read from the device, too; but if it cannot do both, the log must not grow without end:
 /// from a quarter beyond what is allowed there are more, and four times as many at the double.
 const DOUBT_READS: f64 = 16.0;
 const DOUBT_READS_MAX: f64 = 64.0;
+/// What lies between two of those blocks is read as well, if it is no more than this: a read costs about as much as five blocks more of a longer one.
+const GAP_BLOCKS_MAX: u64 = 4;
+const RUN_BLOCKS_MAX: u64 = 16;
 /// Records between two looks at the room above the tail.
 const VISITS_AHEAD: u64 = 256;
 
@@ -82,6 +85,13 @@ struct Doubt {
     is_deletion: bool,
     /// The other one's entry says that somebody guessed.
     is_guessed: bool,
+}
+
+impl Doubt {
+    /// The one that is read for it.
+    fn block(&self) -> u64 {
+        self.other / BLOCK_BYTES
+    }
 }
 
 impl Visitor for Mover<'_> {
@@ -375,12 +385,12 @@ impl Mover<'_> {
     }
 }
 
-/// Doubts that are settled by what the device has: a source of its reads, block by block.
+/// Doubts that are settled by what the device has: a source of its reads, run by run of blocks.
 struct Settling<'m, 'e, 'd> {
     mover: &'m Mover<'e>,
     /// In the order of the blocks that are read for them.
     doubtful: &'d [Doubt],
-    /// The first one whose block was not asked for yet.
+    /// The first one whose run was not asked for yet.
     next: usize,
     under_way: usize,
     at_a_time: usize,
@@ -390,32 +400,42 @@ struct Settling<'m, 'e, 'd> {
 }
 
 impl<'d> Settling<'_, '_, 'd> {
-    /// The doubts from there on that one block is read for.
-    fn of_block(&self, from: usize) -> &'d [Doubt] {
+    /// The doubts from there on that one read is for.
+    fn of_run(&self, from: usize) -> &'d [Doubt] {
         let rest = &self.doubtful[from..];
-        let block = |doubt: &Doubt| doubt.other / BLOCK_BYTES;
-        let count = rest.iter().take_while(|doubt| block(doubt) == block(&rest[0])).count();
-        &rest[..count]
+        let (first, mut last) = (rest[0].block(), rest[0].block());
+        let is_near = |doubt: &&Doubt| {
+            let block = doubt.block();
+            let is_near = block <= last + GAP_BLOCKS_MAX && block < first + RUN_BLOCKS_MAX;
+            last = block;
+            is_near
+        };
+        &rest[..rest.iter().take_while(is_near).count()]
     }
 
     fn settle(&mut self, read: &DeviceRead) -> Result<()> {
         let Mover { engine, from, .. } = self.mover;
-        let doubts = self.of_block(read.token() as usize);
-        let payload = engine.log.verify_block(doubts[0].other / BLOCK_BYTES, read.bytes())?;
-        for doubt in doubts {
-            let other = &payload[(doubt.other % BLOCK_BYTES) as usize..];
-            let key = self.mover.key_of(doubt);
-            if !is_record_of(engine.layout, other, key) {
-                self.slow.push(doubt);
-                continue;
-            }
-            let (hash, follows) = (engine.hash_of(key), record::word_at(other, 0) & ADDRESS_MASK == from + u64::from(doubt.at));
-            if doubt.is_guessed && (doubt.is_deletion || follows) {
-                self.mover.settle_guess(hash, doubt.other, doubt.is_deletion.then_some(0));
-            }
-            if doubt.ends_chain && follows {
-                // These two are all of the chain, so the next one that dies need not be asked about.
-                engine.index.confirm_sole(hash, doubt.other);
+        let doubts = self.of_run(read.token() as usize);
+        let first = doubts[0].block();
+        for doubts in doubts.chunk_by(|one, next| one.block() == next.block()) {
+            let block = doubts[0].block();
+            let sector = &read.bytes()[(block - first) as usize * SECTOR_BYTES..][..SECTOR_BYTES];
+            let payload = engine.log.verify_block(block, sector)?;
+            for doubt in doubts {
+                let other = &payload[(doubt.other % BLOCK_BYTES) as usize..];
+                let key = self.mover.key_of(doubt);
+                if !is_record_of(engine.layout, other, key) {
+                    self.slow.push(doubt);
+                    continue;
+                }
+                let (hash, follows) = (engine.hash_of(key), record::word_at(other, 0) & ADDRESS_MASK == from + u64::from(doubt.at));
+                if doubt.is_guessed && (doubt.is_deletion || follows) {
+                    self.mover.settle_guess(hash, doubt.other, doubt.is_deletion.then_some(0));
+                }
+                if doubt.ends_chain && follows {
+                    // These two are all of the chain, so the next one that dies need not be asked about.
+                    engine.index.confirm_sole(hash, doubt.other);
+                }
             }
         }
         Ok(())
@@ -427,11 +447,16 @@ impl ReadSource for Settling<'_, '_, '_> {
         if self.result.is_err() || self.next == self.doubtful.len() || self.under_way == self.at_a_time {
             return None;
         }
+        if self.mover.engine.epochs.is_closed() {
+            self.result = Err(Error::Closed);
+            return None;
+        }
         self.mover.engine.keep_up();
-        let (first, block) = (self.next, self.doubtful[self.next].other / BLOCK_BYTES);
-        self.next += self.of_block(first).len();
+        let (token, doubts) = (self.next as u64, self.of_run(self.next));
+        let (first, last) = (doubts[0].block(), doubts[doubts.len() - 1].block());
+        self.next += doubts.len();
         self.under_way += 1;
-        Some(DeviceRead::new(block * SECTOR_BYTES as u64, 1, first as u64))
+        Some(DeviceRead::new(first * SECTOR_BYTES as u64, (last - first + 1) as usize, token))
     }
 
     fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
