@@ -394,7 +394,7 @@ struct Settling<'m, 'e, 'd> {
     next: usize,
     under_way: usize,
     at_a_time: usize,
-    /// Those that another key's record, or none that is whole, was read for.
+    /// Those that another key's record, or none that is whole, was read for; or nothing.
     slow: Vec<&'d Doubt>,
     result: Result<()>,
 }
@@ -413,9 +413,8 @@ impl<'d> Settling<'_, '_, 'd> {
         &rest[..rest.iter().take_while(is_near).count()]
     }
 
-    fn settle(&mut self, read: &DeviceRead) -> Result<()> {
+    fn settle(&mut self, doubts: &'d [Doubt], read: &DeviceRead) -> Result<()> {
         let Mover { engine, from, .. } = self.mover;
-        let doubts = self.of_run(read.token() as usize);
         let first = doubts[0].block();
         for doubts in doubts.chunk_by(|one, next| one.block() == next.block()) {
             let block = doubts[0].block();
@@ -461,7 +460,15 @@ impl ReadSource for Settling<'_, '_, '_> {
 
     fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
         self.under_way -= 1;
-        let settled = result.map_err(Error::from).and_then(|()| self.settle(&read));
+        let doubts = self.of_run(read.token() as usize);
+        let settled = match result {
+            // A gap may lead beyond the end of a file that a crash left short, or into damage that is nobody's.
+            Err(_) if read.bytes().len() > SECTOR_BYTES => {
+                self.slow.extend(doubts);
+                Ok(())
+            }
+            result => result.map_err(Error::from).and_then(|()| self.settle(doubts, &read)),
+        };
         self.result = std::mem::replace(&mut self.result, Ok(())).and(settled);
     }
 }

@@ -1,10 +1,13 @@
 //! What compaction concludes from an entry, where two keys share one.
 
+use crate::device::SECTOR_BYTES;
 use crate::index::Seen;
 use crate::sync::atomic::Ordering::*;
-use crate::{MemoryStorage, Options, Result, Store};
+use crate::{Device, MemoryStorage, Options, ReadSource, Result, Storage, Store};
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 const FILLERS: u64 = 500;
 static FILLER: [u8; 64 << 10] = [7; 64 << 10];
@@ -165,4 +168,54 @@ fn compaction_rests_where_all_lives() {
         store.compact().unwrap();
         assert!(!store.engine_for_test().is_compaction_due(), "{name}: {:?}", store.stats().space);
     }
+}
+
+/// A place where reads of some blocks, but no more than are read for doubts, fail; and how many did.
+struct Gapped(MemoryStorage, AtomicU64);
+
+impl Storage for Gapped {
+    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
+        self.0.open(name)
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.0.list()
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(name)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn read_stream(&self, device: &dyn Device, source: &mut dyn ReadSource) {
+        while let Some(mut read) = source.next() {
+            let is_run = (2..=16).contains(&(read.bytes().len() / SECTOR_BYTES));
+            let result = if is_run { Err(io::ErrorKind::UnexpectedEof.into()) } else { device.read(read.offset(), read.bytes_mut()) };
+            self.1.fetch_add(u64::from(is_run), Relaxed);
+            source.done(read, result);
+        }
+    }
+}
+
+/// Neighbours are read together with what lies between them, which nobody may ever have written.
+#[test]
+fn doubts_whose_gaps_cannot_be_read_are_settled_one_by_one() {
+    const COUNT: u64 = 200_000;
+    let files = Arc::new(Gapped(MemoryStorage::default(), AtomicU64::default()));
+    let options = Options::new().memory(16 << 20).background(false).promotion(false);
+    let store: Store<u64, [u8]> = options.open_in(files.clone()).unwrap();
+    let value = |key: u64, round: u64| [key + round; 12].map(u64::to_le_bytes).concat();
+    for round in 0..2 {
+        (0..COUNT).filter(|key| round == 0 || key.is_multiple_of(5)).for_each(|key| store.put(&key, &value(key, round)).unwrap());
+    }
+    (COUNT..2 * COUNT).for_each(|key| store.put(&key, &value(key, 0)).unwrap());
+    store.compact().unwrap();
+    assert!(files.1.load(Relaxed) > 0, "nothing was read together");
+    let is_right = |key: u64| store.get(&key).unwrap().unwrap() == value(key, u64::from(key < COUNT && key.is_multiple_of(5)));
+    assert_eq!((0..2 * COUNT).find(|key| !is_right(*key)), None);
+    // What was dead is gone, but for the ends of blocks.
+    assert!(store.stats().space.dead_bytes < COUNT, "{:?}", store.stats().space);
 }
