@@ -78,7 +78,7 @@ pub(crate) struct Engine {
     pub(crate) in_background: bool,
     durability: Durability,
     drawn: Mutex<Drawn>,
-    budget: AtomicU64,
+    pub(crate) budget: AtomicU64,
     /// One at a time shares it between index and log.
     sharing: Mutex<()>,
     /// The first failure of the device: nothing is written after it.

@@ -13,11 +13,14 @@ use crate::manifest::{LOG, State};
 use crate::record::{self, ABANDONED, ODD_LINE, VALID};
 use crate::recovery::Progress;
 use crate::scars::Scar;
+use crate::sync::atomic::Ordering::*;
 use std::cell::Cell;
 use std::ops::Range;
 
-/// Blocks read together: a mebibyte.
+/// Blocks read together: a mebibyte, or this part of a small budget.
 const PIECE_BLOCKS: u64 = 256;
+const PIECE_BLOCKS_MIN: u64 = 32;
+const PIECE_PART: u64 = 256;
 /// Records that are announced before the first of them is visited.
 const GROUP: usize = 64;
 
@@ -115,10 +118,11 @@ impl<'a> Span<'a> {
 impl Engine {
     /// Visits the records that count in a part of the log, in order.
     pub(crate) fn scan(&self, span: &Span<'_>, visitor: &mut impl Visitor) -> Result<()> {
+        let piece_blocks = (self.budget.load(Relaxed) / PIECE_PART / BLOCK_BYTES).clamp(PIECE_BLOCKS_MIN, PIECE_BLOCKS);
         for part in span.parts() {
             let mut scan = Scan::new(self, span, &part);
             let blocks = part.start / BLOCK_BYTES..part.end / BLOCK_BYTES;
-            read_ahead(&self.log, blocks, PIECE_BLOCKS, |base, piece| scan.take(base, piece, visitor))?;
+            read_ahead(&self.log, blocks, piece_blocks, |base, piece| scan.take(base, piece, visitor))?;
             scan.end()?;
         }
         Ok(())

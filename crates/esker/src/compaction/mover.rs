@@ -33,7 +33,7 @@ use std::io;
 use std::ops::Range;
 
 /// The part of the log's budget that doubts may take besides it.
-const DOUBT_PART: u64 = 32;
+const DOUBT_PART: u64 = 64;
 /// Blocks that are read at a time to settle doubts. Others read from the device, too; but if it cannot do both, the log must not grow without end:
 /// from a quarter beyond what is allowed there are more, and four times as many at the double.
 const DOUBT_READS: f64 = 16.0;
@@ -41,6 +41,8 @@ const DOUBT_READS_MAX: f64 = 64.0;
 /// What lies between two of those blocks is read as well, if it is no more than this: a read costs about as much as five blocks more of a longer one.
 const GAP_BLOCKS_MAX: u64 = 4;
 const RUN_BLOCKS_MAX: u64 = 16;
+/// Blocks under way: a mebibyte of memory.
+const UNDER_WAY_BLOCKS_MAX: usize = 256;
 /// Records between two looks at the room above the tail.
 const VISITS_AHEAD: u64 = 256;
 
@@ -343,8 +345,16 @@ impl Mover<'_> {
         let Some(device) = self.engine.log.device.as_ref().filter(|_| !doubtful.is_empty()) else { return Ok(()) };
         let late = self.engine.taken_to_allowed() - 1.25;
         let at_a_time = (DOUBT_READS * (1.0 + 4.0 * late)).clamp(DOUBT_READS, DOUBT_READS_MAX) as usize;
-        let mut settling =
-            Settling { mover: self, doubtful: &doubtful, next: 0, under_way: 0, at_a_time, slow: Vec::new(), result: Ok(()) };
+        let mut settling = Settling {
+            mover: self,
+            doubtful: &doubtful,
+            next: 0,
+            under_way: 0,
+            blocks_under_way: 0,
+            at_a_time,
+            slow: Vec::new(),
+            result: Ok(()),
+        };
         device.read_stream(&mut settling);
         let Settling { slow, result, .. } = settling;
         result?;
@@ -393,6 +403,7 @@ struct Settling<'m, 'e, 'd> {
     /// The first one whose run was not asked for yet.
     next: usize,
     under_way: usize,
+    blocks_under_way: usize,
     at_a_time: usize,
     /// Those that another key's record, or none that is whole, was read for; or nothing.
     slow: Vec<&'d Doubt>,
@@ -443,7 +454,8 @@ impl<'d> Settling<'_, '_, 'd> {
 
 impl ReadSource for Settling<'_, '_, '_> {
     fn next(&mut self) -> Option<DeviceRead> {
-        if self.result.is_err() || self.next == self.doubtful.len() || self.under_way == self.at_a_time {
+        let is_busy = self.under_way == self.at_a_time || self.blocks_under_way + RUN_BLOCKS_MAX as usize > UNDER_WAY_BLOCKS_MAX;
+        if self.result.is_err() || self.next == self.doubtful.len() || is_busy {
             return None;
         }
         if self.mover.engine.epochs.is_closed() {
@@ -453,13 +465,16 @@ impl ReadSource for Settling<'_, '_, '_> {
         self.mover.engine.keep_up();
         let (token, doubts) = (self.next as u64, self.of_run(self.next));
         let (first, last) = (doubts[0].block(), doubts[doubts.len() - 1].block());
+        let blocks = (last - first + 1) as usize;
         self.next += doubts.len();
         self.under_way += 1;
-        Some(DeviceRead::new(first * SECTOR_BYTES as u64, (last - first + 1) as usize, token))
+        self.blocks_under_way += blocks;
+        Some(DeviceRead::new(first * SECTOR_BYTES as u64, blocks, token))
     }
 
     fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
         self.under_way -= 1;
+        self.blocks_under_way -= read.bytes().len() / SECTOR_BYTES;
         let doubts = self.of_run(read.token() as usize);
         let settled = match result {
             // A gap may lead beyond the end of a file that a crash left short, or into damage that is nobody's.

@@ -225,12 +225,14 @@ impl Engine {
         bytes.next_multiple_of(BLOCK_BYTES).max(PIECE_BYTES) + BLOCK_BYTES
     }
 
-    /// What the driver does in its loop, for where it is away longer: lines that are due; room for those who write, backed by memory.
+    /// What the driver does in its loop, for where it is away longer: lines that are due; the log's share, as the index grows; room for those who
+    /// write, backed by memory.
     /// Under no lock but compaction's.
     pub(crate) fn keep_up(&self) {
         if self.in_background {
             self.draw_due_line();
         }
+        self.share_budget();
         let budget = self.log.budget.load(Relaxed);
         // Half of what is spare is used up: each step is a drain, and pages given back are an interrupt to other processors.
         let is_due = !self.is_in_memory() && self.log_bytes() + budget / 32 > budget;
