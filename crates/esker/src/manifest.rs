@@ -84,8 +84,8 @@ pub(crate) struct State {
 pub(crate) struct Manifest {
     device: Arc<dyn Device>,
     pub(crate) state: State,
-    /// The damage of a copy whose other one is whole.
-    pub(crate) spoiled: Option<Error>,
+    /// The damage of copies whose other one is whole.
+    pub(crate) spoiled: Vec<Error>,
 }
 
 impl Manifest {
@@ -97,12 +97,12 @@ impl Manifest {
         }
         let device = storage.open(MANIFEST)?;
         let mut slots = [None, None];
-        let (mut damage, mut spoiled) = (None, None);
+        let (mut damage, mut spoiled) = (None, Vec::new());
         for (slot, found) in (0..).zip(&mut slots) {
             match read_slot(&*device, slot) {
                 Ok((state, worse)) => {
                     *found = state;
-                    spoiled = spoiled.or(worse);
+                    spoiled.extend(worse);
                 }
                 Err(error @ Error::Corruption(_)) => damage = Some(error),
                 Err(error) => return Err(error),
@@ -159,7 +159,7 @@ impl Manifest {
             lineage: identity.store_id,
             scars: 0,
         };
-        let mut manifest = Self { device: storage.open(MANIFEST)?, state, spoiled: None };
+        let mut manifest = Self { device: storage.open(MANIFEST)?, state, spoiled: Vec::new() };
         manifest.write(|_| {})?;
         storage.sync()?;
         Ok(manifest)
@@ -167,7 +167,7 @@ impl Manifest {
 
     /// That of a first backup, not written yet.
     pub(crate) fn of_backup(storage: &dyn Storage, state: &State) -> Result<Self> {
-        Ok(Self { device: storage.open(MANIFEST)?, state: State { sequence: 0, ..state.clone() }, spoiled: None })
+        Ok(Self { device: storage.open(MANIFEST)?, state: State { sequence: 0, ..state.clone() }, spoiled: Vec::new() })
     }
 
     /// Changes the state and makes it durable.
@@ -418,6 +418,15 @@ mod tests {
             store.close().unwrap();
             assert!(crate::verify_in(files.clone(), |_, _| {}).unwrap().is_sound(), "offset {offset}");
         }
+    }
+
+    #[test]
+    fn each_damaged_copy_is_told() {
+        let files = Arc::new(compacted());
+        let [[first, _], [_, last]] = [0, 1].map(offsets);
+        [first, last].into_iter().for_each(|offset| change(&files, offset, |sector| sector[20] ^= 1));
+        assert_eq!(crate::verify_in(files.clone(), |_, _| {}).unwrap().damaged, 2);
+        assert_eq!(open(&files).unwrap().get(&1).unwrap(), Some(4));
     }
 
     #[test]

@@ -34,11 +34,12 @@ use std::ops::Range;
 
 /// The part of the log's budget that doubts may take besides it.
 const DOUBT_PART: u64 = 128;
-/// Blocks that are read at a time to settle doubts. Others read from the device, too; but if it cannot do both, the log must not grow without end:
+/// Reads at a time that settle doubts. Others read from the device, too; but if it cannot do both, the log must not grow without end:
 /// from a quarter beyond what is allowed there are more, and four times as many at the double.
 const DOUBT_READS: f64 = 16.0;
 const DOUBT_READS_MAX: f64 = 64.0;
-/// What lies between two of those blocks is read as well, if it is no more than this: a read costs about as much as five blocks more of a longer one.
+/// Blocks that are near each other are read by one, and with them what lies between, if it is no more than this: a read costs about as
+/// much as five blocks more of a longer one.
 const GAP_BLOCKS_MAX: u64 = 4;
 const RUN_BLOCKS_MAX: u64 = 8;
 /// Blocks under way, whatever the runs: a quarter of a mebibyte.
