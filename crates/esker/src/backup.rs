@@ -88,7 +88,7 @@ fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl
         return Err(if has_lived(&*storage)? { no_manifest() } else { there_is_none(from) });
     };
     let engine = resting_engine(&storage, &manifest.state)?;
-    lines::advance(engine.log.cold_device()?, &mut manifest.state, false)?;
+    lines::advance(&*storage, engine.log.cold_device()?, &mut manifest.state, false)?;
     let scars = scars::read(&*storage, manifest.state.cut, manifest.state.scars)?;
     let source = Source { engine: &engine, storage: &*storage, state: &manifest.state, scars: &scars };
     let earlier = earlier.map(existing).transpose()?;

@@ -21,6 +21,8 @@
 //!
 //! **When**: dead bytes are counted where records are superseded or deleted. Above the space target, and by half a file on a device,
 //! the driver compacts, a stretch at a time; of a store in memory also when its budget is nearly full, and whoever finds it full does it himself.
+//! Who puts over a cold record does not know how long that was, and counts as much as he puts (a guess). So where there were guesses, and the log is half as long again
+//! as when its oldest part was last found to live, a stretch of it is compacted, whatever the count says, and on from there until one is found of which more lives than the target has.
 //! On a device the driver may be too slow for those who write: where keys share entries most records are in doubt, the more the longer the log is. So it must not grow without end:
 //! from twice the length on that it had when compaction had last done its work, whoever needs room does a stretch first, or waits a little.
 
@@ -57,6 +59,8 @@ const STRETCH_BYTES_MAX: u64 = 64 << 20;
 const LINE_PART: u64 = 16;
 /// Those who write help when the log is so many times as long as when compaction was last done with it.
 const LATE: u64 = 2;
+/// The oldest part is looked at when the log is so many times as long as when that was last found to live.
+const GLANCE: f64 = 1.5;
 /// In memory those who find the store full wait for a stretch: a millisecond or two.
 const STRETCH_IN_MEMORY_MAX: u64 = 512 << 10;
 /// With less of the log dead compaction copies nearly all it reads.
@@ -109,10 +113,15 @@ pub(crate) struct Compaction {
     /// The log's length when compaction was last not due, or what lived in it when compaction had been through all of it. 0: nobody has looked,
     /// as in recovery.
     rested_at: AtomicU64,
+    /// The log's length when its oldest part was last found to live, and how many had guessed by then. 0: it was found dead.
+    glanced_at: AtomicU64,
+    guesses: AtomicU64,
     /// So many buckets were looked at for entries that lead nowhere, again and again from the first to the last.
     swept: AtomicU64,
     /// The tail when two chains could not be joined (`joining.rs`).
     pub(crate) joined_in_vain_at: AtomicU64,
+    /// Why the last stretch failed.
+    failure: Mutex<Option<Error>>,
 }
 
 /// A stretch under way. Whoever has it is the one who compacts.
@@ -201,6 +210,11 @@ impl Engine {
         self.counted_dead_bytes().saturating_sub(self.compaction.given_back.load(Relaxed)).min(self.log_extent())
     }
 
+    /// The same for a line, which still has what was copied and is held.
+    pub(crate) fn superseded_bytes_of_line(&self) -> u64 {
+        (self.superseded_bytes() + self.held_back().moved).min(self.log_extent())
+    }
+
     /// What is to be given back when nobody holds it any more.
     fn held_back(&self) -> Copied {
         let sum = |sum: Copied, one: &Copied| Copied {
@@ -214,8 +228,7 @@ impl Engine {
 
     /// Those given back included.
     fn counted_dead_bytes(&self) -> u64 {
-        let counted: u64 = self.epochs.slots().map(|slot| slot.counters[Counter::DeadByte as usize].load(Relaxed)).sum();
-        self.compaction.known.load(Relaxed) + self.log.left_bytes.load(Relaxed) + counted
+        self.compaction.known.load(Relaxed) + self.log.left_bytes.load(Relaxed) + self.epochs.counted(Counter::DeadByte)
     }
 
     fn begin_pass(&self) -> Pass {
@@ -275,6 +288,23 @@ impl Engine {
         is_nearly_full || extent > LOG_BYTES_MIN && self.taken_to_allowed() > 1.0
     }
 
+    /// True if the oldest part of the log may be dead, though it was not counted.
+    fn is_glance_due(&self) -> bool {
+        let Compaction { glanced_at, guesses, .. } = &self.compaction;
+        let is_longer =
+            self.log_extent() as f64 > (GLANCE * glanced_at.load(Relaxed) as f64).max((LOG_BYTES_MIN + slack(self.segment_bytes)) as f64);
+        !self.is_in_memory() && is_longer && self.epochs.counted(Counter::Guess) > guesses.load(Relaxed)
+    }
+
+    /// How much of the oldest part lived.
+    fn note_glance(&self, moved: u64, bytes: u64) {
+        let lives = moved as f64 * self.space_amplification >= bytes as f64;
+        self.compaction.glanced_at.store(if lives { self.log_extent() } else { 0 }, Relaxed);
+        if lives {
+            self.compaction.guesses.store(self.epochs.counted(Counter::Guess), Relaxed);
+        }
+    }
+
     /// True if next to nothing would come of it.
     fn is_compaction_hopeless(&self) -> bool {
         self.dead_bytes() < self.log_extent() / HOPELESS_PART && !self.log.is_longest_in_doubt()
@@ -308,7 +338,15 @@ impl Engine {
     fn compact_if_due_now(&self, one: &MutexGuard<'_, ()>, log_part: u64) -> Result<bool> {
         self.begin_if_told(one)?;
         let is_given = self.give_back(one)?;
-        let moved = if !is_given && self.is_compaction_due() { self.move_stretch_now(one, None, log_part) } else { Ok(is_given) };
+        let moved = if is_given {
+            Ok(true)
+        } else if self.is_compaction_due() {
+            self.move_stretch_now(one, None, log_part)
+        } else if self.is_glance_due() {
+            self.move_stretch_now(one, None, SHORT_STRETCH_LOG_PART)
+        } else {
+            Ok(false)
+        };
         // Where a block cannot be read, too, or somebody holds what was superseded: those who write cannot help it.
         if !matches!(moved, Ok(true)) {
             self.rest_compaction();
@@ -442,18 +480,22 @@ impl Engine {
         seen % 2 == 1
     }
 
-    fn compact_stretch(&self) -> Result<bool> {
-        self.move_stretch(None, || true)
+    /// Gives the oldest stretch back. False if there is none.
+    pub(crate) fn compact_stretch(&self) -> Result<bool> {
+        self.move_stretch_now(&self.running()?, None, STRETCH_LOG_PART)
     }
 
-    /// Gives the oldest stretch back, if that still `is_due` when nobody else does it; a cache drops from it what nobody
-    /// asked for. False if there is nothing to give back.
-    pub(crate) fn move_stretch(&self, caching: Option<&Caching>, is_due: impl Fn() -> bool) -> Result<bool> {
-        let one = self.running()?;
-        if is_due() { self.move_stretch_now(&one, caching, STRETCH_LOG_PART) } else { Ok(true) }
+    /// The driver's share where a cache drops what nobody asked for, if that still `is_due`. False if there is nothing to give back, or somebody else is
+    /// at it: a backup may be for long, and lines must not wait for that.
+    pub(crate) fn try_move_stretch(&self, caching: &Caching, is_due: impl Fn() -> bool) -> Result<bool> {
+        match self.try_running()? {
+            Some(one) if is_due() => self.move_stretch_now(&one, Some(caching), STRETCH_LOG_PART),
+            Some(_) => Ok(true),
+            None => Ok(false),
+        }
     }
 
-    /// The same for who needs room, and looks again whether there is some: while others are at it he waits a little. Not at the lock: the driver, who does
+    /// The oldest stretch for who needs room, if that still `is_due`, and who looks again whether there is some: while others are at it he waits a little. Not at the lock: the driver, who does
     /// one stretch after the other, has it again and again before somebody who sleeps there wakes up.
     pub(crate) fn move_stretch_for_room(&self, caching: Option<&Caching>, is_due: impl Fn() -> bool) -> Result<bool> {
         match self.try_running()? {
@@ -467,6 +509,17 @@ impl Engine {
     }
 
     fn move_stretch_now(&self, one: &MutexGuard<'_, ()>, caching: Option<&Caching>, log_part: u64) -> Result<bool> {
+        let moved = self.try_stretch(one, caching, log_part);
+        *lock(&self.compaction.failure) = moved.as_ref().err().filter(|error| !matches!(error, Error::Closed)).cloned();
+        moved
+    }
+
+    /// Why the last stretch failed, if it did.
+    pub(crate) fn compaction_failure(&self) -> Option<Error> {
+        lock(&self.compaction.failure).clone()
+    }
+
+    fn try_stretch(&self, one: &MutexGuard<'_, ()>, caching: Option<&Caching>, log_part: u64) -> Result<bool> {
         let _turn = Turn::of(&self.compaction.turn);
         if self.give_back(one)? {
             return Ok(true);
@@ -491,14 +544,29 @@ impl Engine {
                 return Ok(false);
             }
             let mut mover = Mover::new(self, from..to, caching);
-            let reached = self.visit_stretch(from, to, &mut mover)?;
-            mover.settle_all()?;
-            let reached = mover.ended_at.unwrap_or(reached);
+            let visited = self.visit_stretch(from, to, &mut mover).and_then(|reached| mover.settle_all().map(|()| reached));
+            let reached = match (visited, caching) {
+                (Ok(reached), _) => mover.ended_at.unwrap_or(reached),
+                // It would fail each time, and a cache that drops nothing takes nothing.
+                (Err(Error::Corruption(_) | Error::Io(_)), Some(caching)) if !self.is_in_memory() && mover.ended_at.is_none() => {
+                    let Some(reached) = self.pass_unread(caching, to)? else { return Ok(false) };
+                    reached
+                }
+                (Err(error), _) => {
+                    // Its copies stand, and it will be gone through again.
+                    self.compaction.known.fetch_add(mover.moved + mover.expired, Relaxed);
+                    return Err(error);
+                }
+            };
             if reached > from {
-                if let Some(caching) = caching {
-                    caching.adapt(reached - from);
+                match caching {
+                    Some(caching) => caching.adapt(reached - from),
+                    None => self.note_glance(mover.moved, reached - from),
                 }
                 let dead = (reached - from).saturating_sub(mover.moved + mover.expired) + mover.taken_back.get();
+                if caching.is_some() {
+                    self.let_nobody_build_below(reached);
+                }
                 self.log.bounds.copied.store(reached, SeqCst);
                 lock(&self.compaction.copied).push_back(Copied { reached, moved: mover.moved, dead, left: mover.left });
                 let given = self.give_back(one);
@@ -528,6 +596,42 @@ impl Engine {
         }
         drop(guard);
         Ok(to)
+    }
+
+    /// A cache drops a stretch of the device that cannot be read as a whole, and on to where a record begins that the index knows of: the stretch may end in
+    /// the midst of one. Where that is; `None` if somebody holds what is there.
+    fn pass_unread(&self, caching: &Caching, to: u64) -> Result<Option<u64>> {
+        let next = self.lowest_indexed(to)?;
+        // A block further: up to the record all is frozen then, and written.
+        let reached = self.stretch_end(next.saturating_add(BLOCK_BYTES))?.min(next);
+        // Whose values were there nobody knows.
+        caching.flights.outdate_all();
+        self.let_nobody_build_below(reached);
+        let _pin = self.epochs.pin_anyway()?;
+        // A snapshot that begins later waits for our pin: it does not have what we drop.
+        if self.log.bounds.held.load(Acquire) != 0 {
+            self.log.bounds.dropping.store(self.log.bounds.copied.load(Relaxed), Release);
+            return Ok(None);
+        }
+        self.log.bounds.copied.store(reached, SeqCst);
+        Ok(Some(reached))
+    }
+
+    /// Of what a cache drops from the midst of a chain the entry does not tell: it leads where it led. So whoever would build on it must not find it
+    /// any more before somebody else finds it gone, and need write nothing to delete it. When this returns, what was built on it is published.
+    fn let_nobody_build_below(&self, reached: u64) {
+        self.log.bounds.dropping.store(reached, SeqCst);
+        self.epochs.drain();
+    }
+
+    /// The lowest address from there on that an entry of the index leads to; [`NOWHERE`] if there is none. A pass over the whole index.
+    fn lowest_indexed(&self, from: u64) -> Result<u64> {
+        let mut lowest = NOWHERE;
+        for at in 0..self.index.buckets() {
+            let _pin = self.epochs.pin_anyway()?;
+            lowest = self.index.addresses(at).into_iter().filter(|address| *address >= from).fold(lowest, u64::min);
+        }
+        Ok(lowest)
     }
 
     /// Visits the records that begin in `[from, to)` and end there; where the next one begins.

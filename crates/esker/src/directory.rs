@@ -20,12 +20,14 @@ const LOCK: &str = "esker.lock";
 
 /// Files in a directory that this process alone may use.
 pub(crate) struct Directory {
+    /// From the root: the process may go elsewhere, where the same name is another's.
     path: PathBuf,
     direct_io: bool,
     io_uring: bool,
     is_writable: bool,
-    /// The lock goes with the file handle.
-    _lock: Option<File>,
+    /// The lock goes with the file handle, or before; and the process that has it, for one that it forked has the handle, too.
+    lock: Option<File>,
+    process: u32,
     _temporary: Option<tempfile::TempDir>,
 }
 
@@ -35,7 +37,7 @@ impl Directory {
         refuse_foreign(path)?;
         make(path).map_err(|error| at(path, &error))?;
         let file = File::options().create(true).truncate(false).write(true).open(path.join(LOCK)).map_err(|error| at(path, &error))?;
-        Ok(Self { path: path.into(), direct_io, io_uring, is_writable: true, _lock: Some(lock(file, path)?), _temporary: None })
+        Self::locked(path, direct_io, io_uring, true, Some(lock(file, path)?))
     }
 
     /// Takes the store's directory at `path` to read what is there, also where nothing can be written.
@@ -54,7 +56,12 @@ impl Directory {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             file => Some(lock(file.map_err(|error| at(path, &error))?, path)?),
         };
-        Ok(Self { path: path.into(), direct_io: true, io_uring: true, is_writable: false, _lock: lock, _temporary: None })
+        Self::locked(path, true, true, false, lock)
+    }
+
+    fn locked(path: &Path, direct_io: bool, io_uring: bool, is_writable: bool, lock: Option<File>) -> Result<Self> {
+        let path = std::path::absolute(path).map_err(|error| at(path, &error))?;
+        Ok(Self { path, direct_io, io_uring, is_writable, lock, process: std::process::id(), _temporary: None })
     }
 
     /// A directory that goes when this value does.
@@ -85,6 +92,13 @@ impl Storage for Directory {
 
     fn path(&self) -> Option<&Path> {
         Some(&self.path)
+    }
+
+    fn let_go(&self) {
+        if let Some(lock) = self.lock.as_ref().filter(|_| self.process == std::process::id()) {
+            // Else it goes with the handle.
+            let _ = lock.unlock();
+        }
     }
 
     fn read_stream(&self, device: &dyn Device, source: &mut dyn ReadSource) {

@@ -249,7 +249,9 @@ impl Engine {
         let _growth = self.index.hold();
         let saved = if self.is_temporary() { Ok(()) } else { self.check_writable().and_then(|()| self.guarded(|| self.save_image(false))) };
         // Lets go of the directory, even if clones of the store live on.
-        lock(&self.home).take();
+        if let Some(home) = lock(&self.home).take() {
+            home.storage.let_go();
+        }
         saved
     }
 }

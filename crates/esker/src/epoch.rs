@@ -88,10 +88,12 @@ pub(crate) enum Counter {
     /// Transactions that committed, and those that met another and did not.
     Transaction,
     Conflict,
+    /// Puts over a cold record that nobody read.
+    Guess,
 }
 
 impl Counter {
-    pub(crate) const COUNT: usize = 11;
+    pub(crate) const COUNT: usize = 12;
     /// The first so many count what may be done at once. Models count gets alone.
     const AT_ONCE: usize = if cfg!(loom) { 1 } else { Self::DeviceRead as usize };
 
@@ -389,6 +391,11 @@ impl Epochs {
         self.id
     }
 
+    /// What all threads have counted.
+    pub(crate) fn counted(&self, what: Counter) -> u64 {
+        self.slots().map(|slot| slot.counters[what as usize].load(Relaxed)).sum()
+    }
+
     /// Counts what is done without a pin that could count it. Not inside: a call that a closure makes is refused, and would
     /// count under its caller's pin.
     pub(crate) fn count(&self, what: Counter, by: u64) -> Result<()> {
@@ -412,6 +419,11 @@ impl Epochs {
             });
         }
         Ok(slot)
+    }
+
+    /// True in a closure that the store runs under a pin of this thread.
+    pub(crate) fn is_inside(&self) -> bool {
+        self.slot().is_ok_and(Slot::is_inside)
     }
 
     /// This thread's own slot.

@@ -45,9 +45,11 @@ impl ManualClock {
         Self(AtomicU64::new(millis(now)))
     }
 
-    /// Moves it forward, by whole milliseconds.
+    /// Moves it forward, by whole milliseconds, to the end of time at most.
     pub fn advance(&self, by: Duration) {
-        self.0.fetch_add(whole_millis(by), SeqCst);
+        let later = |now: u64| Some(now.saturating_add(whole_millis(by)));
+        // It always gives one.
+        let _ = self.0.fetch_update(SeqCst, SeqCst, later);
     }
 }
 
@@ -245,6 +247,14 @@ mod tests {
         assert_eq!(whole_millis(Duration::MAX), NEVER);
         assert_eq!(millis(instant(1234)), 1234);
         assert_eq!(millis(UNIX_EPOCH - Duration::from_secs(1)), 0);
+    }
+
+    #[test]
+    fn a_clock_that_is_moved_to_the_end_of_time_does_not_go_back() {
+        let clock = ManualClock::default();
+        clock.advance(Duration::MAX);
+        clock.advance(Duration::from_secs(1));
+        assert_eq!(millis(clock.now()), u64::MAX);
     }
 
     #[test]

@@ -99,9 +99,19 @@ impl Engine {
         taken
     }
 
+    /// The image of a backup leads to the copies that its opening made: they are to be in a line, though nobody wrote them.
+    fn count_own_copies(&self) {
+        let is_backup = lock(&self.home).as_ref().is_some_and(|home| home.manifest.state.is_backup);
+        let _boundaries = lock(&self.boundaries);
+        if is_backup {
+            self.log.bounds.durable.store(self.log.bounds.cut.load(Relaxed), Relaxed);
+        }
+    }
+
     fn take_image_alone(&self) -> Result<()> {
         // Before the line: what is published above it is published in this shape.
         let growth = self.index.hold();
+        self.count_own_copies();
         self.commit()?;
         let until = self.log.bounds.cut.load(Acquire);
         let home = lock(&self.home).as_ref().map(|home| (home.storage.clone(), home.manifest.state.clone()));

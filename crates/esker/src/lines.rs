@@ -18,10 +18,11 @@
 //! * **Through the manifest go** the first line of an opening (a scar may lie before it), long ones, those that move the log's beginning,
 //!   and one every [`TOLD_BYTES_MAX`], so that recovery need not look far.
 
-use crate::device::{AlignedBuffer, Device, SECTOR_BYTES};
+use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
 use crate::error::{Error, Result};
 use crate::log::{BLOCK_BYTES, LINE_END, open_block};
 use crate::manifest::{LOG, State};
+use crate::scars;
 use std::io::ErrorKind;
 
 /// Bytes of a line that tells of itself, at most about.
@@ -70,17 +71,19 @@ impl LineRecord {
     }
 }
 
-/// Brings the state of a slot to the last line that is whole.
+/// Brings the state of a slot to the last line that is whole. None begins where a recovery left a scar: the line after that goes through the manifest,
+/// and what lies there is what was given up.
 ///
 /// # Errors
 /// `Corruption` for damage in a line that another one was built on, unless its loss is accepted.
-pub(crate) fn advance(device: &dyn Device, state: &mut State, accept_loss: bool) -> Result<()> {
+pub(crate) fn advance(storage: &dyn Storage, device: &dyn Device, state: &mut State, accept_loss: bool) -> Result<()> {
     // Its last step is a slot: what lies behind is the beginning of the next one, written in any order.
     if state.is_backup {
         return Ok(());
     }
+    let ends = scars::cuts(storage)?;
     let mut blocks = Blocks::new(device, state.identity.store_id)?;
-    loop {
+    while !ends.contains(&state.cut) {
         match blocks.line_at(state.cut)? {
             Found::Whole(record, cut) => record.apply(state, cut),
             Found::None => return Ok(()),
@@ -91,6 +94,7 @@ pub(crate) fn advance(device: &dyn Device, state: &mut State, accept_loss: bool)
             }
         }
     }
+    Ok(())
 }
 
 /// What lies behind a cut.
@@ -291,8 +295,20 @@ mod tests {
             assert!(refused.contains("esker.log") && refused.contains(&format!("address={from}")), "{refused}");
             let found = crate::verify_in(damaged.clone(), |_, _| ()).unwrap();
             assert_eq!(found.damaged, 1, "{found:?}");
-            let store: Store<u64, u64> = options().accept_loss(true).open_in(damaged).unwrap();
-            assert_eq!((store.get(&(n as u64 - 1)).unwrap(), store.get(&(n as u64)).unwrap()), (Some(n as u64 - 1), None));
+            let store: Store<u64, u64> = options().accept_loss(true).open_in(damaged.clone()).unwrap();
+            let is_as_before = |store: &Store<u64, u64>| {
+                assert_eq!((store.get(&(n as u64 - 1)).unwrap(), store.get(&(n as u64)).unwrap()), (Some(n as u64 - 1), None));
+            };
+            is_as_before(&store);
+            // What was given up is given up for good.
+            store.close().unwrap();
+            assert!(crate::verify_in(damaged.clone(), |_, _| ()).unwrap().is_sound());
+            let store = open(&damaged).unwrap();
+            is_as_before(&store);
+            store.put(&(n as u64), &7).unwrap();
+            store.commit().unwrap();
+            drop(store);
+            assert_eq!(open(&damaged).unwrap().get(&(n as u64)).unwrap(), Some(7));
         }
     }
 

@@ -63,6 +63,8 @@ const FLUSH_BLOCKS: u64 = 64;
 
 /// The first address: block 0 stays empty, so that 0 can mean "none".
 pub(crate) const FIRST_ADDRESS: u64 = BLOCK_BYTES;
+/// Records end here: an entry has 48 bits for an address. Behind it there are blocks for the ends of lines, as many as anybody will draw.
+pub(crate) const LAST_ADDRESS: u64 = (1 << 48) - (1 << 30);
 /// Of a log whose device is as large as need be.
 pub(crate) const NO_LIMIT: u64 = u64::MAX;
 
@@ -108,6 +110,8 @@ pub(crate) struct Bounds {
     /// What lives below was copied above, and what is still there is dead, whatever leads to it. `compacted` follows when nobody
     /// holds what lies below.
     pub(crate) copied: AtomicU64,
+    /// In a cache: what lives below goes, for all at once when `copied` follows, and nothing is built on it any more.
+    pub(crate) dropping: AtomicU64,
     pub(crate) head: AtomicU64,
     /// Fast reads end here: at `head`, but in a cache further up, where reads begin to count (`cache/`).
     pub(crate) near: AtomicU64,
@@ -156,6 +160,7 @@ impl Log {
             bounds: Bounds {
                 begin: AtomicU64::new(FIRST_ADDRESS),
                 copied: AtomicU64::new(FIRST_ADDRESS),
+                dropping: AtomicU64::new(FIRST_ADDRESS),
                 discarded: AtomicU64::new(FIRST_ADDRESS),
                 head: at(),
                 near: at(),
@@ -373,7 +378,7 @@ impl Log {
             let at = tail.next_multiple_of(align);
             let to = at + bytes;
             let is_over_limit = matches!(purpose, Purpose::Call) && to > self.limit.load(Relaxed);
-            if is_over_limit || to - self.bounds.evicted.load(Acquire) > self.most_for(purpose) {
+            if is_over_limit || to > LAST_ADDRESS || to - self.bounds.evicted.load(Acquire) > self.most_for(purpose) {
                 return None;
             }
             // The last block that it reaches into must lie before the region's end as a whole.

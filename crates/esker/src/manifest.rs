@@ -9,7 +9,8 @@
 //!
 //! **Each slot is there twice**, for without the last line nothing of the log counts. The newer whole one of its copies holds: they differ after damage, or a
 //! cut between them. A slot of which no copy is whole, or both were never written, was damaged, and with it perhaps the last line: that is refused by
-//! name. Nothing is mended: the next two lines write all four.
+//! name. Reading mends nothing. An opening writes the newest slot's other copy, if that is not the same: what was shown must not depend on one sector. The
+//! next two lines write all four, and so does an opening that accepts the loss.
 
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
@@ -22,6 +23,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 pub(crate) const MANIFEST: &str = "esker.manifest";
 pub(crate) const LOG: &str = "esker.log";
+/// How each slot begins.
+const FORMATS: &str = "esker format ";
 const FORMAT: &str = "esker format 4";
 /// Lines did not tell of themselves yet.
 const FORMAT_BEFORE: &str = "esker format 3";
@@ -86,6 +89,10 @@ pub(crate) struct Manifest {
     pub(crate) state: State,
     /// The damage of copies whose other one is whole.
     pub(crate) spoiled: Vec<Error>,
+    /// Something of the slots was damaged, and is until it is written again.
+    is_damaged: bool,
+    /// Where a copy of the newest slot should be, and is not.
+    lacking: Option<u64>,
 }
 
 impl Manifest {
@@ -96,28 +103,28 @@ impl Manifest {
             return Ok(None);
         }
         let device = storage.open(MANIFEST)?;
-        let mut slots = [None, None];
+        let mut slots = [Slot::default(), Slot::default()];
         let (mut damage, mut spoiled) = (None, Vec::new());
         for (slot, found) in (0..).zip(&mut slots) {
             match read_slot(&*device, slot) {
-                Ok((state, worse)) => {
-                    *found = state;
-                    spoiled.extend(worse);
-                }
+                Ok(slot) => *found = slot,
                 Err(error @ Error::Corruption(_)) => damage = Some(error),
                 Err(error) => return Err(error),
             }
+            spoiled.extend(found.spoiled.take());
         }
         let [even, odd] = slots;
-        let (newest, other) = if even.as_ref().map(sequence) > odd.as_ref().map(sequence) { (even, odd) } else { (odd, even) };
+        let (Slot { state: newest, lacking, .. }, Slot { state: other, .. }) =
+            if even.state.as_ref().map(sequence) > odd.state.as_ref().map(sequence) { (even, odd) } else { (odd, even) };
         // Slots are written in turn: beside one is the one before it.
         if damage.is_none() && newest.as_ref().is_some_and(|newest| other.as_ref().map_or(0, sequence) + 1 != newest.sequence) {
             damage = Some(Error::corruption(format!("a slot is missing or out of date file={MANIFEST}")));
         }
+        let is_damaged = damage.is_some() || !spoiled.is_empty();
         if let Some(error) = damage
             && !(accept_loss && newest.is_some())
         {
-            return Err(error);
+            return Err(if is_foreign(&*device)? { Error::invalid(format!("not the manifest of a store file={MANIFEST}")) } else { error });
         }
         let Some(state) = newest else { return Ok(None) };
         device.sync()?;
@@ -127,7 +134,7 @@ impl Manifest {
             let (want, found) = (types_name(layout, widths), types_name(state.layout, state.widths));
             return Err(Error::invalid(format!("the store has another layout want=`{want}` found=`{found}`")));
         }
-        Ok(Some(Self { device, state, spoiled }))
+        Ok(Some(Self { device, state, spoiled, is_damaged, lacking }))
     }
 
     /// The manifest of a new store, durable when this returns.
@@ -159,7 +166,7 @@ impl Manifest {
             lineage: identity.store_id,
             scars: 0,
         };
-        let mut manifest = Self { device: storage.open(MANIFEST)?, state, spoiled: Vec::new() };
+        let mut manifest = Self { device: storage.open(MANIFEST)?, state, spoiled: Vec::new(), is_damaged: false, lacking: None };
         manifest.write(|_| {})?;
         storage.sync()?;
         Ok(manifest)
@@ -167,7 +174,8 @@ impl Manifest {
 
     /// That of a first backup, not written yet.
     pub(crate) fn of_backup(storage: &dyn Storage, state: &State) -> Result<Self> {
-        Ok(Self { device: storage.open(MANIFEST)?, state: State { sequence: 0, ..state.clone() }, spoiled: Vec::new() })
+        let state = State { sequence: 0, ..state.clone() };
+        Ok(Self { device: storage.open(MANIFEST)?, state, spoiled: Vec::new(), is_damaged: false, lacking: None })
     }
 
     /// Changes the state and makes it durable.
@@ -177,11 +185,32 @@ impl Manifest {
             (next.is_backup, next.lineage) = (false, Identity::random()?.store_id);
         }
         change(&mut next);
+        self.write_slot(next)
+    }
+
+    /// Has the newest slot there twice, durably, before anybody is shown what it stands for.
+    pub(crate) fn complete(&mut self) -> Result<()> {
+        if let Some(offset) = self.lacking {
+            self.device.write(offset, slot_of(&self.state).bytes())?;
+            self.device.sync()?;
+            self.lacking = None;
+        }
+        Ok(())
+    }
+
+    /// Writes all slots anew, if any was damaged; what they say stays, that they are a backup's, too.
+    pub(crate) fn mend(&mut self) -> Result<()> {
+        if self.is_damaged {
+            self.write_slot(self.state.clone())?;
+            self.write_slot(self.state.clone())?;
+            self.is_damaged = false;
+        }
+        Ok(())
+    }
+
+    fn write_slot(&mut self, mut next: State) -> Result<()> {
         next.sequence += 1;
-        let text = encode(&next);
-        assert!(text.len() <= TEXT_BYTES_MAX, "a slot's text fits the piece that does not tear");
-        let mut buffer = AlignedBuffer::new(1);
-        buffer.sector_mut(0)[..text.len()].copy_from_slice(text.as_bytes());
+        let buffer = slot_of(&next);
         for offset in offsets(next.sequence % 2) {
             self.device.write(offset, buffer.bytes())?;
         }
@@ -200,11 +229,47 @@ fn sequence(state: &State) -> u64 {
     state.sequence
 }
 
-/// A slot's state, `None` if it was never written; and the damage of a copy that the other one makes up for.
-fn read_slot(device: &dyn Device, slot: u64) -> Result<(Option<State>, Option<Error>)> {
-    match offsets(slot).map(|offset| read_copy(device, slot, offset)) {
-        [Ok(one), Ok(other)] => Ok((if one.as_ref().map(sequence) > other.as_ref().map(sequence) { one } else { other }, None)),
-        [Ok(Some(whole)), Err(damage)] | [Err(damage), Ok(Some(whole))] => Ok((Some(whole), Some(damage))),
+fn slot_of(state: &State) -> AlignedBuffer {
+    let text = encode(state);
+    assert!(text.len() <= TEXT_BYTES_MAX, "a slot's text fits the piece that does not tear");
+    let mut buffer = AlignedBuffer::new(1);
+    buffer.sector_mut(0)[..text.len()].copy_from_slice(text.as_bytes());
+    buffer
+}
+
+/// True if nothing in the file begins as a slot does.
+fn is_foreign(device: &dyn Device) -> Result<bool> {
+    let (mut buffer, bytes) = (AlignedBuffer::new(1), device.bytes()?);
+    for offset in [0, 1].map(offsets).into_iter().flatten().filter(|offset| bytes >= offset + SECTOR_BYTES as u64) {
+        device.read(offset, buffer.bytes_mut())?;
+        if buffer.bytes().starts_with(FORMATS.as_bytes()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// What was found of a slot.
+#[derive(Default)]
+struct Slot {
+    /// `None` if it was never written.
+    state: Option<State>,
+    /// The damage of a copy that the other one makes up for.
+    spoiled: Option<Error>,
+    /// Where the copy is that does not say the same.
+    lacking: Option<u64>,
+}
+
+fn read_slot(device: &dyn Device, slot: u64) -> Result<Slot> {
+    let [first, second] = offsets(slot);
+    match [first, second].map(|offset| read_copy(device, slot, offset)) {
+        [Ok(one), Ok(other)] if one == other => Ok(Slot { state: one, ..Slot::default() }),
+        [Ok(one), Ok(other)] if one.as_ref().map(sequence) > other.as_ref().map(sequence) => {
+            Ok(Slot { state: one, spoiled: None, lacking: Some(second) })
+        }
+        [Ok(_), Ok(other)] => Ok(Slot { state: other, spoiled: None, lacking: Some(first) }),
+        [Ok(whole @ Some(_)), Err(damage)] => Ok(Slot { state: whole, spoiled: Some(damage), lacking: Some(second) }),
+        [Err(damage), Ok(whole @ Some(_))] => Ok(Slot { state: whole, spoiled: Some(damage), lacking: Some(first) }),
         [Err(damage), _] | [_, Err(damage)] => Err(damage),
     }
 }
@@ -266,9 +331,6 @@ fn parse(text: &str, damaged: &dyn Fn(&str) -> Error) -> Result<State> {
     let body = text.rfind("checksum=").map_or("", |at| &text[..at]);
     let is_whole = text[body.len()..] == format!("checksum={:016x}\n", xxh3_64(body.as_bytes())) || FUZZED;
     let first = text.lines().next().unwrap_or_default();
-    if !first.starts_with("esker format ") && !is_whole {
-        return Err(Error::invalid(format!("not the manifest of a store file={MANIFEST}")));
-    }
     if !is_whole {
         return Err(damaged("the slot's checksum differs"));
     }
@@ -431,12 +493,47 @@ mod tests {
 
     #[test]
     fn a_slot_without_a_whole_copy_is_damage() {
+        let kinds: [fn(&mut [u8]); 3] = [|sector| sector[20] ^= 1, |sector| sector.fill(0x55), |sector| sector[..8].fill(b'x')];
         let healthy = compacted();
-        for slot in 0..2 {
+        let newest = Manifest::open(&healthy, None, false).unwrap().unwrap().state.sequence % 2;
+        for (slot, kind) in (0..2).flat_map(|slot| kinds.map(|kind| (slot, kind))) {
             let files = Arc::new(healthy.copy());
-            offsets(slot).into_iter().for_each(|offset| change(&files, offset, |sector| sector[20] ^= 1));
+            offsets(slot).into_iter().for_each(|offset| change(&files, offset, kind));
             assert!(matches!(open(&files), Err(Error::Corruption(_))), "slot {slot}");
-            assert!(!crate::verify_in(files, |_, _| {}).unwrap().is_sound());
+            assert!(!crate::verify_in(files.clone(), |_, _| {}).unwrap().is_sound());
+            // Without the older one nothing is lost, and who accepts that opens it for all.
+            if slot != newest {
+                let lossy: Store<u64, u64> =
+                    Options::new().memory("16MiB").background(false).accept_loss(true).open_in(files.clone()).unwrap();
+                lossy.close().unwrap();
+                assert!(crate::verify_in(files.clone(), |_, _| {}).unwrap().is_sound());
+                assert_eq!(open(&files).unwrap().get(&1).unwrap(), Some(4));
+            }
+        }
+    }
+
+    /// A cut between the two writes of a slot, and later a damaged sector: what an opening in between has shown is still so.
+    #[test]
+    fn what_was_shown_does_not_depend_on_one_sector() {
+        let files = Arc::new(MemoryStorage::new());
+        let store = open(&files).unwrap();
+        let moments = (0..3).map(|round| {
+            store.put(&1, &round).unwrap();
+            store.save_index().unwrap();
+            files.copy()
+        });
+        let moments: Vec<MemoryStorage> = moments.collect();
+        let newest = Manifest::open(&moments[2], None, false).unwrap().unwrap().state;
+        let [first, second] = offsets(newest.sequence % 2);
+        for (cut_short, flipped) in [(first, second), (second, first)] {
+            let (files, mut stale) = (Arc::new(moments[2].copy()), AlignedBuffer::new(1));
+            moments[0].open(MANIFEST).unwrap().read(cut_short, stale.bytes_mut()).unwrap();
+            change(&files, cut_short, |sector| sector.copy_from_slice(stale.bytes()));
+            let shown = open(&files).unwrap();
+            assert_eq!(shown.get(&1).unwrap(), Some(2));
+            let files = Arc::new(files.copy());
+            change(&files, flipped, |sector| sector[20] ^= 1);
+            assert_eq!(open(&files).unwrap().get(&1).unwrap(), Some(2));
         }
     }
 

@@ -136,7 +136,8 @@ impl Options {
     }
 
     /// True: damage in what was durable is not refused where something whole is left. Behind the last index image the log counts
-    /// up to its first damaged byte; a damaged image is built anew from the log, and of a damaged manifest the older slot counts.
+    /// up to its first damaged byte; a damaged image is built anew from the log, and of a damaged manifest the other slot counts. What was
+    /// accepted is written down: later openings meet that damage no more.
     #[must_use]
     pub fn accept_loss(mut self, accepted: bool) -> Self {
         self.recovery.accept_loss = accepted;
@@ -168,8 +169,8 @@ impl Options {
     }
 
     /// The log is compacted in the background, in memory too, when it is more than this many times as long as what lives in it; 2 unless
-    /// said, at least 1.1. Less saves space and writes more. On a device it may be longer by half of one of its files, 32 MiB at most: a
-    /// file is given back whole.
+    /// said, at least 1.1. Less saves space and writes more. On a device it may be longer by half of one of its files, 32 MiB at most, for a
+    /// file is given back whole, and by a sixteenth of the log, for which one line is drawn.
     #[must_use]
     pub fn space_amplification(mut self, target: f64) -> Self {
         self.space_amplification = target.max(1.1);
@@ -298,11 +299,12 @@ impl Options {
         };
         let sector = |address: u64| address / BLOCK_BYTES * SECTOR_BYTES as u64;
         let (begin, cut) = (sector(manifest.state.begin), sector(manifest.state.cut));
+        manifest.complete()?;
         let device = Arc::new(Segments::open(&storage, manifest.state.segment_bytes, begin)?);
         // What was just read, the names included, may never have been synced; all that follows builds on it.
         device.doubt_from(cut)?;
         device.sync()?;
-        lines::advance(&*device, &mut manifest.state, self.recovery.accept_loss)?;
+        lines::advance(&*storage, &*device, &mut manifest.state, self.recovery.accept_loss)?;
         // Removals that a crash cut short, or took back.
         device.discard(0, begin)?;
         self.start(Some(device), Some(Home { storage, manifest, is_temporary }))

@@ -78,8 +78,9 @@ impl Engine {
         let seen = self.index.lookup(hash);
         let key = &bytes[key_range(self.layout, bytes)];
         // Cold chains do not change: if the entry still leads to the same one, and nothing newer is in memory, the record is the
-        // key's newest. Else it was superseded, moved, or promoted by another thread.
-        if !matches!(self.newest(&seen, key), Newest::Cold(first) if first == start) {
+        // key's newest. Else it was superseded, moved, or promoted by another thread. Unless a cache drops it, which the entry need not tell.
+        let leads_there_still = matches!(self.newest(&seen, key), Newest::Cold(first) if first == start);
+        if !leads_there_still || at < self.log.bounds.dropping.load(Acquire) {
             return;
         }
         let Some(to) = self.log.allocate(pin.slot, bytes.len() as u64) else { return };

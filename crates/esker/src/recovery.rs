@@ -6,7 +6,7 @@
 //!    above it: the later address is the later version, so threads may do that in any order. Records that were never
 //!    published do not count, nor do those above `window` that belong to the next line.
 //! 3. The log goes on behind everything that may have been written after the line. What lies between is a scar (`scars.rs`).
-//!    Nothing else is written: a store that was not used after this opens the same way once more.
+//!    Nothing else is written, but for a slot's copy that is missing (`manifest.rs`): a store that was not used after this opens the same way once more.
 //!
 //! **Shared entries.** Where the index had run out of its share, keys share entries, and a record found by the scan leads to
 //! what shared its entry *then*. If the entry holds something else now, the record is appended once more, leading to that:
@@ -82,9 +82,20 @@ impl Engine {
             state.shared = true;
             self.index.set_shared(true);
         }
-        self.replay(&Span::up_to(cut, image.until, &state, &scars).telling(manner.progress.as_deref()), &image, behind)?;
-        self.share_budget();
-        self.check_index_fits()?;
+        let replay = |image: &Restored| {
+            self.replay(&Span::up_to(cut, image.until, &state, &scars).telling(manner.progress.as_deref()), image, behind)?;
+            self.share_budget();
+            self.check_index_fits()
+        };
+        match replay(&image) {
+            // Entries of the image whose tags became too short for the table, beside those of what was put since: the log as a whole has one for each key.
+            Err(Error::Invalid(why)) if image.until > state.begin && !state.shared => match replay(&self.restore_nothing(&state, false)?) {
+                // Where the image would do, with a larger budget.
+                Err(Error::Corruption(_)) => return Err(Error::Invalid(why)),
+                replayed => replayed?,
+            },
+            replayed => replayed?,
+        }
         // In the window of the line may lie what belonged to the next one: a line of its number is drawn again.
         if behind > cut || state.window < cut || scars::has_stale(&*storage, scars.len())? {
             let kept: Vec<&Scar> = scars.iter().filter(|scar| scar.cut < cut).collect();
@@ -98,10 +109,28 @@ impl Engine {
         // What is given up is given up for good. Else nothing more need be written now, nor when the store is closed again: the next
         // line speaks of the scar, and the driver takes an image if the next opening should not read all this again.
         if cut < state.cut || image.is_lost {
-            return self.save_image(true);
+            self.save_image(true)?;
+        } else {
+            // Copies that were made here are made again: for them nobody's look at a backup makes it another store.
+            // They are frozen, for what changes one of them must move the tail, and be in a line.
+            let written = if state.is_backup { self.frozen_tail() } else { behind };
+            self.log.bounds.durable.store(written, Relaxed);
+            if self.is_image_due() && !self.in_background {
+                self.save_image(false)?;
+            }
         }
-        self.log.bounds.durable.store(behind, Relaxed);
-        if self.is_image_due() && !self.in_background { self.save_image(false) } else { Ok(()) }
+        if manner.accept_loss { self.mend_manifest() } else { Ok(()) }
+    }
+
+    /// Where the log ends: what was written there changes in place no more.
+    fn frozen_tail(&self) -> u64 {
+        let end = self.log.end_block();
+        self.freeze(end);
+        end
+    }
+
+    fn mend_manifest(&self) -> Result<()> {
+        lock(&self.home).as_mut().map_or(Ok(()), |home| home.manifest.mend())
     }
 
     /// The next slot says how many.
@@ -365,6 +394,7 @@ impl Visitor for Joining<'_> {
 mod tests {
     use super::*;
     use crate::device::AlignedBuffer;
+    use crate::scars::SCARS;
     use crate::{Durability, MemoryStorage, Options, Storage, Store};
     use std::sync::Mutex;
 
@@ -372,6 +402,21 @@ mod tests {
     fn crash(store: impl Send + 'static) {
         static CRASHED: Mutex<Vec<Box<dyn std::any::Any + Send>>> = Mutex::new(Vec::new());
         CRASHED.lock().unwrap().push(Box::new(store));
+    }
+
+    /// Something was being written behind the line.
+    fn write_behind(files: &MemoryStorage) {
+        let (log, mut written) = (files.open("esker.log.00000000").unwrap(), AlignedBuffer::new(3));
+        written.sector_mut(1)[99] = 1;
+        log.write(log.bytes().unwrap(), written.bytes()).unwrap();
+    }
+
+    /// A bit of a block below the line.
+    fn damage(files: &MemoryStorage) {
+        let (log, mut sector) = (files.open("esker.log.00000000").unwrap(), AlignedBuffer::new(1));
+        log.read(40960, sector.bytes_mut()).unwrap();
+        sector.bytes_mut()[77] ^= 4;
+        log.write(40960, sector.bytes()).unwrap();
     }
 
     #[test]
@@ -692,22 +737,15 @@ mod tests {
     #[test]
     fn what_was_given_up_hides_older_scars() {
         let files = Arc::new(MemoryStorage::new());
-        let log = || files.open("esker.log.00000000").unwrap();
         for round in 0..3u64 {
             let store: Store<u64, u64> =
                 Options::new().memory("16MiB").segment_bytes(256 << 20).background(false).open_in(files.clone()).unwrap();
             (0..50_000).for_each(|n| store.put(&n, &(n + round)).unwrap());
             store.commit().unwrap();
             crash(store);
-            // Something was being written.
-            let mut written = AlignedBuffer::new(3);
-            written.sector_mut(1)[99] = 1;
-            log().write(log().bytes().unwrap(), written.bytes()).unwrap();
+            write_behind(&files);
         }
-        let mut sector = AlignedBuffer::new(1);
-        log().read(40960, sector.bytes_mut()).unwrap();
-        sector.bytes_mut()[77] ^= 4;
-        log().write(40960, sector.bytes()).unwrap();
+        damage(&files);
         let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).accept_loss(true).open_in(files.clone()).unwrap();
         (0..1000).for_each(|n| store.put(&n, &77).unwrap());
         store.close().unwrap();
@@ -717,5 +755,55 @@ mod tests {
         let backup = store.snapshot_in(Arc::new(MemoryStorage::new()));
         let compacted = store.compact();
         assert!(found.is_sound() && found.scars == 1 && backup.is_ok() && compacted.is_ok(), "{found:?} {backup:?} {compacted:?}");
+    }
+
+    /// An opening that accepted a loss had told of it in the list, and was cut short. The next one went around the damage, wrote behind it, and nobody
+    /// opened the store any more.
+    #[test]
+    fn a_loss_whose_acceptance_was_cut_short_is_met_again() {
+        let files = Arc::new(MemoryStorage::new());
+        let options = || Options::new().memory("16MiB").segment_bytes(256 << 20).background(false);
+        let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
+        (0..50_000).for_each(|n| store.put(&n, &n).unwrap());
+        store.commit().unwrap();
+        crash(store);
+        write_behind(&files);
+        damage(&files);
+        let mut sector = AlignedBuffer::new(1);
+        let lossy = Arc::new(files.copy());
+        let open = |accepts: bool, files: &Arc<MemoryStorage>| options().accept_loss(accepts).open_in::<u64, u64>(files.clone());
+        drop(open(true, &lossy).unwrap());
+        lossy.open(SCARS).unwrap().read(0, sector.bytes_mut()).unwrap();
+        files.open(SCARS).unwrap().write(0, sector.bytes()).unwrap();
+        assert!(matches!(open(false, &files), Err(Error::Corruption(_))));
+        let store = open(true, &files).unwrap();
+        (0..1000).for_each(|n| store.put(&n, &77).unwrap());
+        store.close().unwrap();
+        drop(store);
+        let store = open(false, &files).unwrap();
+        assert!((0..1000).all(|n| store.get(&n).unwrap() == Some(77)) && store.get(&49_999).unwrap().is_none());
+    }
+
+    /// An image of a coarser table leaves tags too short for what it has become, so that each key that was put since has two entries. Where these do
+    /// not fit the log is read as a whole.
+    #[test]
+    fn a_store_opens_with_its_own_budget_after_it_grew_and_crashed() {
+        let files = Arc::new(MemoryStorage::new());
+        let open = || Options::new().memory("95MiB").background(false).promotion(false).open_in::<u64, u64>(files.clone()).unwrap();
+        let mut from = 0u64;
+        for to in [2_700_000, 3_400_000, 4_100_000, 4_950_000] {
+            let store = open();
+            (from..to).for_each(|n| store.put(&n, &n).unwrap());
+            from = to;
+            store.close().unwrap();
+        }
+        let store = open();
+        (0..from).for_each(|n| store.put(&n, &(n + 1)).unwrap());
+        store.commit().unwrap();
+        crash(store);
+        let store = open();
+        for n in (0..from).step_by(101) {
+            assert_eq!(store.get(&n).unwrap(), Some(n + 1));
+        }
     }
 }

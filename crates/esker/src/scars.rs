@@ -48,11 +48,12 @@ pub(crate) fn read(storage: &dyn Storage, cut: u64, least: u64) -> Result<Vec<Sc
     if let Some(device) = open_list(storage)? {
         for number in 0..device.bytes()? / SECTOR_BYTES as u64 {
             match read_one(&*device, number)? {
-                Some(scar) if scar.cut < cut && scar.cut >= behind => {
+                Some(scar) if scar.cut < cut && scar.behind <= cut && scar.cut >= behind => {
                     behind = scar.behind;
                     scars.push(scar);
                 }
-                // Written by a recovery that was cut short, and this one writes it again; or older than the loss before it, which hides it.
+                // Written by a recovery that was cut short, and this one writes it again (one that accepted a loss may have left it around the line);
+                // or older than the loss before it, which hides it.
                 other => {
                     is_one_at_cut = other.is_some_and(|scar| scar.cut == cut);
                     break;
@@ -66,6 +67,14 @@ pub(crate) fn read(storage: &dyn Storage, cut: u64, least: u64) -> Result<Vec<Sc
         return Err(Error::corruption(format!("scars are missing file={SCARS} found={known} known={least}")));
     }
     Ok(scars)
+}
+
+/// The cuts of all scars, as far as the list can be read: who reads it for what they leave out tells of damage.
+pub(crate) fn cuts(storage: &dyn Storage) -> Result<Vec<u64>> {
+    match read(storage, u64::MAX, 0) {
+        Err(Error::Corruption(_)) => Ok(Vec::new()),
+        scars => scars.map(|scars| scars.iter().map(|scar| scar.cut).collect()),
+    }
 }
 
 /// True if a recovery that was cut short left a scar behind the `known` ones. It must be written over: the log may go on

@@ -287,9 +287,9 @@ impl Kind for Store<u64, [u8]> {
         self
     }
 
-    /// Of several lengths, so that a record is outgrown at times.
+    /// Of several lengths, so that a record is outgrown at times, or gives up room that is not needed any more.
     fn value(number: u64) -> Vec<u8> {
-        vec![number as u8; 8 + number as usize % 24]
+        vec![number as u8; 8 + number as usize % if number.is_multiple_of(4) { 120 } else { 24 }]
     }
 
     fn owned(bytes: &[u8]) -> Vec<u8> {
@@ -501,11 +501,28 @@ fn twins_are_found() {
     let threads = vec![of_one(&[Deed::Get, Deed::Get]), of_one(&[Deed::Put(21), Deed::Put(22)])];
     let program = Program { seed: 1, before: of_one(&[Deed::Put(23)]), threads, is_warm: false, chores: Vec::new() };
     assert!(finds(Rule::VersionStandsStill, || schedule::<Store<u64, [u8]>>(program, 20_000)), "torn values were not found");
+    assert!(
+        finds(Rule::RoomIsLatched, || schedule::<Store<u64, [u8]>>(shortened_beside_a_put(), 20_000)),
+        "a put over nobody's room was not found"
+    );
     for rule in [Rule::GatesChange, Rule::HeraldGoesOn, Rule::HeraldEndsWithLine] {
         assert!(finds(rule, || in_orders(0, 20_000, write_durably_together)), "{rule:?}: sleep without end was not found");
     }
-    let program = written_while_a_line_is_drawn();
-    assert!(finds(Rule::LinesLeaveRecords, || schedule::<Store<u64, u64>>(program, 20_000)), "a loss was not found");
+    for rule in [Rule::LinesLeaveRecords, Rule::LinesDrain] {
+        let program = written_while_a_line_is_drawn();
+        assert!(finds(rule, || schedule::<Store<u64, u64>>(program, 20_000)), "{rule:?}: a loss was not found");
+    }
+}
+
+/// The second put sees room that the first one gives up.
+fn shortened_beside_a_put() -> Program {
+    let threads = vec![of_one(&[Deed::Put(1)]), of_one(&[Deed::Put(100)])];
+    Program { seed: 1, before: of_one(&[Deed::Put(116)]), threads, is_warm: true, chores: Vec::new() }
+}
+
+#[test]
+fn a_put_beside_one_that_shortens_the_value_writes_over_nobody() {
+    schedule::<Store<u64, [u8]>>(shortened_beside_a_put(), 20_000);
 }
 
 /// The record has no room for what is appended.

@@ -1,5 +1,7 @@
 //! Figures about a running store; taking them costs microseconds and stops nobody.
 
+use crate::error::Error;
+
 /// What a store is doing and what it holds.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -56,6 +58,12 @@ pub enum Warning {
         /// How long the store has been waiting for it.
         seconds: f64,
     },
+    /// The last stretch of the log that compaction tried failed, most likely at a block that cannot be read: until one succeeds the log grows.
+    /// `verify` tells what is damaged.
+    CompactionFails {
+        /// Why, with file and address.
+        error: String,
+    },
 }
 
 impl std::fmt::Display for Warning {
@@ -79,6 +87,7 @@ impl std::fmt::Display for Warning {
                     "long pin: thread `{thread}` has been in one operation for {seconds:.1} s; nothing is evicted or committed meanwhile"
                 )
             }
+            Self::CompactionFails { error } => write!(f, "compaction fails, and the log grows: {error}"),
         }
     }
 }
@@ -92,7 +101,7 @@ const GETS_MIN: u64 = 10_000;
 
 impl Stats {
     /// Judges the figures; what they do not show is given.
-    pub(crate) fn warn(&mut self, is_shared: bool, long_pin: Option<(String, std::time::Duration)>) {
+    pub(crate) fn warn(&mut self, is_shared: bool, long_pin: Option<(String, std::time::Duration)>, failure: Option<Error>) {
         let (sampled, records) =
             (1..).zip(&self.index.chain_lengths).fold((0, 0), |(n, sum), (length, count)| (n + count, sum + length * count));
         let average = records as f64 / sampled.max(1) as f64;
@@ -103,6 +112,7 @@ impl Stats {
             (is_shared && is_reading && reads_per_get > 1.0).then_some(Warning::SharedEntries { reads_per_get }),
             (is_reading && reads_per_get > READS_PER_GET_MAX).then_some(Warning::DiskBound { reads_per_get }),
             long_pin.map(|(thread, waited)| Warning::LongPin { thread, seconds: waited.as_secs_f64() }),
+            failure.map(|error| Warning::CompactionFails { error: error.to_string() }),
         ];
         self.warnings = found.into_iter().flatten().collect();
     }

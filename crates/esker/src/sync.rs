@@ -166,6 +166,8 @@ pub(crate) enum Rule {
     VersionStandsStill,
     /// Who latched a bytes record that he saw plain asks again whether it is.
     LatchedLooksAgain,
+    /// Who latched a bytes record asks again how much room is in it.
+    RoomIsLatched,
     /// A bytes record is latched until its deletion is there.
     DeletionIsLatched,
     /// Where keys have latches, a plain writer holds its key's.
@@ -178,6 +180,8 @@ pub(crate) enum Rule {
     HeldBeforeLook,
     /// A line's number changes while no transaction is in its commit.
     LinesWaitForTransactions,
+    /// A line's cut waits for those who write below it.
+    LinesDrain,
     /// A line serves once more only if it left no records below its cut to the next one.
     LinesLeaveRecords,
     /// At a line's end its gates change: who is about to sleep there does not.

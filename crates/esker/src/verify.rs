@@ -91,9 +91,9 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
     manifest.spoiled.iter().for_each(|damage| found.note(damage));
     let mut state = manifest.state.clone();
     let engine = resting_engine(&storage, &state)?;
-    let advanced = lines::advance(engine.log.cold_device()?, &mut state, false);
+    let advanced = lines::advance(&*storage, engine.log.cold_device()?, &mut state, false);
     if or_note(advanced, &mut found)?.is_none() {
-        lines::advance(engine.log.cold_device()?, &mut state, true)?;
+        lines::advance(&*storage, engine.log.cold_device()?, &mut state, true)?;
     }
     let scars = or_note(scars::read(&*storage, state.cut, state.scars), &mut found)?.unwrap_or_default();
     (found.line, found.scars) = (state.line, scars.len() as u64);

@@ -387,6 +387,28 @@ fn a_cache_on_disk_tells_before_much_has_gathered() {
     }
 }
 
+/// All that a lower budget dropped was kept for the listener at once, and took more memory than the budget had given.
+#[test]
+fn a_smaller_budget_is_told_before_much_has_gathered() {
+    let held: Arc<OnceLock<Pages>> = Arc::default();
+    let (store, told, most) = (held.clone(), AtomicU64::new(0), Arc::new(AtomicU64::new(0)));
+    let gathered = most.clone();
+    let cache = Cache::new().on_eviction(move |_, _, _| {
+        let told = told.fetch_add(1, SeqCst);
+        if let Some(store) = store.get().filter(|_| told % 100 == 0) {
+            gathered.fetch_max(store.stats().cache.unwrap().evictions - told, SeqCst);
+        }
+    });
+    let store: Pages = Options::new().memory("128MiB").cache(cache).background(false).in_memory().unwrap();
+    (0..100_000).for_each(|key| store.put(&key, &[1; 1000]).unwrap());
+    assert_eq!(store.stats().cache.unwrap().evictions, 0);
+    assert!(held.set(store.clone()).is_ok());
+    store.set_memory(BUDGET).unwrap();
+    assert!(store.stats().cache.unwrap().evictions > 80_000);
+    let bytes = 1000 * most.load(SeqCst);
+    assert!((1..16 << 20).contains(&bytes), "{bytes} bytes of records wait to be told of");
+}
+
 #[test]
 fn reads_alone_write_no_more_than_they_may() {
     let cache = Cache::new().disk(256 << 20).disk_writes(1000);
@@ -717,6 +739,33 @@ fn what_others_write_while_it_is_loaded_stands() {
 }
 
 /// An update keeps the end of a value: what the source no longer has is not all that is there.
+/// It went through the cache and left; what is loaded is older nevertheless.
+#[test]
+fn what_others_put_and_the_cache_dropped_while_it_is_loaded_is_the_newest() {
+    let clock = Arc::new(ManualClock::default());
+    let store: Pages = options().clock(clock.clone()).background(false).in_memory().unwrap();
+    let loading = Loading::new().ttl(SECOND * 10).renew_ahead(SECOND * 4);
+    let load = |key: u64, meanwhile: &dyn Fn()| {
+        let brings = || {
+            meanwhile();
+            Ok::<_, Error>(Some(vec![1]))
+        };
+        assert_eq!(store.get_or_load(&key, &loading, brings).unwrap(), Some(vec![1]));
+        store.get(&key).unwrap()
+    };
+    let put_and_drop = |key: u64| {
+        store.put(&key, &[2]).unwrap();
+        (0..100_000).for_each(|n| store.put(&(100 + n), &[7; 250]).unwrap());
+        assert_eq!(store.get(&key).unwrap(), None);
+    };
+    // What others leave, and drop, is none of its business.
+    assert_eq!(load(1, &|| put_and_drop(2)), Some(vec![1]));
+    assert_eq!(load(3, &|| put_and_drop(3)), None);
+    assert_eq!(load(4, &|| ()), Some(vec![1]));
+    clock.advance(SECOND * 7);
+    assert_eq!(load(4, &|| put_and_drop(4)), None);
+}
+
 fn updates_stand_though_the_source_has_none<V: Value + ?Sized>(value: impl Fn(u64) -> V::Owned, update: impl Fn(&Store<u64, V>))
 where
     V::Owned: PartialEq + std::fmt::Debug,
@@ -888,7 +937,7 @@ fn large_transactions_find_their_place() {
     for (count, bytes) in [(20, 1 << 20), (160, 128 << 10)] {
         let storage = Arc::new(MemoryStorage::new());
         let options = Options::new().memory(8 * BUDGET).cache(Cache::new().disk(DISK));
-        let store: Pages = options.open_in(storage.clone()).unwrap();
+        let store: Pages = options.clone().open_in(storage.clone()).unwrap();
         let (value, mut keys) = (vec![1; bytes], 0..);
         for _ in 0..10 {
             let put_all = |tx: &mut esker::Transaction<'_, u64, [u8]>| keys.by_ref().take(count).try_for_each(|key| tx.put(&key, &value));
@@ -1152,7 +1201,7 @@ fn the_longest_values_find_their_place() {
     for (background, bytes, count) in [(false, (4 << 20) - 64, 400), (true, (4 << 20) - 64, 100), (true, 1 << 20, 200)] {
         let storage = Arc::new(MemoryStorage::new());
         let options = Options::new().memory(BUDGET).background(background).cache(Cache::new().disk(DISK));
-        let store: Pages = options.open_in(storage.clone()).unwrap();
+        let store: Pages = options.clone().open_in(storage.clone()).unwrap();
         let value = vec![1; bytes];
         (0..count).for_each(|key| store.put(&key, &value).unwrap());
         store.commit().unwrap();
@@ -1178,7 +1227,7 @@ fn images_and_files_are_within_the_bound() {
     assert!(stored_bytes(&*storage) <= DISK, "{} bytes", stored_bytes(&*storage));
     let storage = Arc::new(MemoryStorage::new());
     let options = Options::new().memory(BUDGET).segment_bytes(256 << 20).background(false).cache(cache());
-    let store: Pages = options.open_in(storage.clone()).unwrap();
+    let store: Pages = options.clone().open_in(storage.clone()).unwrap();
     (0..200_000).for_each(|key| store.put(&key, &[1; 1000]).unwrap());
     store.commit().unwrap();
     assert!(stored_bytes(&*storage) <= DISK, "{} bytes", stored_bytes(&*storage));
@@ -1293,6 +1342,42 @@ fn a_cache_says_full_while_a_scan_holds_it_and_drops_again_afterwards() {
         (next..next + 50_000).for_each(|n| put(n).unwrap());
         assert_eq!(store.get(&(next + 49_999)).unwrap().as_deref(), Some(&value_of(next + 49_999)[..]));
     }
+}
+
+/// A budget that what is held does not fit was in force all the same, and refused every put.
+#[test]
+fn a_budget_that_a_scan_does_not_let_be_lowered_stays() {
+    let store: Pages = options().memory(3 * BUDGET).background(false).in_memory().unwrap();
+    let put = |n: u64| store.put(&n, &[7; 1000]);
+    (0..30_000).for_each(|n| put(n).unwrap());
+    let mut pairs = store.scan().iter().unwrap();
+    assert!(pairs.next().is_some());
+    assert!(matches!(store.set_memory(BUDGET), Err(Error::Full)));
+    assert_eq!(store.stats().memory.budget_bytes, 3 * BUDGET);
+    (30_000..35_000).for_each(|n| put(n).unwrap());
+    drop(pairs);
+    store.set_memory(BUDGET).unwrap();
+    assert_eq!(store.stats().memory.budget_bytes, BUDGET);
+}
+
+/// It was read again and again when its turn to be dropped had come, and nothing was dropped any more.
+#[test]
+fn a_block_that_cannot_be_read_goes_with_its_stretch() {
+    let storage = Arc::new(MemoryStorage::new());
+    let options = Options::new().memory(BUDGET).cache(Cache::new().disk(DISK)).background(false);
+    let store: Pages = options.clone().open_in(storage.clone()).unwrap();
+    let put = |range: std::ops::Range<u64>| range.for_each(|n| store.put(&n, &[n as u8; 5000]).unwrap());
+    put(0..4_800);
+    store.commit().unwrap();
+    let file = storage.open("esker.log.00000000").unwrap();
+    file.write(file.bytes().unwrap() / 8192 * 4096, &[0xEE; 4096]).unwrap();
+    put(4_800..30_000);
+    assert!((29_500..30_000).all(|n| store.get(&n).unwrap() == Some(vec![n as u8; 5000])));
+    let held = (0..30_000).filter(|n| store.get(n).unwrap().is_some()).count();
+    assert!(held > 4_000, "{held} pairs on {DISK} bytes");
+    store.close().unwrap();
+    let store: Pages = options.open_in(storage).unwrap();
+    assert_eq!(store.get(&29_999).unwrap(), Some(vec![29_999u64 as u8; 5000]));
 }
 
 /// Copies needed room in memory, for which a cache on a device drops its oldest: which is what the copies were made for, by the same thread.

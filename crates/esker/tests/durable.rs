@@ -218,8 +218,8 @@ fn a_commit_from_inside_a_closure_is_refused() {
     assert!(refused && store.commit().is_ok());
 }
 
-/// A closure that takes its time holds its pin: a line that did not wait for it would flush the record before the change,
-/// and no later line would look at it again.
+/// A closure that takes its time began below a line's cut: what it makes of the value must not be written there once the line
+/// has flushed the record, for no later line would look at it again.
 #[test]
 fn a_slow_update_is_in_this_line_or_in_the_next() {
     let files = Arc::new(MemoryStorage::new());
@@ -244,6 +244,41 @@ fn a_slow_update_is_in_this_line_or_in_the_next() {
     store.commit().unwrap();
     let reopened: Store<u64, u64> = Options::new().memory("16MiB").open_in(Arc::new(files.copy())).unwrap();
     assert_eq!(reopened.get(&1).unwrap(), Some(2));
+}
+
+/// Who began to write in place before a line goes on below its cut: one that did not wait for him would flush half a value,
+/// and no later line would look at it again.
+#[test]
+fn a_value_that_is_being_replaced_is_whole_in_a_line() {
+    const LENGTH: usize = 256 << 10;
+    let files = Arc::new(MemoryStorage::new());
+    let store: Store<[u8], [u8]> = Options::new().memory("16MiB").open_in(files.clone()).unwrap();
+    let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    store.put(b"key", &[0; LENGTH]).unwrap();
+    std::thread::scope(|scope| {
+        let _over = Raise(&stop);
+        scope.spawn(|| {
+            // Of one length, so that it takes the old one's place where that is mutable.
+            for i in (1..).take_while(|_| !stop.load(Relaxed)) {
+                store.put(b"key", &[i as u8; LENGTH]).unwrap();
+                done.store(i, Release);
+            }
+        });
+        for round in 0..100 {
+            let before = done.load(Acquire);
+            while done.load(Acquire) < before + 2 {
+                std::thread::yield_now();
+            }
+            let returned = done.load(Acquire);
+            store.commit().unwrap();
+            let most = done.load(Acquire) + 1;
+            let reopened: Store<[u8], [u8]> = Options::new().memory("16MiB").open_in(Arc::new(files.copy())).unwrap();
+            let value = reopened.get(b"key").unwrap().unwrap();
+            assert_eq!(value.len(), LENGTH);
+            assert!(value.iter().all(|&byte| byte == value[0]), "half a value in round {round}");
+            assert!((returned..=most).any(|i| i as u8 == value[0]), "{} in round {round}, {returned} had returned", value[0]);
+        }
+    });
 }
 
 /// Writers that wait for a line when the store closes once waited for ever.

@@ -613,6 +613,18 @@ impl esker::Clock for Turned {
     }
 }
 
+/// Another end for what has ended changes nothing: a clock that is set back shows it again.
+#[test]
+fn what_has_ended_gets_no_other_end_and_is_not_deleted() {
+    let clock = Arc::new(Turned::default());
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").clock(clock.clone()).background(false).in_memory().unwrap();
+    store.put_with_ttl(&1, b"old", Duration::from_millis(1)).unwrap();
+    clock.0.store(10, SeqCst);
+    assert!(!store.persist(&1).unwrap());
+    clock.0.store(0, SeqCst);
+    assert_eq!(store.get(&1).unwrap().as_deref(), Some(&b"old"[..]));
+}
+
 /// A value that a shorter one takes the place of gives up the room behind it, where its end was.
 #[test]
 fn a_shorter_value_in_place_keeps_its_end() {

@@ -2,6 +2,8 @@
 
 use esker::{Durability, Error, MemoryDevice, MemoryStorage, Options, Store, Strategy, Warning};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
 
 const KEYS: u64 = 400_000;
 
@@ -132,12 +134,32 @@ fn closures_may_not_come_back_into_the_store() {
             assert!(matches!(store.get(&1), Err(Error::Invalid(_))));
             assert!(matches!(store.rmw(&2, |_| 2), Err(Error::Invalid(_))));
             assert!(matches!(store.delete(&1), Err(Error::Invalid(_))));
+            assert!(matches!(store.close(), Err(Error::Invalid(_))));
             old.unwrap()
         })
         .unwrap();
     // Who counts under another operation's pin makes that pin look as if it were over.
     let counted = store.stats().operations;
     assert_eq!((counted.puts, counted.gets, counted.rmws, counted.deletes), (1, 0, 1, 0), "a refused call was counted");
+}
+
+/// Who still reads does not keep a closed store's directory from others.
+#[test]
+fn a_directory_can_be_opened_when_its_store_was_closed_beside_a_scan() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || Options::new().memory("16MiB").open::<u64, [u8]>(folder.path());
+    let store = open().unwrap();
+    (0..64_000u64).for_each(|n| store.put(&n, &[n as u8; 1000]).unwrap());
+    let mut again = None;
+    let scanned = store.scan().by_log().for_each(|_, _| {
+        again.get_or_insert_with(|| {
+            assert!(matches!(open(), Err(Error::Locked(_))));
+            store.close().unwrap();
+            open().map(|again| again.get(&7).unwrap().unwrap()[0])
+        });
+    });
+    assert_eq!(again.unwrap().unwrap(), 7);
+    assert!(matches!(scanned, Ok(()) | Err(Error::Closed)), "{scanned:?}");
 }
 
 #[test]
@@ -189,7 +211,8 @@ fn a_thread_that_stays_inside_an_operation_is_named() {
         let sleeps = || {
             store.rmw(&1, |old| {
                 entered.send(()).unwrap();
-                left.lock().unwrap().recv().unwrap();
+                // Once the other end is gone. It may run again, for a line began meanwhile.
+                let _ = left.lock().unwrap().recv();
                 old.unwrap() + 1
             })
         };
@@ -200,7 +223,7 @@ fn a_thread_that_stays_inside_an_operation_is_named() {
         while !store.stats().warnings.iter().any(named) {
             std::thread::yield_now();
         }
-        leave.send(()).unwrap();
+        drop(leave);
         assert_eq!(sleeper.join().unwrap().unwrap(), 2);
         commit.join().unwrap().unwrap();
     });
@@ -238,6 +261,49 @@ fn absent_keys_of_batches_stay_absent_while_the_index_grows() {
             store.get_many(&absent, |_, value| assert_eq!(value, None)).unwrap();
         }
     });
+}
+
+/// A value that becomes much shorter gives up the room behind it: who waited for the record meanwhile must ask again how much is left.
+#[test]
+fn a_put_that_waited_while_the_value_shrank_writes_over_nobody() {
+    let files = Arc::new(MemoryStorage::new());
+    let options = || Options::new().memory("16MiB").background(false);
+    let store: Store<u64, [u8]> = options().open_in(files.clone()).unwrap();
+    store.put(&1, &[1; 3000]).unwrap();
+    store.put(&2, b"kept").unwrap();
+    let (shrinks, puts) = (std::sync::Barrier::new(2), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // A thread's first call takes the long way.
+            store.put(&3, b"first").unwrap();
+            shrinks.wait();
+            puts.store(true, SeqCst);
+            store.put(&1, &[0; 2000]).unwrap();
+        });
+        let mut is_first = true;
+        let shorter = store.rmw(&1, |_| {
+            if std::mem::take(&mut is_first) {
+                shrinks.wait();
+                while !puts.load(SeqCst) {
+                    std::thread::yield_now();
+                }
+                // Until it waits for the record, most likely.
+                std::thread::sleep(Duration::from_millis(30));
+            }
+            vec![1; 10]
+        });
+        shorter.unwrap();
+    });
+    assert_eq!(store.get(&1).unwrap().unwrap(), [0; 2000]);
+    // In place, in whatever the record has room for now.
+    store.put(&1, &[1]).unwrap();
+    store.commit().unwrap();
+    let again: Store<u64, [u8]> = options().open_in(Arc::new(files.copy())).unwrap();
+    for store in [store, again] {
+        let mut pairs = store.scan().by_log().collect::<Vec<_>>().unwrap();
+        pairs.sort();
+        assert_eq!(pairs, [(1, vec![1]), (2, b"kept".to_vec()), (3, b"first".to_vec())]);
+    }
 }
 
 /// A value of some words that changes in place is read as it was at one moment, each way that a get may go.

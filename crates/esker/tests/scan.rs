@@ -322,6 +322,37 @@ fn what_a_chain_of_one_key_superseded_is_not_asked_about() {
     assert!(reads < KEYS / 50, "{reads} records were read to know what is dead");
 }
 
+/// The same where a walk of the index meets them: of each key the newest record is read, whatever it superseded.
+#[test]
+fn a_walk_reads_one_cold_record_of_each_key() {
+    const KEYS: u64 = 6_000;
+    let options = Options::new().memory("16MiB").background(false).promotion(false);
+    let store: Store<u64, [u8]> = options.open_on(Arc::new(MemoryDevice::new())).unwrap();
+    // More than the memory each time, so nearly all are cold when their turn comes again.
+    for round in 0..3 {
+        (0..KEYS).for_each(|key| drop(store.rmw(&key, |_| vec![round; 3_000]).unwrap()));
+    }
+    let reads = |work: &dyn Fn()| {
+        let before = store.stats().operations.device_reads;
+        work();
+        store.stats().operations.device_reads - before
+    };
+    let keys: Vec<u64> = (0..KEYS).collect();
+    let singly = reads(&|| store.get_many(&keys, |_, value| assert_eq!(value.unwrap()[0], 2)).unwrap());
+    let paged = reads(&|| {
+        let (mut cursor, mut count) = (Some(Cursor::START), 0);
+        while let Some(at) = cursor {
+            let page = store.scan_page(at, 1_000).unwrap();
+            assert!(page.pairs.iter().all(|(_, value)| value[0] == 2));
+            count += page.pairs.len() as u64;
+            cursor = page.next;
+        }
+        assert_eq!(count, KEYS);
+    });
+    let walked = reads(&|| assert_eq!(store.scan().by_index().aggregate(Count).unwrap(), KEYS));
+    assert!(paged.max(walked) < singly * 5 / 4, "{paged} reads by pages and {walked} by a scan, {singly} by keys");
+}
+
 #[test]
 fn a_list_with_a_test_is_either() {
     for store in both::<u64, u64>() {

@@ -3,7 +3,7 @@
 #[path = "common/raise.rs"]
 mod raise;
 
-use esker::{Error, MemoryDevice, MemoryStorage, Options, Store};
+use esker::{Error, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, Storage, Store, Warning};
 use raise::Raise;
 use std::collections::VecDeque;
 use std::path::Path;
@@ -844,6 +844,57 @@ fn a_crash_beside_scans_loses_nothing_and_brings_nothing_back() {
     assert!(most_held > 30 && given_back > 20 << 20, "{most_held} stretches were held, {given_back} bytes given back");
 }
 
+/// What was copied beside a scan is dead, and the next opening knows it.
+#[test]
+fn what_a_scan_holds_is_known_to_be_dead_after_a_crash() {
+    let files = Arc::new(MemoryStorage::new());
+    let options = || Options::new().memory("16MiB").background(false).segment_bytes(1 << 20);
+    let store: Store<u64, [u8]> = options().open_in(files.clone()).unwrap();
+    let live = 40_000 * (24 + 8 + 1000);
+    (0..40_000u64).for_each(|n| store.put(&n, &[n as u8; 1000]).unwrap());
+    store.commit().unwrap();
+    let scan = store.scan().iter().unwrap();
+    store.compact().unwrap();
+    store.put(&0, &[7; 1000]).unwrap();
+    store.commit().unwrap();
+    let again: Store<u64, [u8]> = options().open_in(Arc::new(files.copy())).unwrap();
+    drop(scan);
+    let (before, after) = (store.stats().space.live_bytes, again.stats().space.live_bytes);
+    assert!((live..live * 11 / 10).contains(&before), "{before} bytes live of {live}");
+    assert!((live..live * 11 / 10).contains(&after), "{after} bytes live after a crash, of {live}");
+}
+
+/// A stretch that ends at damage has copied what comes before it; so often as it is tried, no more seems to live.
+#[test]
+fn what_a_stretch_copied_before_it_failed_is_dead() {
+    let files = Arc::new(MemoryStorage::new());
+    let options = |background| Options::new().memory("16MiB").background(background).segment_bytes(1 << 20);
+    let store: Store<u64, [u8]> = options(false).open_in(files.clone()).unwrap();
+    let live = 40_000 * (24 + 8 + 1000);
+    (0..40_000u64).for_each(|n| store.put(&n, &[n as u8; 1000]).unwrap());
+    store.commit().unwrap();
+    let (log, mut sector) = (files.open("esker.log.00000000").unwrap(), [0; SECTOR_BYTES]);
+    log.read(200 * SECTOR_BYTES as u64, &mut sector).unwrap();
+    sector[77] ^= 4;
+    log.write(200 * SECTOR_BYTES as u64, &sector).unwrap();
+    for _ in 0..3 {
+        assert!(matches!(store.compact(), Err(Error::Corruption(_))));
+        let space = store.stats().space;
+        assert!(space.log_bytes > live + (700 << 10), "nothing was copied: {space:?}");
+        assert!(space.live_bytes < live + (100 << 10), "{space:?} where {live} live");
+        let warnings = store.stats().warnings;
+        assert!(matches!(&warnings[..], [Warning::CompactionFails { error }] if error.contains("esker.log")), "{warnings:?}");
+    }
+    // The background tells of it, too.
+    store.close().unwrap();
+    let store: Store<u64, [u8]> = options(true).open_in(files.clone()).unwrap();
+    let is_told = (0..100).any(|_| {
+        (0..40_000u64).for_each(|n| store.put(&n, &[n as u8; 1000]).unwrap());
+        store.stats().warnings.iter().any(|warning| matches!(warning, Warning::CompactionFails { .. }))
+    });
+    assert!(is_told);
+}
+
 /// Each took four tebibytes of address space: after some forty there was none, for other stores or anything else.
 #[test]
 fn a_process_has_room_for_many_stores() {
@@ -855,4 +906,21 @@ fn a_process_has_room_for_many_stores() {
     let stores: Vec<_> = (0..200).map(open).collect();
     assert!((0..).zip(&stores).all(|(number, store)| store.get(&number).unwrap() == Some(number)));
     assert!(Vec::<u8>::new().try_reserve(1 << 30).is_ok());
+}
+
+/// Lists that grow, and are begun anew while they are cold by a put that does not know how long they were: it counted as much as it put, compaction believed
+/// that two thirds of the log lived, and never began.
+#[test]
+fn what_short_values_supersede_unread_comes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").open(folder.path()).unwrap();
+    for round in 0..16 {
+        (0..10_000).for_each(|key| _ = store.append(&key, &[round; 4000]).unwrap());
+        (0..10_000).for_each(|key| store.put(&key, &[round; 16]).unwrap());
+        // Lest they be in memory still.
+        (100_000..102_000).for_each(|key| store.put(&key, &[round; 4000]).unwrap());
+    }
+    let files = disk_bytes(folder.path());
+    assert!(files < 400 << 20, "{files}");
+    assert!((0..10_000).all(|key| store.get(&key).unwrap().as_deref() == Some(&[15; 16])));
 }

@@ -188,11 +188,17 @@ impl Moments {
         if other.count == 0 {
             return;
         }
+        // Nothing has no distance: the square of one from zero may be infinite, and none of that is no number.
+        if self.count == 0 {
+            *self = other;
+            return;
+        }
         let (a, b) = (self.count as f64, other.count as f64);
-        let apart = other.mean - self.mean;
+        let (apart, part) = (other.mean - self.mean, b / (a + b));
         self.count += other.count;
-        self.mean += apart * b / (a + b);
-        self.squares += other.squares + apart * apart * a * b / (a + b);
+        // Parts first: as many times the distance may be infinite where the mean is not.
+        self.mean += apart * part;
+        self.squares += other.squares + apart * apart * (a * part);
     }
 }
 
@@ -326,5 +332,29 @@ impl Sketch {
         // Refused only if the two were set up differently.
         let merged = self.0.merge(&other.0);
         debug_assert!(merged.is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moments_of(numbers: &[f64]) -> Moments {
+        let mut moments = Moments::default();
+        numbers.iter().for_each(|number| moments.add(*number));
+        moments
+    }
+
+    #[test]
+    fn huge_numbers_keep_their_mean_and_variance_when_states_meet() {
+        for huge in [1e200, 1e308] {
+            let mut moments = Moments::default();
+            moments.merge(moments_of(&[huge; 1000]));
+            assert_eq!(moments, moments_of(&[huge; 1000]));
+            // So many of them have no sum.
+            let mut moments = moments_of(&[0.0; 1000]);
+            moments.merge(moments_of(&[huge; 1000]));
+            assert_eq!((moments.count, moments.mean), (2000, huge / 2.0));
+        }
     }
 }

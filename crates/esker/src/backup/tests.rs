@@ -269,6 +269,95 @@ fn a_backup_that_was_looked_into_grows_by_all_that_is_new() {
     assert_eq!(lost, 0, "keys that the backup has lost");
 }
 
+/// A backup whose next step was cut short, with the lines of that step behind it, is opened and becomes a store of its own.
+#[test]
+fn a_backup_whose_next_step_was_cut_short_opens_again_and_again() {
+    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let store = open(&files);
+    let round = |round: u64| {
+        (0..100u64).for_each(|n| store.put(&n, &round).unwrap());
+        store.commit().unwrap();
+    };
+    round(0);
+    store.snapshot_in(copy.clone()).unwrap();
+    let (before, cut) = (copy.copy(), copy.open(&segment_name(0)).unwrap().bytes().unwrap());
+    (1..4).for_each(round);
+    store.snapshot_in(copy.clone()).unwrap();
+    write_slots_of(&before, &copy);
+    // The last of its lines is not whole.
+    let (log, mut sector) = (copy.open(&segment_name(0)).unwrap(), AlignedBuffer::new(1));
+    let last = log.bytes().unwrap() - SECTOR_BYTES as u64;
+    assert!(last > cut + SECTOR_BYTES as u64, "three lines lie behind the cut");
+    log.read(last, sector.bytes_mut()).unwrap();
+    sector.bytes_mut()[77] ^= 4;
+    log.write(last, sector.bytes()).unwrap();
+    let look = || -> Store<u64, u64> { Options::new().memory("16MiB").background(false).open_in(copy.clone()).unwrap() };
+    let opened = look();
+    assert_eq!(opened.get(&1).unwrap(), Some(0));
+    opened.save_index().unwrap();
+    opened.close().unwrap();
+    for round in 7..10 {
+        let opened = look();
+        assert_eq!(opened.get(&1).unwrap(), Some(if round == 7 { 0 } else { round - 1 }));
+        opened.put(&1, &round).unwrap();
+        opened.commit().unwrap();
+        opened.close().unwrap();
+    }
+}
+
+/// Where keys share entries an opening makes copies; a look makes no store of a backup nevertheless.
+#[test]
+fn a_backup_of_shared_entries_that_was_looked_into_grows() {
+    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let options = || Options::new().memory("16MiB").background(false).promotion(false);
+    let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
+    (0..1_500_000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.save_index().unwrap();
+    // Over what is frozen and in memory: these lead past the records that they supersede.
+    (1_450_000..1_500_000u64).for_each(|n| store.put(&n, &7).unwrap());
+    store.snapshot_in(copy.clone()).unwrap();
+    let look: Store<u64, u64> = options().open_in(copy.clone()).unwrap();
+    assert_eq!((look.get(&1_460_000).unwrap(), look.get(&1_000_000).unwrap()), (Some(7), Some(1_000_000)));
+    look.close().unwrap();
+    store.put(&1, &8).unwrap();
+    store.snapshot_in(copy.clone()).unwrap();
+    let look: Store<u64, u64> = options().open_in(copy.clone()).unwrap();
+    assert_eq!((look.get(&1).unwrap(), look.get(&1_499_999).unwrap()), (Some(8), Some(7)));
+}
+
+/// Opening a backup of shared entries makes copies in memory. What changed one of them was in no line, and an image that led to them in front of what
+/// had never been written.
+#[test]
+fn what_is_written_to_an_opened_backup_of_shared_entries_stays() {
+    let (files, backup) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let options = || Options::new().memory("16MiB").background(false).promotion(false);
+    let store: Store<u64, u64> = options().open_in(files).unwrap();
+    (0..1_500_000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.save_index().unwrap();
+    (1_450_000..1_500_000u64).for_each(|n| store.put(&n, &7).unwrap());
+    store.snapshot_in(backup.clone()).unwrap();
+    for (has_image, closes) in [(false, false), (false, true), (true, true), (true, false)] {
+        let copy = Arc::new(backup.copy());
+        let written: Store<u64, u64> = options().open_in(copy.clone()).unwrap();
+        if has_image {
+            written.save_index().unwrap();
+        } else {
+            (1_450_000..1_451_000).for_each(|n| written.put(&n, &9).unwrap());
+            written.put(&9_999_999, &1).unwrap();
+            written.commit().unwrap();
+        }
+        let cut_short = Arc::new(copy.copy());
+        written.close().unwrap();
+        let again: Store<u64, u64> = options().open_in(if closes { copy } else { cut_short }).unwrap();
+        for n in 0..1_500_000 {
+            let changed = if n < 1_450_000 { n } else { 7 };
+            let value = if !has_image && (1_450_000..1_451_000).contains(&n) { 9 } else { changed };
+            assert_eq!(again.get(&n).unwrap(), Some(value), "{n}, {has_image}, {closes}");
+        }
+        assert_eq!(again.get(&9_999_999).unwrap().is_some(), !has_image);
+    }
+}
+
 #[test]
 fn a_temporary_store_can_be_copied() {
     let store: Store<u64, u64> = Options::new().memory("16MiB").segment_bytes(64 << 10).background(false).open_temporary().unwrap();

@@ -50,6 +50,8 @@ impl Engine {
                 Ok(false) => Err(Error::Full),
                 Err(error) => Err(error),
             };
+            // Each time: all together they may be more than the budget.
+            caching.tell();
         }
         caching.unpin(false);
         self.limit_log(caching, bytes);
@@ -72,7 +74,7 @@ impl Engine {
             self.limit_log(caching, 0);
             return Ok(false);
         }
-        let dropped = self.move_stretch(Some(caching), || !self.has_room(caching, spare));
+        let dropped = self.try_move_stretch(caching, || !self.has_room(caching, spare));
         self.limit_log(caching, 0);
         caching.tell_unless_told();
         dropped

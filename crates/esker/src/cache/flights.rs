@@ -3,20 +3,23 @@
 //! Whoever asks first *leads*: it loads, puts, and lands. Who asks meanwhile *waits*, on a condition variable or as a future, and
 //! gets a copy of what landed, value or failure. A leader that is gone without landing (a panic, a future dropped) lands `Lost`:
 //! who waited asks again, and one of them leads. So does who asks when the key was deleted since the load began: what it brings may be older than
-//! his own deletion. The table is striped by hash; nothing is held while anybody loads.
+//! his own deletion. What a cache drops while its key is loaded may be newer than what that brings, as a deletion is. The table is striped by
+//! hash; nothing is held while anybody loads.
 //!
 //! **Rests**: nobody loads a key for a while, because it was found to have no value, or because to load it anew failed. A hint, of which there is
-//! room for a mebibyte in all; when a stripe's part is full, those that are over go, and if that is not enough half of the others.
+//! room for a mebibyte in all; a clock that is set back to before it began ends it. When a stripe's part is full, those that
+//! are over go, and if that is not enough half of the others.
 
 use super::Duty;
 use crate::engine::{lock, wake};
 use crate::error::{Error, Result};
-use crate::sync::atomic::{AtomicBool, Ordering::*};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
 use crate::types::Value;
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::future::poll_fn;
+use std::ops::Range;
 use std::pin::pin;
 use std::sync::{Arc, Condvar, Mutex as Waited, MutexGuard as WaitedGuard};
 use std::task::{Poll, Waker};
@@ -31,7 +34,8 @@ const REST_BYTES: usize = 64;
 #[derive(Default)]
 struct Board {
     flights: HashMap<Box<[u8]>, Arc<Flight>>,
-    rests: HashMap<Box<[u8]>, (Rest, u64)>,
+    /// From when until when.
+    rests: HashMap<Box<[u8]>, (Rest, Range<u64>)>,
     rests_bytes: usize,
 }
 
@@ -42,6 +46,8 @@ pub(crate) struct Flights {
     stripes: Box<[Stripe]>,
     /// Something was loaded, or is.
     is_used: AtomicBool,
+    /// So many loads.
+    under_way: AtomicU64,
 }
 
 /// Why nobody loads a key.
@@ -76,7 +82,7 @@ struct State {
 pub(crate) struct Flight {
     state: Waited<State>,
     came: Condvar,
-    /// The key was deleted meanwhile: what is brought may be no longer so. Set under the board's lock.
+    /// The key was deleted meanwhile, or dropped: what is brought may be no longer so. Set under the board's lock.
     is_outdated: AtomicBool,
     /// Held during an attempt to keep what was loaded. Not the board's lock: an attempt may have to wait for a record's latch.
     keeping: Mutex<()>,
@@ -91,6 +97,7 @@ pub(crate) enum Joined<'f> {
 /// The leader's duty to land.
 pub(crate) struct Lead<'f> {
     stripe: &'f Stripe,
+    under_way: &'f AtomicU64,
     key: Box<[u8]>,
     flight: Arc<Flight>,
     /// What it lands with.
@@ -99,7 +106,7 @@ pub(crate) struct Lead<'f> {
 
 impl Flights {
     pub(crate) fn new() -> Self {
-        Self { stripes: (0..STRIPES).map(|_| Mutex::default()).collect(), is_used: AtomicBool::new(false) }
+        Self { stripes: (0..STRIPES).map(|_| Mutex::default()).collect(), is_used: AtomicBool::new(false), under_way: AtomicU64::new(0) }
     }
 
     fn stripe(&self, hash: u64) -> &Stripe {
@@ -120,7 +127,8 @@ impl Flights {
         let (is_outdated, keeping) = (AtomicBool::new(false), Mutex::new(()));
         let flight = Arc::new(Flight { state: Waited::default(), came: Condvar::new(), is_outdated, keeping });
         board.flights.insert(key.into(), flight.clone());
-        Joined::Leads(Lead { stripe, key: key.into(), flight, brings: Landed::Lost })
+        self.under_way.fetch_add(1, SeqCst);
+        Joined::Leads(Lead { stripe, under_way: &self.under_way, key: key.into(), flight, brings: Landed::Lost })
     }
 
     /// True from the first load on.
@@ -129,7 +137,14 @@ impl Flights {
         self.is_used.load(Relaxed)
     }
 
-    /// A key is about to be deleted: it need not rest, and what a load brings that began before is not kept, or has been when this returns. Not under a pin.
+    /// True if a load of this key is under way whose value would be kept. Next to nothing where nothing is loaded.
+    pub(crate) fn may_keep(&self, key: &[u8], hash: u64) -> bool {
+        // SeqCst: pairs with the one in `join`. A load that is counted later looks for the value later, too.
+        self.under_way.load(SeqCst) > 0 && lock(self.stripe(hash)).flights.get(key).is_some_and(|flight| !flight.is_outdated())
+    }
+
+    /// A key is about to be deleted, or dropped by a cache: it need not rest, and what a load brings that began before is not kept, or has been when this
+    /// returns. Not under a pin.
     pub(crate) fn outdate(&self, key: &[u8], hash: u64) {
         let mut board = lock(self.stripe(hash));
         board.rest_no_more(key);
@@ -140,9 +155,20 @@ impl Flights {
         }
     }
 
+    /// The same of all keys that are being loaded, whatever rests: some of them are dropped.
+    pub(crate) fn outdate_all(&self) {
+        for stripe in &self.stripes {
+            let board = lock(stripe);
+            let flights: Vec<Arc<Flight>> = board.flights.values().cloned().collect();
+            flights.iter().for_each(|flight| flight.is_outdated.store(true, Relaxed));
+            drop(board);
+            flights.iter().for_each(|flight| drop(lock(&flight.keeping)));
+        }
+    }
+
     /// True if nobody loads this key now, for this reason.
     pub(crate) fn rests(&self, key: &[u8], hash: u64, why: Rest, now: u64) -> bool {
-        lock(self.stripe(hash)).rests.get(key).is_some_and(|(rest, until)| *rest == why && *until > now)
+        lock(self.stripe(hash)).rests.get(key).is_some_and(|(rest, span)| *rest == why && span.contains(&now))
     }
 }
 
@@ -150,7 +176,7 @@ impl Board {
     fn rest(&mut self, key: &[u8], why: Rest, now: u64, until: u64) {
         let bytes = |key: &[u8]| key.len() + REST_BYTES;
         if self.rests_bytes + bytes(key) > RESTS_BYTES_MAX {
-            self.rests.retain(|_, (_, until)| *until > now);
+            self.rests.retain(|_, (_, span)| span.contains(&now));
             let mut count = 0;
             self.rests_bytes = self.rests.keys().map(|key| bytes(key)).sum();
             if self.rests_bytes + bytes(key) > RESTS_BYTES_MAX / 2 {
@@ -162,7 +188,7 @@ impl Board {
             }
         }
         // A key of 64 KiB does without.
-        if self.rests_bytes + bytes(key) <= RESTS_BYTES_MAX && self.rests.insert(key.into(), (why, until)).is_none() {
+        if self.rests_bytes + bytes(key) <= RESTS_BYTES_MAX && self.rests.insert(key.into(), (why, now..until)).is_none() {
             self.rests_bytes += bytes(key);
         }
     }
@@ -195,7 +221,7 @@ impl Lead<'_> {
         result
     }
 
-    /// True if the key was deleted since the load began.
+    /// True if the key was deleted, or dropped, since the load began.
     pub(crate) fn is_outdated(&self) -> bool {
         self.flight.is_outdated()
     }
@@ -227,6 +253,7 @@ impl Drop for Lead<'_> {
     fn drop(&mut self) {
         // First: nobody joins what has landed.
         lock(self.stripe).flights.remove(&self.key);
+        self.under_way.fetch_add(1u64.wrapping_neg(), SeqCst);
         self.flight.land(std::mem::replace(&mut self.brings, Landed::Lost));
     }
 }
@@ -357,5 +384,14 @@ mod tests {
         assert!((0..20).all(|n| !is_there(n)) && (20..40).all(is_there));
         board.rest(&[0; 64 << 10], Rest::Absent, 1, 2);
         assert!(board.rests_bytes <= RESTS_BYTES_MAX);
+    }
+
+    /// An hour back, and it would have lasted an hour longer.
+    #[test]
+    fn a_clock_that_is_set_back_ends_a_rest() {
+        let flights = Flights::new();
+        let Joined::Leads(lead) = flights.join(b"key", 0) else { panic!("nobody else loads it") };
+        lead.set_rest(Some((Rest::Absent, 110)), 100);
+        assert_eq!([99, 100, 109, 110].map(|now| flights.rests(b"key", 0, Rest::Absent, now)), [false, true, true, false]);
     }
 }

@@ -242,6 +242,8 @@ pub(crate) struct Caching {
     writes: Option<Writes>,
     departed: Mutex<VecDeque<Departed>>,
     telling: Mutex<()>,
+    /// Loads of what was missed: they hear of what is dropped meanwhile.
+    pub(crate) flights: Arc<Flights>,
     evictions: AtomicU64,
     evicted_bytes: AtomicU64,
     expired: AtomicU64,
@@ -297,6 +299,7 @@ impl Caching {
             worth: cache.worth,
             departed: Mutex::new(VecDeque::new()),
             telling: Mutex::new(()),
+            flights: Arc::new(Flights::new()),
             evictions: zero(),
             evicted_bytes: zero(),
             expired: zero(),

@@ -161,7 +161,7 @@ impl<'a> Mover<'a> {
 
 impl Mover<'_> {
     /// `known`: the entry's head under which the record was found to be the newest by reading.
-    fn consider(&mut self, at: u64, hash: u64, bytes: &[u8], known: Option<u64>) -> Result<()> {
+    pub(super) fn consider(&mut self, at: u64, hash: u64, bytes: &[u8], known: Option<u64>) -> Result<()> {
         let engine = self.engine;
         let key = &bytes[record::key_range(engine.layout, bytes)];
         let mut has_room = true;
@@ -171,6 +171,8 @@ impl Mover<'_> {
             // Nearly always: whatever lives leads here.
             let newest = if seen.address() == at { Newest::At(at) } else { engine.newest(&seen, key) };
             match newest {
+                // By a shorter tag, while the bucket moves.
+                Newest::At(newest) if newest < at && !engine.index.is_settled(&seen) => continue,
                 Newest::At(newest) if newest != at => {
                     let is_deletion = is_deletion(bytes);
                     // SAFETY: in memory under our pin, as `newest` says.
@@ -187,6 +189,10 @@ impl Mover<'_> {
                 // Chains descend; or this one is another key's, or its first record is a newer one of this key.
                 Newest::Cold(other) if other < at || seen.is_sole() => return Ok(()),
                 // A cache drops what is on a device anyway.
+                Newest::Cold(_) if self.is_being_loaded(key, hash) => {
+                    self.outdate_load(pin, key, hash);
+                    continue;
+                }
                 Newest::Cold(_) if self.caching.is_some() => return Ok(()),
                 Newest::Cold(other) => {
                     // A stretch and the keys of its doubts are far shorter than 4 GiB.
@@ -213,6 +219,11 @@ impl Mover<'_> {
             }
             let has_expired = !is_tombstone && self.has_expired(bytes);
             if is_tombstone || has_expired || !has_room || self.is_unwanted(&pin, bytes, hash) {
+                // What has ended is loaded as if it had been missed.
+                if !is_tombstone && !has_expired && self.is_being_loaded(key, hash) {
+                    self.outdate_load(pin, key, hash);
+                    continue;
+                }
                 // Its bytes stay if the stretch is not given back, and no entry leads to them: a scan must ask.
                 self.mark_superseded(at);
                 // As below: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
@@ -281,6 +292,19 @@ impl Mover<'_> {
     fn is_unwanted(&self, pin: &Pin<'_>, bytes: &[u8], hash: u64) -> bool {
         let keeps = |caching: &Caching| caching.keeps(self.engine.layout, bytes, hash, self.stretch);
         self.caching.is_some_and(|caching| !self.engine.epochs.within(pin, || keeps(caching)))
+    }
+
+    /// True if somebody loads the key of what a cache drops, and would keep a value that may be older than this one.
+    fn is_being_loaded(&self, key: &[u8], hash: u64) -> bool {
+        self.caching.is_some_and(|caching| caching.flights.may_keep(key, hash))
+    }
+
+    /// He does not keep it, or has kept it: whoever drops looks again then. He is waited for, so not under the pin.
+    fn outdate_load(&self, pin: Pin<'_>, key: &[u8], hash: u64) {
+        drop(pin);
+        if let Some(caching) = self.caching {
+            caching.flights.outdate(key, hash);
+        }
     }
 
     /// Only what is in memory has a window: of a cold record the mark would be another address's, some laps later, and would take
@@ -359,7 +383,15 @@ impl Mover<'_> {
         device.read_stream(&mut settling);
         let Settling { slow, result, .. } = settling;
         result?;
-        slow.into_iter().try_for_each(|doubt| self.settle_slowly(doubt))
+        for doubt in slow {
+            if self.engine.epochs.is_closed() {
+                return Err(Error::Closed);
+            }
+            // Read by read, and they may be many.
+            self.engine.keep_up();
+            self.settle_slowly(doubt)?;
+        }
+        Ok(())
     }
 
     /// Another key's record, or one that reaches into the next block: walk the chain.

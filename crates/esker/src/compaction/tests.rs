@@ -1,14 +1,18 @@
 //! What compaction concludes from an entry, where two keys share one.
 
+use super::mover::Mover;
 use crate::device::SECTOR_BYTES;
 use crate::index::Seen;
 use crate::sync::atomic::Ordering::*;
-use crate::{Device, MemoryStorage, Options, ReadSource, Result, Storage, Store};
+use crate::{Cache, Device, Error, MemoryStorage, Options, ReadSource, Result, Storage, Store};
 use std::collections::HashMap;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::task::{Context, Waker};
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 const FILLERS: u64 = 500;
 static FILLER: [u8; 64 << 10] = [7; 64 << 10];
@@ -22,7 +26,11 @@ struct Shared {
 
 impl Shared {
     fn new() -> Self {
-        let options = Options::new().memory(16 << 20).background(false).promotion(false);
+        Self::of(Options::new())
+    }
+
+    fn of(options: Options) -> Self {
+        let options = options.memory(16 << 20).background(false).promotion(false);
         let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::default())).unwrap();
         let mut known = HashMap::new();
         let told_by = |key: u64| store.engine_for_test().hash_of(&key.to_le_bytes()) >> 6 & ((1 << 23) - 1);
@@ -55,6 +63,56 @@ impl Shared {
         assert_eq!(self.store.get(&self.one).unwrap().as_deref(), one);
         assert_eq!(self.store.get(&self.other).unwrap().as_deref(), other);
     }
+}
+
+/// The oldest is dropped, which is `one`; what its entry leads to is another key's record.
+fn cache_that_drops_the_one(act: impl FnOnce(&Shared, &dyn Fn())) {
+    let shared = Shared::of(Options::new().cache(Cache::new().disk(256 << 20)));
+    shared.store.put(&shared.one, b"one").unwrap();
+    shared.make_cold();
+    shared.store.put(&shared.other, b"other").unwrap();
+    shared.make_cold();
+    let engine = shared.store.engine_for_test();
+    let entry = shared.address();
+    act(&shared, &|| {
+        assert!(engine.try_move_stretch(engine.caching.as_ref().unwrap(), || true).unwrap());
+        assert_eq!(shared.address(), entry, "the entry tells of it");
+        shared.check(None, Some(b"other"));
+        assert!(!shared.store.delete(&shared.one).unwrap());
+    });
+    shared.check(None, Some(b"other"));
+}
+
+/// Who had read it before wrote it back over what others had found deleted.
+#[test]
+fn a_transaction_does_not_bring_back_what_a_cache_dropped() {
+    cache_that_drops_the_one(|Shared { store, one, .. }, drop_it| {
+        let mut tx = store.begin().unwrap();
+        assert_eq!(tx.get(one).unwrap().as_deref(), Some(&b"one"[..]));
+        drop_it();
+        tx.put(one, b"one!").unwrap();
+        assert!(matches!(tx.commit(), Err(Error::Conflict { .. })));
+    });
+}
+
+#[test]
+fn an_update_does_not_see_what_a_cache_dropped() {
+    cache_that_drops_the_one(|Shared { store, one, .. }, drop_it| {
+        let mut update = pin!(store.rmw_async(one, |old| {
+            assert!(old.is_none(), "it was gone");
+            b"one!".to_vec()
+        }));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(update.as_mut().poll(&mut context).is_pending(), "the key must be cold");
+        // By then it was read.
+        thread::sleep(Duration::from_millis(100));
+        drop_it();
+        while update.as_mut().poll(&mut context).is_pending() {
+            thread::yield_now();
+        }
+        assert_eq!(store.get(one).unwrap().as_deref(), Some(&b"one!"[..]));
+        assert!(store.delete(one).unwrap());
+    });
 }
 
 /// A put that cannot know whose record it supersedes takes the entry's word back; without that the first key would be lost.
@@ -107,12 +165,34 @@ fn an_entry_says_that_its_chain_is_of_one_key() {
     shared.make_cold();
     // The first of the two dies, and what it died of was read.
     while store.engine_for_test().log.bounds.begin.load(Relaxed) <= at {
-        assert!(store.engine_for_test().move_stretch(None, || true).unwrap());
+        assert!(store.engine_for_test().compact_stretch().unwrap());
     }
     assert!(shared.is_sole());
     store.compact().unwrap();
     assert!(shared.is_sole());
     assert_eq!(store.get(one).unwrap().as_deref(), Some(&b"5"[..]));
+}
+
+/// What lives is not taken for dead because a shorter tag leads to what it superseded.
+#[test]
+fn what_lives_is_copied_while_its_bucket_moves() {
+    let options = Options::new().memory(16 << 20).background(false).promotion(false);
+    let store: Store<u64, u64> = options.open_in(Arc::new(MemoryStorage::default())).unwrap();
+    let engine = store.engine_for_test();
+    let hash = engine.hash_of(&1u64.to_ne_bytes());
+    let [old, new] = [1, 2].map(|value| {
+        store.put(&1, &value).unwrap();
+        store.commit().unwrap();
+        engine.index.lookup(hash).address()
+    });
+    let bytes = crate::store::chain::record_bytes(engine, new).unwrap();
+    let moved = engine.index.while_it_moves_for_test(hash, old, || {
+        let mut mover = Mover::new(engine, old..new + bytes.len() as u64, None);
+        mover.consider(new, hash, &bytes, None).unwrap();
+        mover.moved
+    });
+    assert_eq!(moved, bytes.len() as u64);
+    assert_eq!(store.get(&1).unwrap(), Some(2));
 }
 
 /// A stretch draws no line of its own: another's serves as well, and until then its space counts as dead.

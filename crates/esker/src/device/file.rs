@@ -53,7 +53,7 @@ impl Device for FileDevice {
     }
 }
 
-/// A stream from a device that consists of files.
+/// A stream from a device that consists of files. Whatever becomes of a ring, it goes on until the source has no more.
 pub(crate) fn read_stream(device: &dyn Device, io_uring: bool, source: &mut dyn ReadSource) {
     #[cfg(target_os = "linux")]
     if io_uring && super::ring::read_stream(device, source) {

@@ -119,6 +119,9 @@ pub trait Storage: Send + Sync {
         None
     }
 
+    /// The store is closed: another one may have the place, though reads that were under way may go on for a while.
+    fn let_go(&self) {}
+
     /// Does the reads of `source` from `device`, which consists of files of this place, as [`Device::read_stream`] says; here
     /// one by one.
     fn read_stream(&self, device: &dyn Device, source: &mut dyn ReadSource) {

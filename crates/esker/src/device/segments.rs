@@ -13,8 +13,9 @@
 //! * **Zeros ahead.** A file that grows by a sector with each sync makes its file system write what it knows of the file each time;
 //!   that took longer than the sector. So behind short writes that follow each other zeros are written, as many as were written so
 //!   far, and the next ones lie within the file. Zeros at the end of the last file mean nothing (`recovery.rs`).
-//! * **Handles** are opened when they are needed and at most [`HANDLES_MAX`] are kept, the newest segments' first: however
-//!   long the log, the process does not run out of files. A read that is under way holds its file itself.
+//! * **Handles** are opened when they are needed and at most [`HANDLES_MAX`] are kept, the newest segments' first; besides, those of files that a sync is
+//!   owed, and where these become [`OWED_MAX`] all but the newest are synced at once. So however long the log, and whoever writes it
+//!   without a line, the process does not run out of files. A read that is under way holds its file itself.
 
 use super::buffer::{Sector, sector_bytes};
 use super::{Device, ReadSource, SECTOR_BYTES, Storage, read_one_by_one};
@@ -28,6 +29,8 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuar
 pub(crate) const PREFIX: &str = "esker.log.";
 /// A quarter of what a process may open where nobody raised the limit.
 const HANDLES_MAX: usize = 256;
+/// Files written and not synced.
+const OWED_MAX: usize = 128;
 /// Writes up to this length, in bytes, are short.
 const SHORT_BYTES: usize = 64 << 10;
 /// Zeros written ahead at most.
@@ -109,6 +112,7 @@ impl Segments {
         for number in doubted {
             let device = self.open_file(number)?;
             self.owed().written.extend(device.map(|device| (number, device)));
+            self.settle_many()?;
         }
         self.owed().is_name_new = true;
         Ok(())
@@ -193,6 +197,31 @@ impl Segments {
         Ok(())
     }
 
+    /// Where many files are owed a sync, all but the newest get it now. As a sync: no later one returns earlier.
+    fn settle_many(&self) -> io::Result<()> {
+        if self.owed().written.len() < OWED_MAX {
+            return Ok(());
+        }
+        let _one = self.syncing.lock().unwrap_or_else(|e| e.into_inner());
+        let written = {
+            let mut owed = self.owed();
+            let newest = owed.written.pop_last();
+            std::mem::replace(&mut owed.written, newest.into_iter().collect())
+        };
+        self.settle_or_owe(Owed { written, is_name_new: false })
+    }
+
+    /// Syncs, or leaves it to the next sync.
+    fn settle_or_owe(&self, owed: Owed) -> io::Result<()> {
+        let settled = self.settle(&owed);
+        if settled.is_err() {
+            let mut later = self.owed();
+            later.is_name_new |= owed.is_name_new;
+            later.written.extend(owed.written);
+        }
+        settled
+    }
+
     fn settle(&self, owed: &Owed) -> io::Result<()> {
         owed.written.values().try_for_each(|device| device.sync())?;
         if owed.is_name_new { self.storage()?.sync() } else { Ok(()) }
@@ -234,6 +263,7 @@ impl Device for Segments {
             }
             // Only now: a sync that took note of it earlier might be over before the write was.
             self.owed().written.insert(number, device);
+            self.settle_many()?;
         }
         Ok(())
     }
@@ -241,13 +271,7 @@ impl Device for Segments {
     fn sync(&self) -> io::Result<()> {
         let _one = self.syncing.lock().unwrap_or_else(|e| e.into_inner());
         let owed = std::mem::take(&mut *self.owed());
-        let settled = self.settle(&owed);
-        if settled.is_err() {
-            let mut later = self.owed();
-            later.is_name_new |= owed.is_name_new;
-            later.written.extend(owed.written);
-        }
-        settled
+        self.settle_or_owe(owed)
     }
 
     fn discard(&self, _: u64, to: u64) -> io::Result<()> {
@@ -387,8 +411,11 @@ mod tests {
         let count = HANDLES_MAX + 40;
         for number in 0..count {
             segments.write(number as u64 * LENGTH, &[number as u8; SECTOR_BYTES]).unwrap();
+            assert!(segments.owed().written.len() < OWED_MAX && segments.owed().written.contains_key(&(number as u64)));
         }
         segments.sync().unwrap();
+        segments.doubt_from(0).unwrap();
+        assert!(segments.owed().written.len() < OWED_MAX);
         for number in (0..count).rev().chain(0..count) {
             let mut read = vec![0; SECTOR_BYTES];
             segments.read(number as u64 * LENGTH, &mut read).unwrap();

@@ -11,6 +11,9 @@ const DRIVER_PAUSE: Duration = Duration::from_millis(1);
 const SLOT_PAUSE: Duration = Duration::from_secs(1);
 /// Between two looks at how much has expired.
 const SAMPLE_PAUSE: Duration = Duration::from_millis(250);
+/// Until compaction is tried again where it failed, and so many times as long when it fails again and again.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+const RETRY_PAUSES_MAX: u32 = 64;
 
 /// When a line was last drawn in the background, and a slot written for those that told of themselves.
 pub(super) struct Drawn {
@@ -21,6 +24,26 @@ pub(super) struct Drawn {
 impl Drawn {
     pub(super) fn now() -> Mutex<Self> {
         Mutex::new(Self { line: Instant::now(), slot: Instant::now() })
+    }
+}
+
+/// What cannot be read now will hardly be in a millisecond: what failed is tried again more and more rarely.
+#[derive(Default)]
+struct Retries {
+    pauses: u32,
+    last: Option<Instant>,
+}
+
+impl Retries {
+    fn are_due(&self) -> bool {
+        self.last.is_none_or(|last| last.elapsed() >= RETRY_PAUSE * self.pauses)
+    }
+
+    fn note(&mut self, has_failed: bool) {
+        *self = match has_failed {
+            true => Self { pauses: (self.pauses * 2).clamp(1, RETRY_PAUSES_MAX), last: Some(Instant::now()) },
+            false => Self::default(),
+        };
     }
 }
 
@@ -45,7 +68,7 @@ impl Engine {
 
     /// `take_image` takes one elsewhere: lines must not wait for it.
     fn drive(&self, take_image: impl Fn() -> bool) {
-        let mut last_sample = Instant::now();
+        let (mut last_sample, mut retries) = (Instant::now(), Retries::default());
         while !self.epochs.is_closed() {
             self.log.bell.answer();
             self.share_budget();
@@ -59,9 +82,8 @@ impl Engine {
                 last_sample = Instant::now();
                 self.sample_expired();
             }
-            // A failure is latched.
             // A backup may hold it: lines must not wait for that.
-            let busy = !self.is_compaction_held() && self.reclaim_if_due().unwrap_or(false) | self.shrink_index_if_due();
+            let busy = !self.is_compaction_held() && self.reclaim_again(&mut retries) | self.shrink_index_if_due();
             if self.is_image_due() && !self.is_temporary() && self.check_writable().is_ok() {
                 self.images.announce(true);
                 if !take_image() {
@@ -93,11 +115,39 @@ impl Engine {
         }
     }
 
+    /// The same, unless it has just failed. What failed in writing is latched, the rest is told in `Stats`.
+    fn reclaim_again(&self, retries: &mut Retries) -> bool {
+        if !retries.are_due() {
+            return false;
+        }
+        let reclaimed = self.reclaim_if_due();
+        retries.note(reclaimed.is_err());
+        reclaimed.unwrap_or(false)
+    }
+
     /// The driver's share of making space come back.
     fn reclaim_if_due(&self) -> Result<bool> {
         match &self.caching {
             Some(caching) => self.evict_if_due(caching),
             None => self.compact_if_due(),
         }
+    }
+}
+
+#[cfg(all(test, not(loom), not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_is_tried_more_and_more_rarely() {
+        let mut retries = Retries::default();
+        assert!(retries.are_due());
+        for pauses in [1, 2, 4, 8, 16, 32, 64, 64] {
+            retries.note(true);
+            assert_eq!(retries.pauses, pauses);
+            assert!(!retries.are_due());
+        }
+        retries.note(false);
+        assert!(retries.are_due() && retries.pauses == 0);
     }
 }

@@ -12,7 +12,7 @@ use crate::cache;
 use crate::epoch::{Counter, Pin, Slot};
 use crate::error::{Error, Result};
 use crate::index::Index;
-use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, PIECE_BYTES, block_ceil, block_floor};
+use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, LAST_ADDRESS, PIECE_BYTES, block_ceil, block_floor};
 use crate::record::Record;
 use crate::sync::MutexGuard;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -68,13 +68,18 @@ impl Engine {
         if bytes < held {
             return Err(Error::invalid(format!("the memory budget is below what cannot be given back budget={bytes} held={held}")));
         }
-        self.budget.store(bytes, Relaxed);
+        let old = self.budget.swap(bytes, Relaxed);
         self.share_budget();
-        match &self.caching {
+        let kept = match &self.caching {
             Some(caching) if self.is_in_memory() => self.evict_for(caching, 0),
             _ if self.is_in_memory() => Ok(()),
             _ => self.shift_boundaries(&lock(&self.boundaries), 1),
+        };
+        // Or all who write would be refused for what they did not ask. Unless another thread has set it since.
+        if kept.is_err() && self.budget.compare_exchange(bytes, old, Relaxed, Relaxed).is_ok() {
+            self.share_budget();
         }
+        kept
     }
 
     /// The log goes round in its address space, of which the system may grant less than is asked for: what is in memory must not meet itself.
@@ -89,7 +94,9 @@ impl Engine {
     }
 
     pub(crate) fn log_bytes(&self) -> u64 {
-        self.log.tail() - self.log.bounds.evicted.load(Acquire)
+        // In this order: what is evicted while we are here lies below the tail of then.
+        let evicted = self.log.bounds.evicted.load(Acquire);
+        self.log.tail() - evicted
     }
 
     /// The log gets what the index and the rest leave. On a device the index may take three quarters, where that leaves the log room for some of
@@ -141,8 +148,8 @@ impl Engine {
         if self.is_compaction_late() && !self.has_log_room(Self::with_piece(bytes)) {
             self.help_compaction();
         }
-        let guard = self.seek_room()?;
         let bytes = Self::with_piece(bytes);
+        let guard = self.seek_room(bytes)?;
         let guard = match &self.caching {
             Some(caching) => {
                 drop(guard);
@@ -169,10 +176,16 @@ impl Engine {
         if self.is_in_memory() {
             return Err(Error::Full);
         }
-        self.make_log_room(&self.seek_room()?, Self::with_piece(bytes))
+        let bytes = Self::with_piece(bytes);
+        self.make_log_room(&self.seek_room(bytes)?, bytes)
     }
 
-    fn seek_room(&self) -> Result<MutexGuard<'_, ()>> {
+    fn seek_room(&self, bytes: u64) -> Result<MutexGuard<'_, ()>> {
+        if self.log.tail() + bytes > LAST_ADDRESS {
+            return Err(Error::invalid(
+                "the log has no addresses left, having had 256 TiB in its time: a copy of its pairs in a new store has them",
+            ));
+        }
         self.seekers.fetch_add(1, Relaxed);
         let guard = lock(&self.boundaries);
         self.seekers.fetch_sub(1, Relaxed);
@@ -370,6 +383,21 @@ mod tests {
     use super::*;
     use crate::{MemoryDevice, Options, Store};
     use std::sync::Arc;
+
+    /// What lay behind them was acknowledged, and not found.
+    #[test]
+    fn a_log_without_addresses_takes_no_more() {
+        let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+        let (log, from) = (&store.engine_for_test().log, block_floor(LAST_ADDRESS - (1 << 20)));
+        log.begin_at(from);
+        log.start_at(from, 0, from);
+        let taken = (0..).take_while(|key| store.put(key, key).is_ok()).count() as u64;
+        assert!((1 << 15..1 << 16).contains(&taken), "{taken}");
+        assert!(store.put(&taken, &1).unwrap_err().to_string().contains("addresses"));
+        assert!((0..taken).all(|key| store.get(&key).unwrap() == Some(key)));
+        store.put(&(taken - 1), &1).unwrap();
+        assert_eq!(store.get(&(taken - 1)).unwrap(), Some(1));
+    }
 
     /// Whoever draws a line writes most of it in steps; who had the lock before one of them may have written all there was.
     #[test]

@@ -11,7 +11,7 @@ use crate::sync::atomic::Ordering::*;
 impl Engine {
     pub(crate) fn stats(&self) -> Stats {
         let bounds = &self.log.bounds;
-        let count = |what: Counter| self.epochs.slots().map(|slot| slot.counters[what as usize].load(Relaxed)).sum();
+        let count = |what: Counter| self.epochs.counted(what);
         let (log_bytes, index_bytes) = (self.log_bytes(), self.index.bytes());
         let waiting: u64 = self.epochs.slots().map(|slot| slot.entries.load(Relaxed)).sum();
         let mut stats = Stats {
@@ -60,7 +60,7 @@ impl Engine {
             latched: lock(&self.latched).as_ref().map(ToString::to_string),
             warnings: Vec::new(),
         };
-        stats.warn(self.index.is_shared(), self.epochs.watch.long_pin());
+        stats.warn(self.index.is_shared(), self.epochs.watch.long_pin(), self.compaction_failure());
         stats
     }
 

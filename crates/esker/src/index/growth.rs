@@ -287,8 +287,9 @@ impl Index {
             let (tag, address, marks) = (tag_of(word), address_of(word), word & MARKS);
             if rebase > 0
                 && let Chain::Alone(hash) = records.chain(address)
+                // A tag of too few bits may have come here with another bucket's record.
+                && (hash >> BUCKET_BITS) & ((1 << level) - 1) == at
             {
-                debug_assert_eq!((hash >> BUCKET_BITS) & ((1 << level) - 1), at);
                 let side = if hash >> BUCKET_BITS >> level & 1 == 1 { &mut *go } else { &mut *stay };
                 push_unless_shadowed(side, entry_word(full_tag(hash >> BUCKET_BITS >> base(level + 1)), address) | marks);
                 continue;
@@ -397,6 +398,28 @@ fn push_unless_shadowed(words: &mut Vec<u64>, word: u64) {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 impl Index {
+    /// What `act` comes to while the bucket of a key moves, and only a shorter tag is there for it, that leads to `old`.
+    pub(crate) fn while_it_moves_for_test<R: Send>(&self, hash: u64, old: u64, act: impl Fn() -> R + Sync) -> R {
+        let newest = self.lookup(hash).entry & !MARKS;
+        let mut words = Vec::new();
+        let holds = |at: &u64| {
+            self.words_at_once(*at, &mut words);
+            words.contains(&newest)
+        };
+        let at = (0..self.buckets()).find(holds).expect("the entry is in a bucket");
+        // Three bits of the tag, and the one that ends them.
+        let shorter = entry_word(newest & 7 | 8, old);
+        let others: Vec<u64> = words.iter().copied().filter(|word| *word != newest).collect();
+        self.begin_move_for_test(at, &[&others[..], &[shorter]].concat());
+        std::thread::scope(|scope| {
+            let acted = scope.spawn(&act);
+            // Until it has met the bucket, most likely.
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            self.end_move_for_test(at, &[&others[..], &[newest, shorter]].concat());
+            acted.join().expect("no panic")
+        })
+    }
+
     /// A bucket that moves, stopped in the middle: `words` are there so far.
     pub(crate) fn begin_move_for_test(&self, at: u64, words: &[u64]) {
         self.bucket(at).latch();

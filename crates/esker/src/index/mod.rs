@@ -100,6 +100,13 @@ impl Seen {
         address_of(self.entry)
     }
 
+    /// True if the entry has a full tag. One that is shorter may match where the key's own was missed, while a bucket moves, and lead to what the key
+    /// held before: a crash leaves such tags (`Index::raise`), and keys that were joined have two ways to their records.
+    #[inline(always)]
+    pub(crate) fn is_full(&self) -> bool {
+        self.entry & FULL != 0
+    }
+
     /// True if all records of the entry's chain are known to be of one key.
     pub(crate) fn is_sole(&self) -> bool {
         self.entry & SOLE != 0
@@ -234,6 +241,12 @@ impl Index {
         best.map(|(_, slot, word)| (slot, word))
     }
 
+    /// True if what `seen` leads to in memory is the key's newest.
+    #[inline(always)]
+    pub(crate) fn leads_surely(&self, seen: &Seen) -> bool {
+        seen.is_full() || self.is_settled(seen)
+    }
+
     /// True if an absence concluded from `seen` holds: nothing was moving, nothing has moved.
     #[inline(always)]
     pub(crate) fn is_settled(&self, seen: &Seen) -> bool {
@@ -313,7 +326,8 @@ impl Index {
     /// All entries of one bucket, for statistics.
     fn words(&self, at: u64) -> Vec<u64> {
         let all = self.chain(self.bucket(at)).flat_map(Bucket::entries);
-        all.map(|slot| slot.load(Acquire)).filter(|word| *word != 0).collect()
+        // Without a latch the bucket behind may have become free just now: then it has numbers of the free list, which have no tag.
+        all.map(|slot| slot.load(Acquire)).filter(|word| tag_of(*word) != 0).collect()
     }
 
     /// All entries of one bucket at one moment, for images, as tags and addresses alone; nothing may split meanwhile. Others go on: no latch is taken, so

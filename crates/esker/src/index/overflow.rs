@@ -170,6 +170,11 @@ impl Overflow {
         (list.count > slack && last > 0).then(|| (last, self.bucket(last).owner() - 1))
     }
 
+    /// Gives back what is free at the end.
+    pub(super) fn shorten(&self) {
+        self.trim(&mut self.lock());
+    }
+
     /// Forgets free buckets at the end.
     fn trim(&self, list: &mut List) {
         while list.next > 1 && self.bucket(list.next - 1).owner() == 0 {

@@ -49,6 +49,7 @@ impl Index {
     /// Empties the index. Before the store is shared.
     pub(crate) fn clear(&self) {
         (0..self.buckets()).for_each(|at| self.refill(at, &[]));
+        self.overflow.shorten();
         self.entries.0.store(0, Relaxed);
     }
 

@@ -48,7 +48,7 @@ pub(super) struct Shrinking {
     finest: AtomicU64,
     /// Bytes of the table that may be backed.
     touched: AtomicU64,
-    /// How often the level turned back.
+    /// How often the level turned back, or buckets lost their versions.
     turns_back: AtomicU64,
 }
 
@@ -189,6 +189,8 @@ impl Index {
     fn release_end(&self, _: &MutexGuard<'_, Workspace>, least: u64, drain: &impl Fn()) {
         if self.is_end_backed(least) {
             let (end, touched) = (self.shape().buckets() * 64, self.touched_bytes());
+            // Versions go, too: who looked there and asks later, unpinned, must not meet his own again.
+            self.shrinking.turns_back.fetch_add(1, Relaxed);
             drain();
             // The last page has nothing else.
             self.table.release(end as usize, touched.next_multiple_of(4096) as usize);
@@ -224,7 +226,7 @@ impl Index {
         self.shrinking.finest.store(0, Relaxed);
     }
 
-    /// How often the level has turned back.
+    /// How often the level has turned back, or versions have begun anew.
     #[inline(always)]
     pub(super) fn turns_back(&self) -> u64 {
         // Acquire: the shape is read after it.

@@ -22,6 +22,26 @@ impl Records for Warm {
     }
 }
 
+/// One record alone in memory, whatever leads there.
+struct One;
+
+impl Records for One {
+    fn prefetch(&self, _: u64) {}
+    fn chain(&self, _: u64) -> Chain {
+        Chain::Alone(0)
+    }
+}
+
+/// A tag that tells nothing goes to both sides of a split, and the record to one of them: the other side took it for its own.
+#[test]
+fn a_record_that_leads_into_another_bucket_is_not_this_buckets_own() {
+    let index = Index::new(1 << 30).unwrap();
+    index.grow_to_for_test(14);
+    index.bucket(0).entry(0).store(super::bucket::entry_word(1, 8), crate::sync::atomic::Ordering::Release);
+    index.grow_to(super::Shape::new(20, 0).0, &One);
+    assert_eq!(index.lookup(0).address(), 8);
+}
+
 fn mix(n: u64) -> u64 {
     let x = u128::from(n ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93;
     (x as u64) ^ (x >> 64) as u64

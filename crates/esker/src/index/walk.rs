@@ -11,7 +11,7 @@
 //! that takes from a bucket only keys whose position it has not passed takes each key once, and none is hidden. (The order
 //! is that of Redis' SCAN; Pieter Noordhuis found it.) What merges meanwhile doubles an interval: a walk in the midst of it takes the rest.
 
-use super::bucket::{VERSION, VERSION_MASK, address_of, next_of, tag_of};
+use super::bucket::{SOLE, VERSION, VERSION_MASK, address_of, next_of, tag_of};
 use super::{BUCKET_BITS, Bucket, DOUBLING, Index, base, full_tag, match_bits};
 use crate::memory::prefetch;
 use crate::sync::atomic::{Ordering::*, fence};
@@ -35,6 +35,11 @@ impl Bucketful {
     /// The addresses its entries lead to, in their order.
     pub(crate) fn addresses(&self) -> impl ExactSizeIterator<Item = u64> {
         self.words.iter().map(|word| address_of(*word))
+    }
+
+    /// True if the chain of this entry was of one key alone, down to where compaction had come.
+    pub(crate) fn is_sole(&self, entry: usize) -> bool {
+        self.words[entry] & SOLE != 0
     }
 
     /// The number of the entry that stands for a hash of this bucket: the longest match.

@@ -2,7 +2,8 @@
 //!
 //! An entry stands for one key, nearly always; but keys may share it, chains lead to older versions, and after a split two
 //! buckets may lead to the same records. So of each chain those records are taken whose key this entry stands for, in this
-//! bucket, and of each key the first that counts. Chains that go on on the device are followed there together.
+//! bucket, and of each key the first that counts; behind that one a chain of one key alone is not followed. Chains that go on
+//! on the device are followed there together.
 
 use super::rows::{ROWS_BYTES, Rows};
 use super::{Frame, Visit, chains};
@@ -31,6 +32,8 @@ struct ColdChain {
     at: u64,
     taken: Taken,
     entry: usize,
+    /// All of it that the view needs is of one key.
+    is_sole: bool,
     /// Its keys that were met in memory.
     keys: Vec<Box<[u8]>>,
 }
@@ -121,12 +124,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
         while at != 0 && at >= self.view.begin {
             if at < head {
                 let keys = met.iter().map(|at| Box::from(self.key_of(&record_at(*at)))).collect();
-                cold.push(ColdChain { at, taken: taken.clone(), entry, keys });
+                cold.push(ColdChain { at, taken: taken.clone(), entry, is_sole: self.is_sole(taken, entry), keys });
                 return;
             }
             let record = record_at(at);
             let header = record.header().load(Acquire);
-            if self.view.counts(at, header) {
+            let counts = self.view.counts(at, header);
+            if counts {
                 let key = self.key_of(&record);
                 if taken.takes(entry, self.hash(key)) && !met.iter().any(|at| self.key_of(&record_at(*at)) == key) {
                     if self.wants(key) {
@@ -136,7 +140,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
                 }
             }
             at = header & ADDRESS_MASK;
+            // Nearly all chains end here anyway.
+            if at >= self.view.begin && counts && self.is_sole(taken, entry) {
+                return;
+            }
         }
+    }
+
+    /// True if all that a view needs of the chain is of one key. Once the bucket was copied.
+    fn is_sole(&self, taken: &Taken, entry: usize) -> bool {
+        taken.bucket.is_sole(entry) && self.sees_what_sole_means()
     }
 
     /// Follows the chains that go on on the device.
@@ -145,13 +158,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
         chains::follow(self.engine(), self.view.begin, chains, |chain, at, record| {
             let key = record.key;
             let is_new = || !chain.keys.iter().any(|met| **met == *key);
-            if self.view.counts(at, record.header) && chain.taken.takes(chain.entry, self.hash(key)) && is_new() {
+            let counts = self.view.counts(at, record.header);
+            if counts && chain.taken.takes(chain.entry, self.hash(key)) && is_new() {
                 if self.view.is_value(record.header, record.expires) && self.wants(key) {
                     visit(key, record.value);
                 }
                 chain.keys.push(Box::from(key));
             }
-            true
+            !(counts && chain.is_sole)
         })
     }
 }

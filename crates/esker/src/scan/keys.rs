@@ -127,8 +127,9 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
         let frame = self.frame;
         loop {
             match frame.engine().newest_in(&frame.view, seen.address(), 0, |record| frame.key_of(record) == key) {
+                // The wrong bucket, or a shorter tag, if it was moving.
+                Newest::Memory(_) if !frame.engine().index.leads_surely(&seen) => hint::spin_loop(),
                 Newest::Memory(record) => return frame.copy(&record, rows),
-                // The wrong bucket, if it was moving.
                 _ if !frame.engine().index.is_settled(&seen) => hint::spin_loop(),
                 Newest::Cold(at) => return cold.push((at, key)),
                 Newest::Nowhere { .. } => return,

@@ -246,12 +246,13 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
         let (key, _) = frame.pair(record);
         match frame.engine().newest_in(&frame.view, seen.address(), candidate.at, |found| frame.key_of(found) == key) {
             Newest::Memory(_) => Verdict::Dead,
+            // The wrong bucket, or a shorter tag, if it was moving.
+            Newest::Nowhere { at } if at == candidate.at && !frame.engine().index.leads_surely(seen) => Verdict::Again,
             Newest::Nowhere { at } if at == candidate.at => Verdict::Lives,
-            // The wrong bucket, if it was moving.
             _ if !frame.engine().index.is_settled(seen) => Verdict::Again,
             Newest::Nowhere { .. } => Verdict::Dead,
             // Newer, and of this key, or all of the chain is of another.
-            Newest::Cold(other) if seen.is_sole() && frame.view.surely_counts(other) => Verdict::Dead,
+            Newest::Cold(other) if seen.is_sole() && frame.view.surely_counts(other) && frame.sees_what_sole_means() => Verdict::Dead,
             Newest::Cold(other) => Verdict::Doubtful(other),
         }
     }

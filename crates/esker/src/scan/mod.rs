@@ -136,6 +136,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
         self.store.hash(key)
     }
 
+    /// True if the view needs nothing of what lies below `copied`, where everything is dead now: who says that an entry's chain is of one key alone knows
+    /// nothing of that. To be asked after the entry was read.
+    fn sees_what_sole_means(&self) -> bool {
+        // Acquire: it does not go back behind what he saw of it who says so.
+        self.engine().log.bounds.copied.load(Acquire) <= self.view.begin
+    }
+
     /// True unless all keys are asked for.
     fn selects(&self) -> bool {
         self.prefix.is_some() || self.hashes.is_some() || !matches!(self.listed, Listed::All)

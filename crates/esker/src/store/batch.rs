@@ -320,8 +320,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         // Entries in overflow buckets: those were fetched meanwhile.
         while further != 0 {
             let i = further.trailing_zeros() as usize;
-            firsts[i] = index.lookup(hashes[i]).address();
-            self.prefetch_record(firsts[i]);
+            let seen = index.lookup(hashes[i]);
+            self.prefetch_record(seen.address());
+            firsts[i] = if index.leads_surely(&seen) { seen.address() } else { 0 };
             further &= further - 1;
         }
         firsts
@@ -421,7 +422,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             }
             let (seen, found) = self.locate(bytes, group.hashes[i]);
             match found {
-                Found::Memory { record, .. } => {
+                Found::Memory { record, .. } if self.engine.index.leads_surely(&seen) => {
                     let live = self.is_live(record);
                     self.count_miss(&pin, !live);
                     with_scratch(|buffer| {

@@ -171,6 +171,62 @@ fn many_gets_show_nothing_superseded_while_a_bucket_moves() {
     assert_eq!((wrong, wrong_single), (0, 0), "of {both} keys with a shorter entry");
 }
 
+/// A store whose key 1 has a record at the address, which was superseded since, and perhaps by `supersede`.
+fn superseded(supersede: impl FnOnce(&Store<u64, u64>)) -> (Store<u64, u64>, u64) {
+    let files = std::sync::Arc::new(crate::MemoryStorage::new());
+    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files).unwrap();
+    store.put(&1, &1).unwrap();
+    let old = store.engine_for_test().index.lookup(hash_of_one(&store)).address();
+    supersede(&store);
+    (store, old)
+}
+
+fn hash_of_one(store: &Store<u64, u64>) -> u64 {
+    store.hash(&1u64.to_ne_bytes())
+}
+
+/// Keys that were joined have two ways to their records, one by a shorter tag: what that leads to in memory may be superseded, too.
+#[test]
+fn gets_by_a_shorter_tag_wait_while_a_bucket_moves() {
+    let (store, old) = superseded(|store| {
+        store.commit().unwrap();
+        store.put_with_ttl(&1, &2, std::time::Duration::from_secs(3600)).unwrap();
+    });
+    let while_it_moves =
+        |act: &(dyn Fn() -> Option<u64> + Sync)| store.engine_for_test().index.while_it_moves_for_test(hash_of_one(&store), old, act);
+    assert_eq!(while_it_moves(&|| store.get(&1).unwrap()), Some(2));
+    let many = || {
+        let mut got = None;
+        store.get_many(&[1], |_, value| got = value).unwrap();
+        got
+    };
+    assert_eq!(while_it_moves(&many), Some(2));
+    assert_eq!(while_it_moves(&|| store.scan().by_log().collect::<Vec<_>>().unwrap().first().map(|pair| pair.1)), Some(2));
+    let left = || matches!(store.ttl(&1).unwrap(), Some(crate::Ttl::Left(_))).then_some(2);
+    assert_eq!(while_it_moves(&left), Some(2));
+}
+
+#[test]
+fn deletes_by_a_shorter_tag_wait_while_a_bucket_moves() {
+    for is_transaction in [false, true] {
+        let (store, old) = superseded(|store| {
+            assert!(store.delete(&1).unwrap());
+            store.put(&1, &2).unwrap();
+        });
+        let delete = || {
+            if !is_transaction {
+                return store.delete(&1).unwrap();
+            }
+            let mut tx = store.begin().unwrap();
+            let was_there = tx.delete(&1).unwrap();
+            tx.commit().unwrap();
+            was_there
+        };
+        assert!(store.engine_for_test().index.while_it_moves_for_test(hash_of_one(&store), old, delete));
+        assert_eq!(store.get(&1).unwrap(), None);
+    }
+}
+
 /// A key that calls the store it is borrowed for gets an answer, under whatever pin the batch is.
 #[test]
 fn a_batch_may_be_called_from_inside_itself_and_is_told_so() {
@@ -204,4 +260,50 @@ fn a_batch_changes_no_word_that_was_superseded_meanwhile() {
     store.put_many(&[(0, 0), (1, 0)]).unwrap();
     store.put_many(&keys().map(|key| (key, 7))).unwrap();
     assert_eq!(store.get(&1).unwrap(), Some(7));
+}
+
+/// The closure of an update waits for what another thread writes after a line began: the line must not have the one without the other.
+fn an_update_knows_of_no_later_line<V: crate::Value + ?Sized>(of: fn(u64) -> V::Owned, number: fn(V::Owned) -> u64) {
+    use std::borrow::Borrow;
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+    let files = std::sync::Arc::new(crate::MemoryStorage::new());
+    let open = |files| -> Store<u64, V> { Options::new().memory("16MiB").background(false).open_in(files).unwrap() };
+    let store = open(files.clone());
+    let line = || store.engine_for_test().log.bounds.line.load(SeqCst);
+    [1, 2].iter().for_each(|key| store.put(key, of(0).borrow()).unwrap());
+    let (told, before) = (AtomicU64::new(0), line());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let update = |_: Option<V::View<'_>>| {
+                told.fetch_max(1, SeqCst);
+                while told.load(SeqCst) != 7 {
+                    std::thread::yield_now();
+                }
+                of(7)
+            };
+            store.rmw(&1, update).unwrap();
+        });
+        scope.spawn(|| {
+            while told.load(SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            store.commit().unwrap();
+        });
+        while line() == before {
+            std::thread::yield_now();
+        }
+        store.put(&2, of(7).borrow()).unwrap();
+        told.store(7, SeqCst);
+    });
+    let crashed = open(std::sync::Arc::new(files.copy()));
+    let [knows, known] = [1, 2].map(|key| number(crashed.get(&key).unwrap().unwrap()));
+    assert!(knows <= known, "{knows} was written by who knew of {known}");
+    assert_eq!(number(store.get(&1).unwrap().unwrap()), 7);
+}
+
+#[test]
+fn updates_know_of_no_later_line() {
+    an_update_knows_of_no_later_line::<u64>(|n| n, |n| n);
+    an_update_knows_of_no_later_line::<[u64; 2]>(|n| [n; 2], |n| n[0]);
+    an_update_knows_of_no_later_line::<[u8]>(|n| vec![n as u8; 9], |n| u64::from(n[0]));
 }

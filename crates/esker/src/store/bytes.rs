@@ -17,6 +17,8 @@ use std::borrow::{Borrow, Cow};
 pub(super) enum Change<'v> {
     /// This value, in a record with room for so many bytes, which ends then.
     Set(Cow<'v, [u8]>, usize, u64),
+    /// These bytes behind the value, in place if there is room; else as `append_step` says.
+    Append(&'v [u8]),
     Remove,
     /// None at all.
     Keep,
@@ -79,7 +81,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Change::Keep
             }
             Some((value, _)) => Change::Set(Cow::Owned(value.to_vec()), value.len(), end.expires()),
-            None => Change::Remove,
+            // What has ended is not deleted: a clock may be set back.
+            None => Change::Keep,
         };
         let step = self.change(key, hash, known, false, &mut decide)?;
         Ok(if let Step::Done(was_there) = step { Step::Done(was_there && changes) } else { step })
@@ -113,6 +116,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return None;
         }
         let new = self.engine.epochs.within(&pin, || update(Some(V::view(latched.value()))));
+        if !self.is_mutable_still(first) {
+            return None;
+        }
         latched.set_value(0, Self::value_of_known_length(new.borrow().bytes()));
         Some(new)
     }
@@ -172,14 +178,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// One attempt at an append; `length` becomes the new one.
     pub(super) fn append_step(&self, key: &[u8], hash: u64, known: &Known, bytes: &[u8], length: &mut usize) -> Result<Step<bool>> {
-        let most = self.engine.value_bytes_max() as usize;
         let mut decide = |old: Old<'_>| {
-            let expires = kept_end(old);
-            let (old, _) = old.unwrap_or_default();
-            *length = old.len() + bytes.len();
-            Change::Set(Cow::Owned([old, bytes].concat()), Self::room_to_grow(old, *length, most), expires)
+            *length = old.map_or(0, |(old, _)| old.len()) + bytes.len();
+            Change::Append(bytes)
         };
         self.change(key, hash, known, false, &mut decide)
+    }
+
+    /// A change as a record of its own has it.
+    fn as_a_whole<'v>(&self, change: Change<'v>, old: Old<'_>) -> Change<'v> {
+        let Change::Append(bytes) = change else { return change };
+        let (value, most) = (old.unwrap_or_default().0, self.engine.value_bytes_max() as usize);
+        let room = Self::room_to_grow(value, value.len() + bytes.len(), most);
+        Change::Set(Cow::Owned([value, bytes].concat()), room, kept_end(old))
     }
 
     /// One attempt at the one way a bytes record changes. `decide` sees the old value (never for a blind update, which may
@@ -195,7 +206,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
-        let (seen, found) = self.locate(key, hash);
+        let Some((seen, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };
         let mut decide = |old: Old<'_>| self.engine.epochs.within(&pin, || decide(old));
         let copied;
         let old = match &found {
@@ -212,9 +223,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
             },
             Found::Cold { .. } if blind => None,
-            Found::Cold { at, .. } => match known.at(*at) {
-                Some(held) => self.still(held).map(|held| (&*held.value, held.expires)),
-                None => return Ok(Step::Read(*at)),
+            Found::Cold { at, .. } => match self.still(known, *at) {
+                Step::Done(held) => held.map(|held| (&*held.value, held.expires)),
+                missing => return Ok(missing.then(|| false)),
             },
             Found::Absent => None,
         };
@@ -222,7 +233,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Ok(Step::Again);
         }
         let was_there = old.is_some();
-        let change = decide(old);
+        let change = self.as_a_whole(decide(old), old);
         if matches!((&change, was_there), (Change::Remove, false) | (Change::Keep, _)) {
             // Removing what is not there changes nothing.
             return Ok(Step::Done(was_there));
@@ -245,10 +256,24 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Ok(Step::Again);
         }
         let was_there = self.is_live(record);
-        let change = decide(was_there.then(|| (latched.value(), self.engine.expiry_of(record))));
+        let old = was_there.then(|| (latched.value(), self.engine.expiry_of(record)));
+        let change = decide(old);
+        if let Found::Memory { at, .. } = sight.found
+            && !self.is_mutable_still(at)
+        {
+            return Ok(Step::Again);
+        }
+        if let (Change::Append(bytes), Some((value, _))) = (&change, old)
+            && value.len() + bytes.len() <= record.capacity()
+        {
+            latched.set_value(value.len(), bytes);
+            return Ok(Step::Done(true));
+        }
+        let change = self.as_a_whole(change, old);
         let can_end = record.header().load(Relaxed) & EXPIRES != 0;
         match &change {
             Change::Keep => Ok(Step::Done(was_there)),
+            Change::Append(_) => unreachable!("made whole"),
             Change::Remove => {
                 let was_dead = record.header().fetch_or(TOMBSTONE, AcqRel) & ABSENT != 0;
                 pin.slot.count(Counter::DeadByte, if was_dead { 0 } else { record.bytes(self.engine.layout) });
@@ -304,6 +329,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Change::Set(value, capacity, expires) => (&**value, *capacity, *expires, record::expiry_flags(*expires)),
             Change::Remove => (&[][..], 0, NEVER, TOMBSTONE),
             Change::Keep => return Ok(Step::Done(())),
+            Change::Append(_) => unreachable!("made whole"),
         };
         self.check_value(value.len())?;
         let log = &self.engine.log;

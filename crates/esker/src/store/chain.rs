@@ -26,8 +26,8 @@ pub(super) struct Walk {
 
 /// What one read told a walk.
 pub(super) enum Walked<'r> {
-    /// The key's value, when it ends, and all bytes of its record.
-    Value { value: &'r [u8], expires: u64, bytes: u64 },
+    /// The key's value, where its record is, when it ends, and all bytes of it.
+    Value { at: u64, value: &'r [u8], expires: u64, bytes: u64 },
     /// The key has no value on the device.
     Absent,
     /// There is more to read.
@@ -38,7 +38,7 @@ impl Walked<'_> {
     /// What the key holds on the device, once that is known.
     pub(super) fn held(self) -> Option<Option<Held>> {
         match self {
-            Self::Value { value, expires, bytes } => Some(Some(Held { value: value.to_vec(), expires, bytes })),
+            Self::Value { at, value, expires, bytes } => Some(Some(Held { at, value: value.to_vec(), expires, bytes })),
             Self::Absent => Some(None),
             Self::On => None,
         }
@@ -101,7 +101,7 @@ impl Walk {
             }
             let first = cold.get(at, record::first_bytes(engine.layout));
             let bytes = first.and_then(|first| record::scanned_record_bytes(engine.layout, first)).unwrap_or(0);
-            return Ok(Walked::Value { value: record.value, expires: record.expires, bytes });
+            return Ok(Walked::Value { at, value: record.value, expires: record.expires, bytes });
         }
         *self = Self { get: self.get, ..Self::new(engine, record.header & ADDRESS_MASK) };
         Ok(if self.is_over() { Walked::Absent } else { Walked::On })

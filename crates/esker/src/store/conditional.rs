@@ -161,7 +161,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
-        let (seen, found) = self.locate(key, hash);
+        let Some((seen, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };
         let passes = |old: Option<(u64, u64)>| {
             let old = old.map(|(value, expires)| (value.to_ne_bytes(), expires));
             test(old.as_ref().map(|(bytes, expires)| (&bytes[..Self::VALUE_WIDTH], *expires)))

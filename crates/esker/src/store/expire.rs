@@ -84,9 +84,20 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         record.header().load(Acquire) & ABSENT == 0 && !self.engine.has_passed(self.engine.expiry_of(record))
     }
 
-    /// What a chain on the device was found to hold, if it still does.
-    pub(super) fn still<'h>(&self, held: Option<&'h Held>) -> Option<&'h Held> {
-        held.filter(|held| !self.engine.has_passed(held.expires))
+    /// True if a chain that leads where it led still holds what was found there on the device: it has not ended, nor gone from a cache.
+    pub(super) fn has_stayed(&self, held: &Held) -> bool {
+        held.at >= self.engine.log.bounds.copied.load(Acquire) && !self.engine.has_passed(held.expires)
+    }
+
+    /// What a chain on the device is known to hold, for who builds on it. Under a pin.
+    pub(super) fn still<'k>(&self, known: &'k Known, at: u64) -> Step<Option<&'k Held>> {
+        match known.at(at) {
+            None => Step::Read(at),
+            Some(held) => match held.filter(|held| self.has_stayed(held)) {
+                Some(held) if self.is_dropped_soon(held.at) => Step::Again,
+                held => Step::Done(held),
+            },
+        }
     }
 
     pub(super) fn end_after(&self, ttl: Duration) -> u64 {
@@ -291,7 +302,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.engine.is_held(hash) {
             return Ok(Step::Again);
         }
-        if let (_, Found::Memory { record, .. }) = self.locate(key, hash) {
+        let Some((_, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };
+        if let Found::Memory { record, .. } = found {
             return Ok(Step::Done(self.is_live(record).then(|| self.engine.expiry_of(record))));
         }
         drop(pin);
@@ -306,7 +318,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         let Some(hold) = self.engine.hold(hash) else { return Ok(Step::Again) };
-        let (seen, found) = self.locate(key, hash);
+        let Some((seen, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };
         let old = match found {
             // Nobody has written it since the drain.
             Found::Memory { at, record } if *left == Some(at) => Step::Done(self.held_word(record)),

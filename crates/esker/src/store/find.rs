@@ -75,7 +75,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub(super) fn mutable_record_of(&self, at: u64, key: &[u8]) -> Option<Record> {
         let record = self.record_of(at, key).filter(Record::is_plain)?;
-        (at >= self.engine.log.bounds.read_only.load(Acquire)).then_some(record)
+        self.is_mutable_still(at).then_some(record)
+    }
+
+    /// True if what was found mutable is. To be asked once more after a user's closure: what that knows may be of a line that began meanwhile, and must not
+    /// get below its cut.
+    #[inline(always)]
+    pub(super) fn is_mutable_still(&self, at: u64) -> bool {
+        at >= self.engine.log.bounds.read_only.load(Acquire)
     }
 
     /// The same, if it is the whole truth about the key and nobody writes it any more: a newer record has to take its place.
@@ -115,11 +122,30 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         (seen, found)
     }
 
+    /// [`Self::locate`] for who goes by what is in memory, or changes it there. `None` while the key's bucket moves, and a shorter tag may lead to what is
+    /// superseded, and while a cache drops what was found.
+    #[inline(always)]
+    pub(super) fn locate_surely(&self, key: &[u8], hash: u64) -> Option<(Seen, Found)> {
+        let (seen, found) = self.locate(key, hash);
+        let is_sure = match found {
+            Found::Memory { at, .. } => self.engine.index.leads_surely(&seen) && !self.is_dropped_soon(at),
+            _ => true,
+        };
+        is_sure.then_some((seen, found))
+    }
+
+    /// True for what is there yet, and must not be built on any more, for a cache is about to drop it: soon nobody finds it. Under a pin, which keeps
+    /// there what is not.
+    #[inline(always)]
+    pub(super) fn is_dropped_soon(&self, at: u64) -> bool {
+        at < self.engine.log.bounds.dropping.load(Acquire)
+    }
+
     /// True if what was found is what there is. While a bucket moves a reader may miss its key's entry, and find nothing or, by a
-    /// shorter tag, what the key held before (`Index::raise`). That is never in memory: such tags are what a crash has left.
+    /// shorter tag, what the key held before.
     #[inline(always)]
     pub(super) fn is_sure(&self, seen: &Seen, found: &Found) -> bool {
-        found.is_in_memory() || self.engine.index.is_settled(seen)
+        found.is_in_memory() && seen.is_full() || self.engine.index.is_settled(seen)
     }
 
     /// In a cache: what is used while it is old may stay.

@@ -8,7 +8,8 @@
 //!
 //! **Others write meanwhile.** What was loaded may be older than what they put, so it takes the place only of what was there when the load began. A
 //! deletion leaves nothing to compare with: it marks the flight before it deletes, and waits for an attempt at the put that is under way. So either that finds
-//! the mark and leaves it, or the deletion finds what was put.
+//! the mark and leaves it, or the deletion finds what was put. A cache that drops the key's value meanwhile does the same: what had come in between may have
+//! been newer.
 
 use super::Store;
 use super::bytes::Old;
@@ -128,7 +129,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The value of `key`; if it has none, or is about to end, what `load` brings, as [`Store::get_or_insert_with`]: for as long as `loading` says. `None`
     /// if `load` finds none; then a value that was there, and has not changed, is deleted. A value that is put while `load` is at work stands, and is what
     /// everybody gets for whom `load` brings another one (one that is equal to what was there before passes for that); if the key is deleted meanwhile,
-    /// what `load` brings is handed out to those who had asked before, and not kept.
+    /// or a cache drops what was put, what `load` brings is handed out to those who had asked before, and not kept.
     ///
     /// # Errors
     /// As [`Store::get_or_insert_with`]. That a value that is there could not be loaded anew is counted ([`Stats`](crate::Stats)), and reaches nobody.

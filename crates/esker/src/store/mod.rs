@@ -73,7 +73,15 @@ struct Closer {
     engine: Arc<Engine>,
     driver: Mutex<Option<JoinHandle<()>>>,
     helpers: Helpers,
-    flights: Flights,
+    /// In a cache the engine's.
+    flights: Arc<Flights>,
+}
+
+impl Closer {
+    fn new(engine: Arc<Engine>, driver: Option<JoinHandle<()>>) -> Self {
+        let flights = engine.caching.as_ref().map_or_else(|| Arc::new(Flights::new()), |caching| caching.flights.clone());
+        Self { engine, driver: Mutex::new(driver), helpers: Helpers::default(), flights }
+    }
 }
 
 impl Drop for Closer {
@@ -150,8 +158,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         };
         let driver = std::thread::Builder::new().name("esker-driver".into());
         let driver = if engine.in_background { Some(driver.spawn(drive)?) } else { None };
-        let closer =
-            Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(driver), helpers: Helpers::default(), flights: Flights::new() });
+        let closer = Arc::new(Closer::new(engine.clone(), driver));
         Ok(Self { engine, closer, types: PhantomData })
     }
 
@@ -163,8 +170,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// A store without a driver.
     #[cfg(all(loom, test))]
     pub(crate) fn for_model(engine: Arc<Engine>) -> Self {
-        let closer =
-            Arc::new(Closer { engine: engine.clone(), driver: Mutex::new(None), helpers: Helpers::default(), flights: Flights::new() });
+        let closer = Arc::new(Closer::new(engine.clone(), None));
         Self { engine, closer, types: PhantomData }
     }
 
@@ -307,7 +313,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Sets the value of `key` to what `update` makes of the old one; returns the new one.
     ///
-    /// `update` may run again when another thread was quicker; the last call counts. It must not use this store.
+    /// `update` may run again when another thread was quicker, or a commit began meanwhile; the last call counts. It must not use this store.
     ///
     /// # Errors
     /// As [`Store::put`] and, for a cold key, as [`Store::get`].
@@ -374,7 +380,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Errors
     /// `Invalid` below 16 MiB, below what cannot be given back (the index; in memory, everything, and room for copies), or above the address space that
-    /// the system grants; `Io`.
+    /// the system grants; `Full` for a cache in memory whose oldest pairs a scan or an iterator will still show; `Io`. The budget is the old one then.
     pub fn set_memory(&self, bytes: u64) -> Result<()> {
         self.engine.set_budget(bytes)
     }
@@ -475,8 +481,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Writes everything to the device, so that opening the directory again finds it. Later calls answer `Closed`.
     ///
     /// # Errors
-    /// `Io`: not all could be written.
+    /// `Io`: not all could be written. `Invalid` from inside a closure that the store runs, for whose end a close waits: it stays open.
     pub fn close(&self) -> Result<()> {
+        if self.engine.epochs.is_inside() {
+            return Err(Error::invalid("the store was closed from inside a closure that it runs"));
+        }
         self.closer.close()
     }
 }

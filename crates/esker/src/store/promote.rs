@@ -27,6 +27,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if !is_old
             || !self.is_live(record)
             || !matches!(self.region(at), Region::Frozen)
+            || self.is_dropped_soon(at)
             || self.engine.check_writable().is_err()
             || !self.engine.admits_more()
         {
@@ -34,7 +35,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let Some(hold) = self.engine.hold(hash) else { return };
         let (value, expires) = (self.value_of(record), self.engine.expiry_of(record));
-        let held = Held { value, expires, bytes: record.bytes(self.engine.layout) };
+        let held = Held { at, value, expires, bytes: record.bytes(self.engine.layout) };
         let step = if Self::WORD {
             self.add_word(pin, &hold, key, hash, &seen, &found, super::to_word(&held.value), held.expires, 0)
         } else {

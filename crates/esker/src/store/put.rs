@@ -16,6 +16,7 @@ use crate::index::{Keys, Looked, Probe, Published, Seen};
 use crate::latches::Hold;
 use crate::record::{self, ABSENT, NEVER, Record};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::{Rule, broken};
 use crate::types::{Key, Value};
 
 /// Longer records are not written under a bucket's latch.
@@ -63,11 +64,10 @@ impl Fresh for &[u8] {
 
     #[inline(always)]
     fn replace(self, record: Record, _: &[u8]) -> bool {
-        if !record.suits(self.len()) {
-            return false;
-        }
+        let early = broken(Rule::RoomIsLatched).then(|| record.suits(self.len()));
         let latched = record.latch();
-        let stands = latched.is_whole_truth();
+        // Its room, too, is only known under the latch: who held it may have given some up.
+        let stands = latched.is_whole_truth() && early.unwrap_or_else(|| record.suits(self.len()));
         if stands {
             latched.set_value(0, self);
         }
@@ -203,6 +203,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     self.count_entry(pin);
                 }
                 pin.slot.count(Counter::DeadByte, dying);
+                if let Keys::Guessed = keys {
+                    pin.slot.count(Counter::Guess, 1);
+                }
                 return true;
             }
             Published::Changed => self.engine.abandon(pin, record),

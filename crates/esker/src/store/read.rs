@@ -81,7 +81,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     fn record_if_known(&self, seen: &Seen, found: &Found) -> Option<Option<Record>> {
         match found {
-            Found::Memory { record, .. } => Some(Some(*record).filter(|record| self.is_live(*record))),
+            Found::Memory { record, .. } if self.engine.index.leads_surely(seen) => {
+                Some(Some(*record).filter(|record| self.is_live(*record)))
+            }
             Found::Absent if self.engine.index.is_settled(seen) => Some(None),
             _ => None,
         }
@@ -171,10 +173,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(match found {
             // A bucket was moving: look again.
             _ if !self.is_sure(&seen, &found) => Step::Again,
-            Found::Memory { record, .. } => {
-                let expires = self.engine.expiry_of(record);
-                let held =
-                    self.is_live(record).then(|| Held { value: self.value_of(record), expires, bytes: record.bytes(self.engine.layout) });
+            Found::Memory { at, record } => {
+                let (expires, bytes) = (self.engine.expiry_of(record), record.bytes(self.engine.layout));
+                let held = self.is_live(record).then(|| Held { at, value: self.value_of(record), expires, bytes });
                 self.promote_in_memory(&pin, key, hash, seen, found);
                 Step::Done(held)
             }

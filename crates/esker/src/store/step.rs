@@ -47,6 +47,8 @@ impl<T> Step<T> {
 
 /// What a key holds.
 pub(super) struct Held {
+    /// Where its record is.
+    pub(super) at: u64,
     pub(super) value: Vec<u8>,
     /// Until when, in milliseconds since 1970.
     pub(super) expires: u64,

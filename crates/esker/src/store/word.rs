@@ -38,7 +38,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
-        let (seen, found) = self.locate(key, hash);
+        let Some((seen, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };
         // Value and end are two words: they change together by a new record only.
         if let Some(record) = self.mutable_word(&held, &found).filter(|record| expires == NEVER && record.is_plain()) {
             record.word_value(Self::KEY_WIDTH).store(value, Release);
@@ -112,7 +112,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Self::with_copy(key, |key| self.rmw_word_over(pin, key, hash, update));
         };
         let value = record.word_value(Self::KEY_WIDTH);
-        Some(self.engine.epochs.within(pin, || update_word(value, update)))
+        self.engine.epochs.within(pin, || update_word(value, update, || self.is_mutable_still(at)))
     }
 
     /// Where the key's record is frozen.
@@ -121,7 +121,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let key = Self::of_known_length(key);
         let probe = self.engine.index.probe(hash);
         let Looked::Entry(entry, at) = probe.search() else { return None };
-        let record = self.frozen_record_of(at, key)?;
+        let record = self.frozen_record_of(at, key).filter(|_| !self.is_dropped_soon(at))?;
         let old = record.word_value(Self::KEY_WIDTH).load(Acquire);
         let new = self.engine.epochs.within(pin, || update(Some(old)));
         // If the claim is ours nothing changed since the probe, and what was read is what is superseded.
@@ -144,10 +144,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
-        let (seen, found) = self.locate(key, hash);
-        if let Some(record) = self.mutable_word(&held, &found) {
+        let Some((seen, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };
+        if let (Some(record), Found::Memory { at, .. }) = (self.mutable_word(&held, &found), &found) {
             let value = record.word_value(Self::KEY_WIDTH);
-            return Ok(Step::Done(self.engine.epochs.within(&pin, || update_word(value, update))));
+            let new = self.engine.epochs.within(&pin, || update_word(value, update, || self.is_mutable_still(*at)));
+            return Ok(new.map_or(Step::Again, Step::Done));
         }
         let old = match self.old_word(&found, known) {
             Step::Done(_) if !self.is_sure(&seen, &found) => return Ok(Step::Again),
@@ -174,9 +175,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn old_word(&self, found: &Found, known: &Known) -> Step<Option<(u64, u64)>> {
         match found {
             Found::Absent => Step::Done(None),
-            Found::Cold { at, .. } => match known.at(*at) {
-                Some(held) => Step::Done(self.still(held).map(|held| (super::to_word(&held.value), held.expires))),
-                None => Step::Read(*at),
+            Found::Cold { at, .. } => match self.still(known, *at) {
+                Step::Done(held) => Step::Done(held.map(|held| (super::to_word(&held.value), held.expires))),
+                missing => missing.then(|| None),
             },
             Found::Memory { at, record } => match self.region(*at) {
                 Region::Frozen => Step::Done(self.held_word(*record)),
@@ -192,7 +193,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.check_writable()?;
         let pin = self.engine.epochs.pin()?;
         let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
-        let (seen, found) = self.locate(key, hash);
+        let Some((seen, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };
         if let Found::Memory { at, record } = found
             && matches!(self.region(at), Region::Mutable)
         {
@@ -216,14 +217,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 }
 
-/// Changes an atomic value; `update` runs again when another thread was quicker.
+/// Changes an atomic value; `update` runs again when another thread was quicker. `None` if it may not change any more.
 #[inline(always)]
-fn update_word(value: &AtomicU64, update: &mut impl FnMut(Option<u64>) -> u64) -> u64 {
+fn update_word(value: &AtomicU64, update: &mut impl FnMut(Option<u64>) -> u64, is_mutable_still: impl Fn() -> bool) -> Option<u64> {
     let mut old = value.load(Acquire);
     loop {
         let new = update(Some(old));
+        if !is_mutable_still() {
+            return None;
+        }
         match value.compare_exchange(old, new, AcqRel, Acquire) {
-            Ok(_) => return new,
+            Ok(_) => return Some(new),
             Err(now) => old = now,
         }
     }

@@ -316,7 +316,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     fn plan(&self, pin: &Pin<'_>, touched: &Touched<K, V>, write: &Write<V>, ahead: impl FnOnce() -> Option<(u64, Record)>) -> Step<Plan> {
-        let (seen, found) = self.locate(touched.key(), touched.hash);
+        let Some((seen, found)) = self.locate_surely(touched.key(), touched.hash) else { return Step::Again };
         let mutable = match found {
             Found::Memory { at, record } if matches!(self.region(at), Region::Mutable) => Some(record),
             _ => None,

@@ -150,8 +150,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> ReadTransaction<'_, K, V> {
             let pin = engine.epochs.pin()?;
             let seen = engine.index.lookup(hash);
             match engine.newest_in(view, seen.address(), 0, |record| self.store.is_of(*record, key)) {
+                // The wrong bucket, or a shorter tag, if it was moving.
+                Newest::Memory(_) if !engine.index.leads_surely(&seen) => hint::spin_loop(),
                 Newest::Memory(record) => return Ok(self.read_record(record, into)),
-                // The wrong bucket, if it was moving.
                 _ if !engine.index.is_settled(&seen) => hint::spin_loop(),
                 Newest::Cold(at) => {
                     drop(pin);

@@ -9,7 +9,8 @@
 //! |---------------------------|--------------------------|--------------------------------------------------------------|
 //! | a word, in memory         | the word, and its end    | is in memory and holds it, until then                        |
 //! | bytes, in memory          | address, record version  | is that record, in memory, in that version (its end as well) |
-//! | anything, on the device   | where its chain begins   | is behind the same address: cold records never change        |
+//! | anything, on the device   | where its chain begins   | is behind the same address: cold records never change, and a |
+//! |                           | and its record           | cache has not dropped it                                     |
 //! | nothing                   | that                     | does not exist, or says so                                   |
 //!
 //! **An end** passes without anybody's hand, so no version tells of it: a read notes when what it saw ends, and holds until then.
@@ -22,6 +23,7 @@ use super::super::step::{Known, Step};
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::latches::LatchNumber;
+use crate::log::NOWHERE;
 use crate::record::{NEVER, Record};
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
@@ -38,9 +40,19 @@ pub(super) struct Read {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Witness {
-    Word { word: u64, expires: u64 },
-    Bytes { at: u64, version: u64 },
-    Cold { at: u64 },
+    Word {
+        word: u64,
+        expires: u64,
+    },
+    Bytes {
+        at: u64,
+        version: u64,
+    },
+    /// `own`: where the key's record is.
+    Cold {
+        at: u64,
+        own: u64,
+    },
     Absent,
 }
 
@@ -92,13 +104,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 let expires = self.engine.expiry_of(record);
                 (self.read_record(at, record, expires, into), Some(expires))
             }
-            Found::Cold { at, .. } => match known.at(at) {
-                None => return Step::Read(at),
-                Some(known) => {
-                    let held = self.still(known);
+            Found::Cold { at, .. } => match self.still(known, at) {
+                Step::Done(held) => {
                     into.extend_from_slice(held.map(|held| &*held.value).unwrap_or_default());
-                    (Witness::Cold { at }, held.map(|held| held.expires))
+                    (Witness::Cold { at, own: held.map_or(NOWHERE, |held| held.at) }, held.map(|held| held.expires))
                 }
+                missing => return missing.then(|| unreachable!("not done")),
             },
             Found::Absent => (Witness::Absent, None),
         };
@@ -122,13 +133,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if !self.is_sure(&seen, &found) {
             return false;
         }
+        if let Found::Memory { at, .. } = found
+            && self.is_dropped_soon(at)
+        {
+            return false;
+        }
         match (found, then) {
             (Found::Memory { record, .. }, Witness::Absent) => !self.is_live(record),
             (Found::Memory { record, .. }, Witness::Word { word, expires }) => self.held_word(record) == Some((word, expires)),
             (Found::Memory { at: now, record }, Witness::Bytes { at, version }) => {
                 self.is_live(record) && now == at && record.version() == version
             }
-            (Found::Cold { at: now, .. }, Witness::Cold { at }) => now == at,
+            (Found::Cold { at: now, .. }, Witness::Cold { at, own }) => now == at && !self.is_dropped_soon(own),
             (Found::Absent, Witness::Absent) => true,
             _ => false,
         }
