@@ -11,9 +11,10 @@ use esker::aggregate::{Count, GroupByKey, KeyPart, Max, Min, Moments, Quantiles,
 use serde_json::json;
 
 use crate::args::{AggregateArgs, Opening};
+use crate::export::text;
 use crate::failure::Outcome;
 use crate::out;
-use crate::store::with_existing;
+use crate::store::look_at;
 use crate::watch::watched;
 
 /// What one pass finds: pairs, whole numbers and others summed, and the distribution.
@@ -30,7 +31,7 @@ pub(crate) fn run(args: &AggregateArgs, opening: Opening) -> Outcome {
     let asked =
         (Count, Sum(|_: &[u8], value: &[u8]| integer(value)), Sum(fraction), (Min(exact), Max(exact)), Variance(number), Quantiles(number));
     // Without groups all keys are one: those that begin with nothing.
-    let groups: HashMap<Vec<u8>, Found> = with_existing(&args.dir, opening, |store| {
+    let groups: HashMap<Vec<u8>, Found> = look_at(&args.dir, opening, |store| {
         let scan = watched(store.scan().prefix(prefix).parallel(args.threads))?;
         Ok(scan.aggregate(GroupByKey(args.by.unwrap_or(KeyPart::Prefix(0)), asked))?)
     })?;
@@ -39,8 +40,7 @@ pub(crate) fn run(args: &AggregateArgs, opening: Opening) -> Outcome {
         groups.insert(Vec::new(), (0, 0, 0.0, (None, None), None, Sketch::default()));
     }
     for (group, found) in &groups {
-        let name = args.by.map(|_| String::from_utf8_lossy(group).into_owned());
-        out::line(line(args, name, figures(args, found)))?;
+        out::line(line(args, args.by.map(|_| &group[..]), figures(args, found)))?;
     }
     Ok(())
 }
@@ -96,16 +96,17 @@ impl fmt::Display for Number {
     }
 }
 
-fn line(args: &AggregateArgs, group: Option<String>, figures: Figures) -> String {
+/// A group is the part of a key, which need not be text.
+fn line(args: &AggregateArgs, group: Option<&[u8]>, figures: Figures) -> Vec<u8> {
     if args.json {
         let figures = figures.into_iter().map(|(name, figure)| (name, figure.unwrap_or_else(|| "null".to_owned())));
         // By name. As text, for JSON's numbers may be of any length, and those of the library may not.
-        let members: BTreeMap<_, _> = group.map(|name| ("group", json!(name).to_string())).into_iter().chain(figures).collect();
+        let members: BTreeMap<_, _> = group.map(|name| ("group", text(name).to_string())).into_iter().chain(figures).collect();
         let members: Vec<_> = members.iter().map(|(name, member)| format!("\"{name}\":{member}")).collect();
-        return format!("{{{}}}", members.join(","));
+        return format!("{{{}}}", members.join(",")).into_bytes();
     }
-    let figures = figures.into_iter().map(|(name, figure)| format!("{name} {}", figure.as_deref().unwrap_or("-")));
-    group.into_iter().chain(figures).collect::<Vec<_>>().join("\t")
+    let figures = figures.into_iter().map(|(name, figure)| format!("{name} {}", figure.as_deref().unwrap_or("-")).into_bytes());
+    group.map(<[u8]>::to_vec).into_iter().chain(figures).collect::<Vec<_>>().join(&b'\t')
 }
 
 fn figures(args: &AggregateArgs, found: &Found) -> Figures {

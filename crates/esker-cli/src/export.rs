@@ -18,7 +18,7 @@ use tempfile::NamedTempFile;
 
 use crate::args::{ExportArgs, ExportFormat, Opening};
 use crate::failure::{Failure, Outcome};
-use crate::store::with_existing;
+use crate::store::look_at;
 use crate::watch::watched;
 
 /// Where bytes go; columns are made by whoever may be on another thread.
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &ExportArgs, opening: Opening) -> Outcome {
     check(args)?;
     let file = args.output.as_deref().filter(|path| is_replaced(path)).map(beside).transpose()?;
     let prefix = args.prefix.clone().unwrap_or_default().into_encoded_bytes();
-    with_existing(&args.dir, opening, |store| {
+    look_at(&args.dir, opening, |store| {
         let to: Output = match (&file, &args.output) {
             (Some(file), _) => Box::new(file.reopen()?),
             (None, Some(path)) => Box::new(there(path)?),
@@ -176,8 +176,8 @@ impl PairWriter for Jsonl {
     }
 }
 
-/// Text as itself, other bytes in hexadecimal.
-fn text(bytes: &[u8]) -> Value {
+/// Text as itself, other bytes in hexadecimal. `jsonl.rs` reads both.
+pub(crate) fn text(bytes: &[u8]) -> Value {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.into(),
         Err(_) => json!({ "hex": bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>() }),

@@ -1,7 +1,7 @@
 //! Rows of JSON Lines files: one object a line.
 //!
 //! Members are kept as they are written, so that a number loses no digit. Of a string the content is taken,
-//! without quotes and escapes; anything else stays JSON. Several columns make an object for a value, and fields
+//! without quotes and escapes, and of `{"hex":".."}`, as an export has bytes that are no text, those bytes; anything else stays JSON. Several columns make an object for a value, and fields
 //! joined by commas for a key. Blank lines are passed over.
 
 use std::collections::BTreeMap;
@@ -69,8 +69,8 @@ impl Rows for Jsonl {
 fn take_key(object: &Object, columns: &[String], to: &mut Vec<u8>) -> Result<(), Failure> {
     let fields = columns.iter().map(|column| content(object, column)).collect::<Result<Vec<_>, _>>()?;
     match &fields[..] {
-        [only] => to.extend_from_slice(only.as_bytes()),
-        several => rows::join(to, several.iter().map(|field| field.as_bytes()), b',', true),
+        [only] => to.extend_from_slice(only),
+        several => rows::join(to, several.iter().map(Vec::as_slice), b',', true),
     }
     Ok(())
 }
@@ -78,7 +78,7 @@ fn take_key(object: &Object, columns: &[String], to: &mut Vec<u8>) -> Result<(),
 fn take_value(object: &Object, columns: &[String], row: &[u8], to: &mut Vec<u8>) -> Result<(), Failure> {
     match columns {
         [] => to.extend_from_slice(row),
-        [only] => to.extend_from_slice(content(object, only)?.as_bytes()),
+        [only] => to.extend_from_slice(&content(object, only)?),
         several => {
             let members = several.iter().map(|column| Ok((column, member(object, column)?)));
             let part = members.collect::<Result<Vec<_>, Failure>>()?;
@@ -100,12 +100,20 @@ fn write_object(members: &[(&String, &RawValue)], to: &mut Vec<u8>) -> Result<()
     Ok(())
 }
 
-fn content(object: &Object, column: &str) -> Result<String, Failure> {
+fn content(object: &Object, column: &str) -> Result<Vec<u8>, Failure> {
     let json = member(object, column)?.get();
     if json.starts_with('"') {
-        return serde_json::from_str(json).map_err(|error| explain(&error));
+        return serde_json::from_str(json).map(String::into_bytes).map_err(|error| explain(&error));
     }
-    Ok(json.to_owned())
+    Ok(no_text(json).unwrap_or_else(|| json.as_bytes().to_vec()))
+}
+
+/// The bytes that an export writes in hexadecimal: only those that are no text.
+fn no_text(json: &str) -> Option<Vec<u8>> {
+    let digits = json.strip_prefix(r#"{"hex":""#)?.strip_suffix(r#""}"#)?.as_bytes();
+    let digit = |digit: u8| char::from(digit).to_digit(16);
+    let bytes = digits.chunks(2).map(|pair| Some((digit(pair[0])? << 4 | digit(*pair.get(1)?)?) as u8));
+    bytes.collect::<Option<Vec<u8>>>().filter(|bytes| std::str::from_utf8(bytes).is_err())
 }
 
 fn member<'a>(object: &Object<'a>, column: &str) -> Result<&'a RawValue, Failure> {

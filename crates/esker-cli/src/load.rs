@@ -90,15 +90,17 @@ fn load_all(
     watch: &Watch<'_>,
     told: &mut Acknowledgements,
 ) -> Result<Loaded, Failure> {
-    let mut loaded = Loaded::default();
-    let mut pair = Pair::default();
-    while step(store, args, rows, &mut pair).map_err(|why| at_line(args, rows.line(), loaded.rows, why))? {
-        loaded.rows += 1;
-        loaded.bytes += (pair.key.len() + pair.value.len()) as u64;
-        told.stored(store, loaded.rows).map_err(|why| unheard(loaded.rows, why))?;
-        watch.see(&loaded)?;
-    }
-    Ok(loaded)
+    told.during(store, |tell| {
+        let mut loaded = Loaded::default();
+        let mut pair = Pair::default();
+        while step(store, args, rows, &mut pair).map_err(|why| at_line(args, rows.line(), loaded.rows, why))? {
+            loaded.rows += 1;
+            loaded.bytes += (pair.key.len() + pair.value.len()) as u64;
+            tell(loaded.rows).map_err(|why| unheard(loaded.rows, why))?;
+            watch.see(&loaded)?;
+        }
+        Ok(loaded)
+    })
 }
 
 /// Reads one row and stores it; false at the end of the file.

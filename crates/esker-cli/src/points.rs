@@ -8,12 +8,12 @@ use std::path::Path;
 use crate::args::Opening;
 use crate::failure::{Failure, Outcome};
 use crate::out;
-use crate::store::{self, with_existing};
+use crate::store::{self, look_at, with_existing};
 
 /// Prints the value of a key.
 pub(crate) fn get(dir: &Path, key: OsString, opening: Opening) -> Outcome {
     let key = key.into_encoded_bytes();
-    let value = with_existing(dir, opening, |store| Ok(store.get(&key[..])?))?;
+    let value = look_at(dir, opening, |store| Ok(store.get(&key[..])?))?;
     out::line(value.ok_or_else(|| absent(&key))?)
 }
 

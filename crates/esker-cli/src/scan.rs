@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use crate::args::{Opening, ScanArgs};
 use crate::failure::{Failure, Outcome};
-use crate::store::with_existing;
+use crate::store::look_at;
 use crate::watch::watched;
 
 /// Prints keys and values, a pair on a line, with a tab in between.
@@ -13,7 +13,7 @@ pub(crate) fn run(args: &ScanArgs, opening: Opening) -> Outcome {
     let mut left = args.limit.unwrap_or(u64::MAX);
     let mut out = BufWriter::new(io::stdout().lock());
     let prefix = args.prefix.clone().unwrap_or_default().into_encoded_bytes();
-    with_existing(&args.dir, opening, |store| {
+    look_at(&args.dir, opening, |store| {
         if left == 0 {
             return Ok(());
         }

@@ -21,7 +21,7 @@ const NARROW: usize = 40;
 
 /// Shows the store in `dir`.
 pub(crate) fn run(dir: &Path, json: bool, opening: Opening) -> Outcome {
-    let stats = store::with_existing(dir, opening, |store| Ok(store.stats()))?;
+    let stats = store::look_at(dir, opening, |store| Ok(store.stats()))?;
     if json {
         let text = serde_json::to_string_pretty(&stats);
         return out::line(text.map_err(|error| Failure::new(error.to_string()))?);

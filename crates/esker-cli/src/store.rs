@@ -2,8 +2,9 @@
 //!
 //! A command that only reads must not bring a store into being: a mistyped path should say so rather than
 //! leave an empty store behind. So reading asks for a directory that exists and holds something first, and
-//! only writing creates one. Every command closes the store itself, since an error while closing, which writes
-//! what was still in memory, must be told and not be lost in a drop.
+//! only writing creates one; and what is only looked at is neither compacted nor rearranged, so that a backup stays one.
+//! Every command closes the store itself, since an error while closing, which writes what was still in memory, must be
+//! told and not be lost in a drop.
 
 use std::path::Path;
 use std::{fs, io};
@@ -27,7 +28,11 @@ const LONG: u64 = 64 << 20;
 
 /// Does `work` on the store in `dir`, made if absent, and closes it.
 pub(crate) fn with<T>(dir: &Path, opening: Opening, work: impl FnOnce(&Bytes) -> Result<T, Failure>) -> Result<T, Failure> {
-    let store = open(dir, opening)?;
+    with_options(dir, options(opening), work)
+}
+
+fn with_options<T>(dir: &Path, options: Options, work: impl FnOnce(&Bytes) -> Result<T, Failure>) -> Result<T, Failure> {
+    let store: Bytes = options.open(dir).map_err(|error| Failure::about(dir.display(), error))?;
     let done = work(&store);
     match (done, store.close()) {
         (done, Ok(())) => done,
@@ -44,8 +49,10 @@ pub(crate) fn with_existing<T>(dir: &Path, opening: Opening, work: impl FnOnce(&
     with(dir, opening, work)
 }
 
-fn open(dir: &Path, opening: Opening) -> Result<Bytes, Failure> {
-    options(opening).open(dir).map_err(|error| Failure::about(dir.display(), error))
+/// Does `work`, which only reads, on the store in `dir`, which must be there.
+pub(crate) fn look_at<T>(dir: &Path, opening: Opening, work: impl FnOnce(&Bytes) -> Result<T, Failure>) -> Result<T, Failure> {
+    must_exist(dir)?;
+    with_options(dir, options(opening).background(false).promotion(false), work)
 }
 
 /// What the command line says about a store.

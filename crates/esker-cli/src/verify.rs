@@ -3,6 +3,8 @@
 //! Checking changes nothing and knows any layout of records. Accepting a loss first tells what is damaged, then opens the
 //! store as it was before the damage, closes it, and checks again: what opening does not read (the log that an index image
 //! stands for) is not given up and stays damaged, and whoever reads such a record is told so.
+//!
+//! The exit code tells what was found, even if nobody reads what is printed.
 
 use std::path::Path;
 
@@ -18,23 +20,28 @@ use crate::{out, progress};
 /// Checks the store in `dir`.
 pub(crate) fn run(dir: &Path, json: bool) -> Outcome {
     let found = check(dir)?;
-    out::line(if json { as_json(&found)? } else { describe(dir, &found) })?;
-    must_be_sound(dir, &found, "damaged")
+    let printed = out::line(if json { as_json(&found)? } else { describe(dir, &found) });
+    must_be_sound(dir, &found, "damaged").and(printed)
 }
 
 /// Tells what is damaged, gives it up, and checks what is left.
 pub(crate) fn accept_loss(dir: &Path, opening: Opening) -> Outcome {
     let found = check(dir)?;
-    out::line(describe(dir, &found))?;
+    let mut printed = out::line(describe(dir, &found));
     if found.is_sound() {
-        return out::line("Nothing is damaged: nothing was changed.");
+        return printed.and_then(|()| out::line("Nothing is damaged: nothing was changed."));
     }
-    out::line("\nWhat was written behind the first damage that opening meets is given up now.\n")?;
+    if let Err(Failure::Failed(_)) = printed {
+        // A full disk, say: what would be given up is told nowhere. Whoever closed the output did so himself.
+        return printed;
+    }
+    printed =
+        printed.and_then(|()| out::line("\nIf opening meets damage in the log, what was written behind the first is given up now.\n"));
     let opened: Result<Bytes, _> = store::options(opening).accept_loss(true).open(dir);
     opened.and_then(|store| store.close()).map_err(|error| Failure::about(dir.display(), error))?;
     let left = check(dir)?;
-    out::line(describe(dir, &left))?;
-    must_be_sound(dir, &left, "still damaged, where opening does not read: records there are refused when they are read")
+    printed = printed.and_then(|()| out::line(describe(dir, &left)));
+    must_be_sound(dir, &left, "still damaged, where opening does not read: records there are refused when they are read").and(printed)
 }
 
 fn check(dir: &Path) -> Result<Verification, Failure> {

@@ -5,6 +5,10 @@
 mod common;
 
 use common::Place;
+use esker::{Options, Store};
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
 
 fn load(place: &Place, from: u64) {
     let rows: String = (from..from + 20_000).map(|row| format!("{row},{:0>20}\n", row * 7)).collect();
@@ -62,6 +66,46 @@ fn a_copy_that_was_cut_short_is_refused() {
     place.fails("get copy 1", "not finished");
     place.fails("backup store copy", "not finished: remove that, and make it anew");
     place.fails("backup nothing copy2", "there is no store");
+}
+
+/// Overwrites one half of what lives again and again, and the other never; nothing compacts it meanwhile.
+fn overwrite(place: &Place, rounds: Range<usize>) {
+    let options = Options::new().memory("16MiB").background(false).space_amplification(10.0);
+    let store: Store<[u8], [u8]> = options.open(place.path("store")).unwrap();
+    for round in rounds {
+        let first = if round == 0 { 0 } else { 250 };
+        for key in first..500 {
+            store.put(format!("{key}").as_bytes(), format!("{round:0>4000}").as_bytes()).unwrap();
+        }
+        store.commit().unwrap();
+    }
+    store.close().unwrap();
+}
+
+/// All files but the lock.
+fn files(place: &Place, name: &str) -> BTreeMap<String, Vec<u8>> {
+    let files = fs::read_dir(place.path(name)).unwrap().map(|file| file.unwrap());
+    let files = files.map(|file| (file.file_name().into_string().unwrap(), fs::read(file.path()).unwrap()));
+    files.filter(|(name, _)| name != "esker.lock").collect()
+}
+
+/// Compaction would make the copy another store, which is a backup of nothing.
+#[test]
+fn a_backup_that_is_looked_at_stays_one() {
+    let place = Place::new();
+    overwrite(&place, 0..9);
+    place.ok("backup store copy");
+    let before = files(&place, "copy");
+    let log_bytes: usize = before.iter().filter(|(name, _)| name.starts_with("esker.log")).map(|(_, bytes)| bytes.len()).sum();
+    assert!(log_bytes > 8 << 20, "{log_bytes} bytes");
+    for look in ["aggregate copy", "scan copy", "stats copy", "get copy 7", "get copy 400", "export copy --format csv"] {
+        place.ok(look);
+        // Not by `assert_eq`, which would print them.
+        assert!(files(&place, "copy") == before, "{look}");
+    }
+    overwrite(&place, 9..10);
+    assert!(place.ok("backup store copy").contains("were there already"));
+    assert_eq!(place.ok("get copy 400"), format!("{:0>4000}\n", 9));
 }
 
 #[test]

@@ -15,17 +15,20 @@ fn space(text: &str) -> (u64, f64) {
 #[test]
 fn a_compacted_store_is_smaller_and_holds_the_same() {
     let place = Place::new();
-    for round in 0..4 {
+    // Twice what lives: all that is allowed, so that nothing is compacted by itself.
+    for round in 0..2 {
         let rows: String = (0..20_000).map(|row| format!("{row},{:0>100}\n", row * round)).collect();
         place.write("rows.csv", format!("id,value\n{rows}"));
         place.ok("load store rows.csv --key id --value value --memory 16MiB");
     }
-    let (before, _) = space(&place.ok("stats store --json --memory 16MiB"));
+    let (before, allowed) = space(&place.ok("stats store --json --memory 16MiB"));
     let (after, amplification) = space(&place.ok("compact store --json --memory 16MiB"));
-    assert!(after * 3 / 2 < before && amplification < 1.2, "{before} bytes, then {after}, {amplification}");
+    assert!(allowed > 1.8 && amplification < 1.2, "{allowed}, then {amplification}");
+    // A file of 4 MiB goes, and what of it lived, and lies behind now, comes.
+    assert!(after + before / 20 < before, "{before} bytes, then {after}");
     let text = place.ok("stats store --memory 16MiB");
     assert!(text.contains("space") && text.contains("target 2.00"), "{text}");
-    assert_eq!(place.ok("get store 19999"), format!("{:0>100}\n", 19_999 * 3));
+    assert_eq!(place.ok("get store 19999"), format!("{:0>100}\n", 19_999));
     assert!(place.ok("compact store").contains("files"));
     place.fails("compact none", "none: ");
 }

@@ -7,7 +7,8 @@ mod common;
 use common::{Place, Run, esker, sorted};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
+use std::sync::mpsc;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 const FRUIT: &str = "id,name,price,stock\n1,apple,30,5\n2,\"pear, ripe\",40,7\n1,\"the \"\"apple\"\"\",35,-2\n";
@@ -262,11 +263,26 @@ fn a_load_whose_acknowledgements_nobody_reads_fails() {
     let place = Place::new();
     let rows: String = (0..100).map(|row| format!("{row},x\n")).collect();
     place.write("a.csv", format!("k,v\n{rows}"));
-    let (reader, writer) = std::io::pipe().unwrap();
-    drop(reader);
-    let mut load = esker(&place, "load store a.csv --key k --durability always --acknowledge");
-    let output = load.stdout(writer).stderr(Stdio::piped()).output().unwrap();
-    Run::from(output).must_fail("nobody reads the acknowledgements (rows loaded: 1)");
+    let run = place.run_unread("load store a.csv --key k --durability always --acknowledge");
+    run.must_fail("nobody reads the acknowledgements (rows loaded: 1)");
+}
+
+/// Whoever waits for the number before he sends more must get it.
+#[test]
+fn rows_are_acknowledged_while_the_input_is_silent() {
+    let place = Place::new();
+    let arguments = "load store - --format csv --key id --durability 0.05 --acknowledge";
+    let mut load = esker(&place, arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut rows = load.stdin.take().unwrap();
+    rows.write_all(b"id,name\n7,name\n").unwrap();
+    let (tell, told) = mpsc::channel();
+    let said = BufReader::new(load.stdout.take().unwrap());
+    thread::spawn(move || said.lines().try_for_each(|line| tell.send(line.unwrap())));
+    assert_eq!(told.recv_timeout(Duration::from_secs(20)).as_deref(), Ok("1"));
+    drop(rows);
+    assert_eq!(end(load).code, 0);
+    let rest: Vec<String> = told.iter().collect();
+    assert!(rest.len() == 1 && rest[0].starts_with("loaded 1 rows"), "{rest:?}");
 }
 
 #[cfg(unix)]

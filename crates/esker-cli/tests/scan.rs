@@ -4,7 +4,9 @@
 
 mod common;
 
-use common::{Place, sorted};
+use common::{Place, esker, sorted};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 
 const ORDERS: &str = "id,amount\nde:1,10\nde:2,20\nfr:1,5\nfr:2,2.5\nfr:3,none\n";
 
@@ -71,6 +73,33 @@ fn what_is_exported_can_be_loaded_again() {
         place.ok(&format!("load copy-{format} all.{format} --key key --value value"));
         assert_eq!(sorted(&place.ok(&format!("scan copy-{format}"))), sorted(&place.ok("scan store")), "{format}");
     }
+}
+
+/// Bytes that are no text became the text that tells of them, and took the place of the key that was that text.
+#[test]
+fn bytes_that_are_no_text_are_exported_and_loaded_again() {
+    let place = Place::new();
+    let odd = [OsStr::from_bytes(b"\xff"), OsStr::from_bytes(b"a\xfe"), OsStr::new(r#"{"hex":"ff"}"#), OsStr::new(r#"{"hex":"41"}"#)];
+    for (key, value) in odd.into_iter().zip(odd.into_iter().rev()) {
+        assert_eq!(place.run_with([OsStr::new("put"), OsStr::new("store"), key, value], "").code, 0);
+    }
+    let exported = place.ok("export store --format jsonl");
+    assert_eq!(exported.lines().count(), 4);
+    place.write("all.jsonl", &exported);
+    place.ok("load copy all.jsonl --key key --value value");
+    assert_eq!(sorted(&place.ok("export copy --format jsonl")), sorted(&exported));
+}
+
+/// Two groups that are no text had one name.
+#[test]
+fn groups_that_are_no_text_have_names_of_their_own() {
+    let place = Place::new();
+    place.ok("put store é1 1");
+    place.ok("put store Ω1 2");
+    let groups = place.ok("aggregate store --by prefix:1 --sum --json");
+    assert_eq!(groups, "{\"group\":{\"hex\":\"c3\"},\"sum\":1}\n{\"group\":{\"hex\":\"ce\"},\"sum\":2}\n");
+    let output = esker(&place, "aggregate store --by prefix:1 --sum").output().unwrap();
+    assert_eq!(output.stdout, b"\xc3\tsum 1\n\xce\tsum 2\n");
 }
 
 #[test]

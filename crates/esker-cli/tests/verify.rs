@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::Place;
+use common::{Place, Run, esker};
 use std::fs;
 
 const SECTOR: usize = 4096;
@@ -22,6 +22,11 @@ fn flip(place: &Place, file: &str, at: usize) {
     let mut bytes = fs::read(&path).unwrap();
     bytes[at] ^= 4;
     fs::write(path, bytes).unwrap();
+}
+
+fn image_of(place: &Place) -> String {
+    let mut names = fs::read_dir(place.path("store")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.find(|name| name.starts_with("index.")).unwrap()
 }
 
 #[test]
@@ -53,13 +58,63 @@ fn damage_is_named_by_file_and_address() {
 fn a_damaged_image_is_built_anew_when_that_is_accepted() {
     let place = Place::new();
     load_rows(&place, "");
-    let image = fs::read_dir(place.path("store")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let image = image.into_iter().find(|name| name.starts_with("index.")).unwrap();
+    let image = image_of(&place);
     flip(&place, &image, 40);
     place.fails("get store 7", &image);
     let text = place.ok("verify store --accept-loss");
     assert!(text.contains("DAMAGED") && text.contains(&image) && text.contains("(sound)"), "{text}");
     assert_eq!(place.ok("get store 19999"), format!("{:0>20}\n", 19_999 * 7));
+}
+
+/// Where the copies of the older slot begin.
+fn older_slot(place: &Place) -> [usize; 2] {
+    let bytes = fs::read(place.path("store/esker.manifest")).unwrap();
+    let sequence = |slot: usize| {
+        let text = String::from_utf8_lossy(&bytes[slot * SECTOR..][..SECTOR]);
+        let number = text.lines().find_map(|line| line.strip_prefix("sequence="));
+        u64::from_str_radix(number.unwrap(), 16).unwrap()
+    };
+    let older = usize::from(sequence(1) < sequence(0));
+    [older, older + 2].map(|sector| sector * SECTOR)
+}
+
+#[test]
+fn a_damaged_slot_of_the_manifest_is_mended_when_its_loss_is_accepted() {
+    let place = Place::new();
+    load_rows(&place, "");
+    for at in older_slot(&place) {
+        flip(&place, "esker.manifest", at + 99);
+    }
+    place.fails("get store 7", "esker.manifest");
+    let text = place.ok("verify store --accept-loss");
+    assert!(text.contains("DAMAGED") && text.contains("(sound)"), "{text}");
+    assert_eq!(place.ok("get store 19999"), format!("{:0>20}\n", 19_999 * 7));
+    place.ok("verify store");
+}
+
+/// The exit code is for whoever asks nothing else.
+#[test]
+fn what_nobody_reads_is_found_and_mended_all_the_same() {
+    let place = Place::new();
+    load_rows(&place, "");
+    assert_eq!(place.run_unread("verify store").code, 0);
+    flip(&place, &image_of(&place), 40);
+    place.run_unread("verify store").must_fail("1 place is damaged");
+    place.run_unread("verify store --json").must_fail("1 place is damaged");
+    assert_eq!(place.run_unread("verify store --accept-loss").code, 0);
+    place.ok("verify store");
+    assert_eq!(place.ok("get store 19999"), format!("{:0>20}\n", 19_999 * 7));
+}
+
+/// It gave up what its full disk had kept it from telling of.
+#[test]
+fn nothing_is_given_up_that_cannot_be_told() {
+    let place = Place::new();
+    load_rows(&place, "");
+    flip(&place, &image_of(&place), 40);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    Run::from(esker(&place, "verify store --accept-loss").stdout(full).output().unwrap()).must_fail("No space left");
+    place.run("verify store").must_fail("1 place is damaged");
 }
 
 #[test]

@@ -62,6 +62,13 @@ impl Place {
         Run::from(child.wait_with_output().unwrap())
     }
 
+    /// Runs `esker`, whose standard output nobody reads.
+    pub(crate) fn run_unread(&self, arguments: &str) -> Run {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        Run::from(esker(self, arguments).stdout(writer).stderr(Stdio::piped()).output().unwrap())
+    }
+
     /// Runs `esker`, which must succeed, and gives its standard output.
     #[track_caller]
     pub(crate) fn ok(&self, arguments: &str) -> String {
