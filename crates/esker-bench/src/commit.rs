@@ -345,7 +345,7 @@ impl Commits {
         let any = if self.promise == Promise::AtOnce { 0 } else { self.threads };
         let sequences = keys::sequences(Distribution::Uniform, arguments.keys, any);
         let (start, is_over) = (Instant::now(), AtomicBool::new(false));
-        let calls: Vec<(u64, Histogram<u64>)> = std::thread::scope(|scope| {
+        let (calls, seconds): (Vec<(u64, Histogram<u64>)>, f64) = std::thread::scope(|scope| {
             let (contestant, sequences, seconds) = (&*contestant, &sequences, arguments.seconds);
             let promise = self.promise;
             let worker = move |thread| match promise {
@@ -358,10 +358,12 @@ impl Commits {
                 scope.spawn(move || sync_meanwhile(contestant, pause, is_over));
             }
             let calls = threads.into_iter().map(|thread| thread.join().expect("a worker does not panic")).collect();
+            // Before a sync ends that is still under way: nobody puts meanwhile.
+            let seconds = start.elapsed().as_secs_f64();
             is_over.store(true, Ordering::Relaxed);
-            calls
+            (calls, seconds)
         });
-        let (seconds, mut count) = (start.elapsed().as_secs_f64(), 0);
+        let mut count = 0;
         for (done, latency) in calls {
             count += done;
             self.latency += &latency;

@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     /// Number of pairs
     #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     pairs: u64,
-    /// Memory of the store; of the index, at most half of it
+    /// Memory of the store, its index included
     #[arg(long, value_name = "BYTES", default_value = "4GiB", value_parser = size::parse)]
     memory: u64,
     /// Number of openings of each store
@@ -52,8 +52,8 @@ pub(crate) struct Arguments {
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if let Some(directory) = &arguments.load {
-        load(arguments, directory)?;
-        // As a crash does: nothing is closed.
+        let _store = load(arguments, directory)?;
+        // As a crash does, while the store is open: to drop it would close it, with an image of all of its index.
         std::process::exit(0);
     }
     let bar = progress::bar(2 * arguments.runs as u64);
@@ -71,7 +71,7 @@ fn options(arguments: &Arguments) -> Options {
     Options::new().memory(arguments.memory)
 }
 
-fn load(arguments: &Arguments, directory: &Path) -> Result<()> {
+fn load(arguments: &Arguments, directory: &Path) -> Result<Store<u64, u64>> {
     let store: Store<u64, u64> = options(arguments).background(arguments.images).open(directory)?;
     let mut pairs = Vec::new();
     for from in (0..arguments.pairs).step_by(LOAD_BATCH as usize) {
@@ -84,7 +84,7 @@ fn load(arguments: &Arguments, directory: &Path) -> Result<()> {
         }
     }
     store.commit()?;
-    Ok(())
+    Ok(store)
 }
 
 fn measure(arguments: &Arguments, images: bool, directory: &Path, bar: &indicatif::ProgressBar) -> Result<Row> {
@@ -93,7 +93,8 @@ fn measure(arguments: &Arguments, images: bool, directory: &Path, bar: &indicati
     for _ in 0..arguments.runs {
         let path = directory.join("store");
         crashed_store(arguments, images, &path)?;
-        let files = log_files(&path)?;
+        ensure!(images || files_of(&path, "index.")?.is_empty(), "an image of the index was taken: the store was closed");
+        let files = files_of(&path, "esker.log")?;
         log_bytes = files.iter().map(|file| Ok(file.metadata()?.len())).sum::<Result<u64>>()?;
         let read = [1, 4].into_iter().map(|threads| read_rate(&files, threads));
         let read = read.collect::<Result<Vec<f64>>>()?.into_iter().fold(0.0, f64::max);
@@ -140,11 +141,11 @@ fn crashed_store(arguments: &Arguments, images: bool, path: &Path) -> Result<()>
     Ok(())
 }
 
-/// The files of a store's log.
-fn log_files(store: &Path) -> Result<Vec<PathBuf>> {
+/// The files of a store whose names begin so.
+fn files_of(store: &Path, name: &str) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(store)?.map(|entry| Ok(entry?.path()));
     let paths = entries.collect::<Result<Vec<PathBuf>>>()?;
-    Ok(paths.into_iter().filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("esker.log"))).collect())
+    Ok(paths.into_iter().filter(|path| path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(name))).collect())
 }
 
 /// Bytes per second of reading files from end to end with so many threads.

@@ -127,6 +127,9 @@ pub(crate) struct Row {
     pub(crate) ratio_to_best_map: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) resident_to_smallest_map: Option<f64>,
+    /// Of a peer: the fastest rate of Esker that took no more resident bytes, to its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) esker_at_its_bytes: Option<f64>,
     /// The share of reads of what was added, and dropped since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lost_per_get: Option<f64>,

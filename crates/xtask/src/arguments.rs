@@ -62,6 +62,10 @@ impl Arguments {
                 other => return Err(format!("what is {other}?")),
             }
         }
+        let counts = [arguments.cuts, arguments.kills, arguments.minutes, arguments.programs.unwrap_or(1)];
+        if counts.contains(&0) || arguments.exhaustive == Some(0) {
+            return Err("a lane that tries nothing finds nothing: zero is no number for it".to_owned());
+        }
         Ok(arguments)
     }
 }
@@ -75,4 +79,18 @@ fn number(text: &str) -> Result<u64, String> {
         _ => (text, 1),
     };
     digits.replace('_', "").parse::<u64>().map(|n| n * unit).map_err(|_| format!("{text} is no number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_that_tries_nothing_is_refused() {
+        let parse = |text: &str| Arguments::parse(text.split(' ').map(str::to_owned));
+        assert_eq!(parse("soak --minutes 2").unwrap().minutes, 2);
+        for nothing in ["soak --minutes 0", "crash --cuts 0", "crash --exhaustive 0", "faults --programs 0", "kill --kills 0"] {
+            assert!(parse(nothing).unwrap_err().contains("zero"), "{nothing}");
+        }
+    }
 }

@@ -153,12 +153,16 @@ mod peers {
 
     const KEY_BYTES: usize = 8;
 
-    pub(super) struct Moka(moka::sync::Cache<u64, Arc<[u8]>>, usize);
+    /// Instead of their own, XXH64 and SipHash: nobody is to be slow for his hash.
+    type Hasher = foldhash::fast::FixedState;
+
+    pub(super) struct Moka(moka::sync::Cache<u64, Arc<[u8]>, Hasher>, usize);
 
     impl Moka {
         pub(super) fn open(sized: Sized) -> Self {
             let weigher = |_: &u64, value: &Arc<[u8]>| (KEY_BYTES + value.len()) as u32;
-            Self(moka::sync::Cache::builder().max_capacity(sized.memory).weigher(weigher).build(), sized.value_bytes)
+            let builder = moka::sync::Cache::builder().max_capacity(sized.memory).weigher(weigher);
+            Self(builder.build_with_hasher(Hasher::default()), sized.value_bytes)
         }
     }
 
@@ -184,12 +188,12 @@ mod peers {
         }
     }
 
-    pub(super) struct Foyer(foyer::Cache<u64, Box<[u8]>>, usize);
+    pub(super) struct Foyer(foyer::Cache<u64, Box<[u8]>, Hasher>, usize);
 
     impl Foyer {
         #[expect(clippy::borrowed_box, reason = "a weighter gets what the cache holds")]
         pub(super) fn open(sized: Sized, policy: impl Into<foyer::EvictionConfig>) -> Self {
-            let builder = foyer::CacheBuilder::new(sized.memory as usize).with_eviction_config(policy);
+            let builder = foyer::CacheBuilder::new(sized.memory as usize).with_eviction_config(policy).with_hash_builder(Hasher::default());
             Self(builder.with_weighter(|_: &u64, value: &Box<[u8]>| KEY_BYTES + value.len()).build(), sized.value_bytes)
         }
     }

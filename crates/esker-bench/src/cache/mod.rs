@@ -36,8 +36,8 @@ pub(crate) struct Arguments {
     /// Exponents of the Zipf law
     #[arg(long, value_delimiter = ',', default_value = "0.8,0.99,1.1", value_parser = number::exponent)]
     exponents: Vec<f64>,
-    /// Of a hundred requests, how many belong to scans
-    #[arg(long, value_delimiter = ',', default_value = "0,25", value_parser = clap::value_parser!(u8).range(0..=100))]
+    /// Of a hundred requests, how many belong to scans: fewer than every other one, as they are mixed
+    #[arg(long, value_delimiter = ',', default_value = "0,25", value_parser = clap::value_parser!(u8).range(0..=i64::from(requests::SCANS_MAX)))]
     scans: Vec<u8>,
     /// Loops through so many keys, in hundredths of what fits
     #[arg(long, value_delimiter = ',', default_value = "110,150")]

@@ -8,6 +8,8 @@ use crate::keys;
 
 /// Keys that a scan passes in one go.
 const SCAN_LENGTH: u64 = 20_000;
+/// The largest share of scans, of a hundred: every other request is one while a scan goes on.
+pub(super) const SCANS_MAX: u8 = 49;
 /// One request in so many begins to count: the caches have filled by then.
 const WARM_UP: usize = 4;
 
@@ -55,10 +57,11 @@ fn one(keys: u64, exponent: f64, scans: u8, drift: u64, requests: usize, thread:
     // Scans have a range of their own, ten times as long, of which each thread walks its part.
     let mut scan = keys + thread * (1 << 40);
     let mut left = 0;
+    let scans = u64::from(scans.min(SCANS_MAX));
     let steps = (0..requests as u64).map(|number| {
-        // A scan goes on for a while, mixed with the rest in its share.
-        if left == 0 && random.random_range(0..SCAN_LENGTH * 100) < u64::from(scans) {
-            left = SCAN_LENGTH * 100 / 50;
+        // A scan goes on for a while, as every other request. Between two of them there are so many that scans have their share of all.
+        if left == 0 && random.random_range(0..SCAN_LENGTH * (100 - 2 * scans)) < scans {
+            left = 2 * SCAN_LENGTH;
         }
         if left > 0 {
             left -= 1;
@@ -80,14 +83,16 @@ mod tests {
 
     #[test]
     fn scans_have_their_share_and_keys_their_favourites() {
-        let requests = Requests::draw(10_000, 0.99, 25, 0, 4_000_000, 1);
         let popular = keys::key(0);
-        let all = &requests.0[0];
-        let hits = all.iter().filter(|key| **key == popular).count();
-        assert!(hits > all.len() / 25 && hits < all.len() / 5, "{hits}");
         let own: std::collections::HashSet<u64> = (0..10_000).map(keys::key).collect();
-        let scanned = all.iter().filter(|key| !own.contains(key)).count();
-        assert!((15..35).contains(&(scanned * 100 / all.len())), "{scanned}");
-        assert_eq!((requests.count(), requests.counted()), (4_000_000, 3_000_000));
+        for share in [0, 10, 25, 40] {
+            let requests = Requests::draw(10_000, 0.99, share, 0, 16_000_000, 1);
+            let all = &requests.0[0];
+            let hits = all.iter().filter(|key| **key == popular).count();
+            assert!(hits > all.len() / 25 && hits < all.len() / 5, "{hits}");
+            let scanned = 100.0 * all.iter().filter(|key| !own.contains(key)).count() as f64 / all.len() as f64;
+            assert!((scanned - f64::from(share)).abs() <= f64::from(share) / 6.0, "{scanned} of a hundred instead of {share}");
+            assert_eq!((requests.count(), requests.counted()), (16_000_000, 12_000_000));
+        }
     }
 }

@@ -4,9 +4,11 @@
 //! the work. Resident bytes are the kernel's count, less what the process had before. Reads are done in passes over
 //! sequences of the same choice; the last one counts, so that what reading itself brings into memory shows. Few calls are timed one by one. For the
 //! Zipf choice the share of reads that had to wait for the device is printed beside that of the best static choice: as many
-//! of the most popular records as the log has room for in memory. What each of the others does with little memory: `engines.rs`.
+//! of the most popular records as the log has room for in memory. What each of the others does with little memory: `engines.rs`; what
+//! Esker does with the bytes that each of them took: `equal.rs`.
 
 mod engines;
+mod equal;
 
 use std::thread;
 use std::time::Instant;
@@ -171,6 +173,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     bar.finish_and_clear();
     report::compare(&mut rows);
     compare_with_maps(&mut rows);
+    equal::compare(&mut rows);
     finish(arguments, &rows)
 }
 
@@ -195,6 +198,7 @@ fn finish(arguments: &Arguments, rows: &[Row]) -> Result<()> {
     ];
     report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
     report::print_ratios(rows);
+    equal::print(rows);
     report::write_json(arguments.outputs.rows.json.as_deref(), rows)?;
     let title = format!("{} records of 40 bytes, by the memory given", arguments.adds);
     report::write_svg(arguments.outputs.svg.as_deref(), || drawing(&title, rows))
