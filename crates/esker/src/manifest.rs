@@ -13,9 +13,11 @@
 //! next two lines write all four, and so does an opening that accepts the loss.
 
 use crate::FUZZED;
-use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
+use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, SEGMENT_PREFIX, Storage};
 use crate::engine::Layout;
 use crate::error::{Error, Result};
+use crate::image;
+use crate::scars::SCARS;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -124,7 +126,11 @@ impl Manifest {
         if let Some(error) = damage
             && !(accept_loss && newest.is_some())
         {
-            return Err(if is_foreign(&*device)? { Error::invalid(format!("not the manifest of a store file={MANIFEST}")) } else { error });
+            return Err(if is_foreign(&*device)? && !has_lived(storage)? {
+                Error::invalid(format!("not the manifest of a store file={MANIFEST}"))
+            } else {
+                error
+            });
         }
         let Some(state) = newest else { return Ok(None) };
         device.sync()?;
@@ -235,6 +241,12 @@ fn slot_of(state: &State) -> AlignedBuffer {
     let mut buffer = AlignedBuffer::new(1);
     buffer.sector_mut(0)[..text.len()].copy_from_slice(text.as_bytes());
     buffer
+}
+
+/// True if there is what only a store that was made and used leaves.
+pub(crate) fn has_lived(storage: &dyn Storage) -> Result<bool> {
+    let names = storage.list()?;
+    Ok(names.iter().any(|name| image::is_image(name) || name == SCARS || name.starts_with(SEGMENT_PREFIX)))
 }
 
 /// True if nothing in the file begins as a slot does.
@@ -510,6 +522,15 @@ mod tests {
                 assert_eq!(open(&files).unwrap().get(&1).unwrap(), Some(4));
             }
         }
+    }
+
+    /// Nothing in it looks like a slot, but what lies beside it is a store's.
+    #[test]
+    fn a_manifest_that_was_overwritten_is_damage() {
+        let files = Arc::new(compacted());
+        (0..2).flat_map(offsets).for_each(|offset| change(&files, offset, |sector| sector.fill(0x55)));
+        assert!(matches!(open(&files), Err(Error::Corruption(_))));
+        assert!(!crate::verify_in(files, |_, _| {}).unwrap().is_sound());
     }
 
     /// A cut between the two writes of a slot, and later a damaged sector: what an opening in between has shown is still so.

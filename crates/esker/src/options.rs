@@ -2,19 +2,17 @@
 
 use crate::cache::{Cache, Caching};
 use crate::commit::Durability;
-use crate::device::{Device, SECTOR_BYTES, SEGMENT_PREFIX, Segments, Storage};
+use crate::device::{Device, SECTOR_BYTES, Segments, Storage};
 use crate::directory::Directory;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Layout, Parts, check_budget};
 use crate::error::{Error, Result};
 use crate::expiry::{Clock, SystemClock};
-use crate::image;
 use crate::index::Index;
 use crate::lines;
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS};
-use crate::manifest::{ANY_WIDTH, Identity, Manifest};
+use crate::manifest::{ANY_WIDTH, Identity, Manifest, has_lived};
 use crate::memory;
 use crate::recovery::Manner;
-use crate::scars::SCARS;
 use crate::store::Store;
 use crate::types::{Key, Value};
 use std::path::Path;
@@ -329,12 +327,6 @@ impl Options {
             cache: self.cache,
         })?)
     }
-}
-
-/// True if there is what only a store that was made and used leaves.
-pub(crate) fn has_lived(storage: &dyn Storage) -> Result<bool> {
-    let names = storage.list()?;
-    Ok(names.iter().any(|name| image::is_image(name) || name == SCARS || name.starts_with(SEGMENT_PREFIX)))
 }
 
 /// And then this is missing.

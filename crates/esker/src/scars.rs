@@ -69,11 +69,12 @@ pub(crate) fn read(storage: &dyn Storage, cut: u64, least: u64) -> Result<Vec<Sc
     Ok(scars)
 }
 
-/// The cuts of all scars, as far as the list can be read: who reads it for what they leave out tells of damage.
+/// The cuts of all scars, as far as the list can be read: who reads it for what they leave out tells of damage. Those that leave nothing out, as they
+/// were once written, are where the log went on.
 pub(crate) fn cuts(storage: &dyn Storage) -> Result<Vec<u64>> {
     match read(storage, u64::MAX, 0) {
         Err(Error::Corruption(_)) => Ok(Vec::new()),
-        scars => scars.map(|scars| scars.iter().map(|scar| scar.cut).collect()),
+        scars => scars.map(|scars| scars.iter().filter(|scar| scar.behind > scar.cut).map(|scar| scar.cut).collect()),
     }
 }
 
