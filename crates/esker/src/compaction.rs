@@ -124,6 +124,26 @@ pub(crate) struct Compaction {
     failure: Mutex<Option<Error>>,
 }
 
+/// Which stretch is gone through.
+#[derive(Clone, Copy)]
+enum Stretch {
+    /// The driver's.
+    Long,
+    /// Of who wants room, or to see that there is progress.
+    Short,
+    /// Though not enough of it was counted: to see how much lives.
+    Glance,
+}
+
+impl Stretch {
+    fn log_part(self) -> u64 {
+        match self {
+            Self::Long => STRETCH_LOG_PART,
+            Self::Short | Self::Glance => SHORT_STRETCH_LOG_PART,
+        }
+    }
+}
+
 /// A stretch under way. Whoever has it is the one who compacts.
 struct Turn<'c>(&'c AtomicU64);
 
@@ -296,12 +316,17 @@ impl Engine {
         !self.is_in_memory() && is_longer && self.epochs.counted(Counter::Guess) > guesses.load(Relaxed)
     }
 
-    /// How much of the oldest part lived.
-    fn note_glance(&self, moved: u64, bytes: u64) {
-        let lives = moved as f64 * self.space_amplification >= bytes as f64;
-        self.compaction.glanced_at.store(if lives { self.log_extent() } else { 0 }, Relaxed);
-        if lives {
-            self.compaction.guesses.store(self.epochs.counted(Counter::Guess), Relaxed);
+    /// How much of the oldest part lived. What was due because it was counted says nothing of what was not: else each burst of
+    /// that went on below the target.
+    fn note_glance(&self, stretch: Stretch, moved: u64, bytes: u64) {
+        let Compaction { glanced_at, guesses, .. } = &self.compaction;
+        if moved as f64 * self.space_amplification >= bytes as f64 {
+            glanced_at.store(self.log_extent(), Relaxed);
+            guesses.store(self.epochs.counted(Counter::Guess), Relaxed);
+        } else if let Stretch::Glance = stretch {
+            glanced_at.store(0, Relaxed);
+        } else {
+            glanced_at.fetch_min(self.log_extent(), Relaxed);
         }
     }
 
@@ -330,20 +355,20 @@ impl Engine {
             return Ok(false);
         }
         match self.try_running()? {
-            Some(one) => self.compact_if_due_now(&one, STRETCH_LOG_PART),
+            Some(one) => self.compact_if_due_now(&one, Stretch::Long),
             None => Ok(false),
         }
     }
 
-    fn compact_if_due_now(&self, one: &MutexGuard<'_, ()>, log_part: u64) -> Result<bool> {
+    fn compact_if_due_now(&self, one: &MutexGuard<'_, ()>, stretch: Stretch) -> Result<bool> {
         self.begin_if_told(one)?;
         let is_given = self.give_back(one)?;
         let moved = if is_given {
             Ok(true)
         } else if self.is_compaction_due() {
-            self.move_stretch_now(one, None, log_part)
+            self.move_stretch_now(one, None, stretch)
         } else if self.is_glance_due() {
-            self.move_stretch_now(one, None, SHORT_STRETCH_LOG_PART)
+            self.move_stretch_now(one, None, Stretch::Glance)
         } else {
             Ok(false)
         };
@@ -373,7 +398,7 @@ impl Engine {
                 Ok(None) => std::thread::sleep(HELD_PAUSE),
                 Ok(Some(one)) => {
                     // A failure to write is latched, and damage told to who reads it.
-                    let _ = self.compact_if_due_now(&one, SHORT_STRETCH_LOG_PART);
+                    let _ = self.compact_if_due_now(&one, Stretch::Short);
                     break;
                 }
                 Err(_) => break,
@@ -386,7 +411,7 @@ impl Engine {
         drop(self.epochs.pin()?);
         let one = self.running()?;
         self.begin_if_told(&one)?;
-        self.move_stretch_now(&one, None, SHORT_STRETCH_LOG_PART)
+        self.move_stretch_now(&one, None, Stretch::Short)
     }
 
     fn begin_if_told(&self, one: &MutexGuard<'_, ()>) -> Result<()> {
@@ -482,14 +507,14 @@ impl Engine {
 
     /// Gives the oldest stretch back. False if there is none.
     pub(crate) fn compact_stretch(&self) -> Result<bool> {
-        self.move_stretch_now(&self.running()?, None, STRETCH_LOG_PART)
+        self.move_stretch_now(&self.running()?, None, Stretch::Long)
     }
 
     /// The driver's share where a cache drops what nobody asked for, if that still `is_due`. False if there is nothing to give back, or somebody else is
     /// at it: a backup may be for long, and lines must not wait for that.
     pub(crate) fn try_move_stretch(&self, caching: &Caching, is_due: impl Fn() -> bool) -> Result<bool> {
         match self.try_running()? {
-            Some(one) if is_due() => self.move_stretch_now(&one, Some(caching), STRETCH_LOG_PART),
+            Some(one) if is_due() => self.move_stretch_now(&one, Some(caching), Stretch::Long),
             Some(_) => Ok(true),
             None => Ok(false),
         }
@@ -499,7 +524,7 @@ impl Engine {
     /// one stretch after the other, has it again and again before somebody who sleeps there wakes up.
     pub(crate) fn move_stretch_for_room(&self, caching: Option<&Caching>, is_due: impl Fn() -> bool) -> Result<bool> {
         match self.try_running()? {
-            Some(one) if is_due() => self.move_stretch_now(&one, caching, SHORT_STRETCH_LOG_PART),
+            Some(one) if is_due() => self.move_stretch_now(&one, caching, Stretch::Short),
             Some(_) => Ok(true),
             None => {
                 std::thread::sleep(STRETCH_PAUSE);
@@ -508,8 +533,8 @@ impl Engine {
         }
     }
 
-    fn move_stretch_now(&self, one: &MutexGuard<'_, ()>, caching: Option<&Caching>, log_part: u64) -> Result<bool> {
-        let moved = self.try_stretch(one, caching, log_part);
+    fn move_stretch_now(&self, one: &MutexGuard<'_, ()>, caching: Option<&Caching>, stretch: Stretch) -> Result<bool> {
+        let moved = self.try_stretch(one, caching, stretch);
         *lock(&self.compaction.failure) = moved.as_ref().err().filter(|error| !matches!(error, Error::Closed)).cloned();
         moved
     }
@@ -519,7 +544,7 @@ impl Engine {
         lock(&self.compaction.failure).clone()
     }
 
-    fn try_stretch(&self, one: &MutexGuard<'_, ()>, caching: Option<&Caching>, log_part: u64) -> Result<bool> {
+    fn try_stretch(&self, one: &MutexGuard<'_, ()>, caching: Option<&Caching>, kind: Stretch) -> Result<bool> {
         let _turn = Turn::of(&self.compaction.turn);
         if self.give_back(one)? {
             return Ok(true);
@@ -532,7 +557,7 @@ impl Engine {
         lock(&self.compaction.pass).get_or_insert_with(|| self.begin_pass());
         let mut stretch = match self.log.reserve_for_short() {
             0 => {
-                let own = || (self.log.budget.load(Relaxed) / STRETCH_PART).max(self.log_extent() / log_part);
+                let own = || (self.log.budget.load(Relaxed) / STRETCH_PART).max(self.log_extent() / kind.log_part());
                 let part = caching.map_or_else(own, |caching| self.evicted_stretch(caching));
                 part.clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX)
             }
@@ -549,19 +574,23 @@ impl Engine {
                 (Ok(reached), _) => mover.ended_at.unwrap_or(reached),
                 // It would fail each time, and a cache that drops nothing takes nothing.
                 (Err(Error::Corruption(_) | Error::Io(_)), Some(caching)) if !self.is_in_memory() && mover.ended_at.is_none() => {
-                    let Some(reached) = self.pass_unread(caching, to)? else { return Ok(false) };
-                    reached
+                    match self.pass_unread(caching, to) {
+                        Ok(Some(reached)) => reached,
+                        passed => {
+                            self.note_unfinished(&mover);
+                            return passed.map(|_| false);
+                        }
+                    }
                 }
                 (Err(error), _) => {
-                    // Its copies stand, and it will be gone through again.
-                    self.compaction.known.fetch_add(mover.moved + mover.expired, Relaxed);
+                    self.note_unfinished(&mover);
                     return Err(error);
                 }
             };
             if reached > from {
                 match caching {
                     Some(caching) => caching.adapt(reached - from),
-                    None => self.note_glance(mover.moved, reached - from),
+                    None => self.note_glance(kind, mover.moved, reached - from),
                 }
                 let dead = (reached - from).saturating_sub(mover.moved + mover.expired) + mover.taken_back.get();
                 if caching.is_some() {
@@ -580,6 +609,12 @@ impl Engine {
             }
             stretch *= 2;
         }
+    }
+
+    /// A stretch that will be gone through again: its copies stand, and what was taken back of guesses is not taken back once more.
+    fn note_unfinished(&self, mover: &Mover<'_>) {
+        self.compaction.known.fetch_add(mover.moved + mover.expired, Relaxed);
+        self.compaction.given_back.fetch_add(mover.taken_back.get(), Relaxed);
     }
 
     /// Where a stretch may end: what lies below does not change any more, and on a device it is there.
@@ -606,6 +641,7 @@ impl Engine {
         let reached = self.stretch_end(next.saturating_add(BLOCK_BYTES))?.min(next);
         // Whose values were there nobody knows.
         caching.flights.outdate_all();
+        self.doom_below(reached);
         self.let_nobody_build_below(reached);
         let _pin = self.epochs.pin_anyway()?;
         // A snapshot that begins later waits for our pin: it does not have what we drop.
@@ -621,7 +657,22 @@ impl Engine {
     /// any more before somebody else finds it gone, and need write nothing to delete it. When this returns, what was built on it is published.
     fn let_nobody_build_below(&self, reached: u64) {
         self.log.bounds.dropping.store(reached, SeqCst);
+        // Reads that take the short way do not ask what was copied, and an entry may lead there still.
+        self.log.bounds.near.fetch_max(reached, SeqCst);
         self.epochs.drain();
+    }
+
+    /// True if what is not there needs no deletion to be so after a crash, too. Not while a cache drops what no line has given up yet.
+    pub(crate) fn stays_absent(&self) -> bool {
+        // Acquire: who found that an entry has gone finds this as well (`Mover::new`).
+        self.log.bounds.doomed.load(Acquire) <= self.told_begin()
+    }
+
+    /// In a cache on a device: entries of what lies below may go from now on.
+    fn doom_below(&self, to: u64) {
+        if !self.is_in_memory() {
+            self.log.bounds.doomed.fetch_max(to, SeqCst);
+        }
     }
 
     /// The lowest address from there on that an entry of the index leads to; [`NOWHERE`] if there is none. A pass over the whole index.

@@ -112,6 +112,8 @@ pub(crate) struct Bounds {
     pub(crate) copied: AtomicU64,
     /// In a cache: what lives below goes, for all at once when `copied` follows, and nothing is built on it any more.
     pub(crate) dropping: AtomicU64,
+    /// In a cache on a device: of what lies below some may be gone from the index. A crash brings it back, until a line says that the log begins there.
+    pub(crate) doomed: AtomicU64,
     pub(crate) head: AtomicU64,
     /// Fast reads end here: at `head`, but in a cache further up, where reads begin to count (`cache/`).
     pub(crate) near: AtomicU64,
@@ -169,6 +171,7 @@ impl Log {
                 begin: AtomicU64::new(FIRST_ADDRESS),
                 copied: AtomicU64::new(FIRST_ADDRESS),
                 dropping: AtomicU64::new(FIRST_ADDRESS),
+                doomed: AtomicU64::new(0),
                 discarded: AtomicU64::new(FIRST_ADDRESS),
                 head: at(),
                 near: at(),

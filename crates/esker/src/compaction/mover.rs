@@ -138,6 +138,9 @@ impl Visitor for Mover<'_> {
 
 impl<'a> Mover<'a> {
     pub(super) fn new(engine: &'a Engine, stretch: Range<u64>, caching: Option<&'a Caching>) -> Self {
+        if caching.is_some() {
+            engine.doom_below(stretch.end);
+        }
         let (from, stretch) = (stretch.start, stretch.end - stretch.start);
         let (doubtful, keys) = (Vec::new(), Vec::new());
         Self {

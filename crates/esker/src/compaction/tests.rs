@@ -115,6 +115,78 @@ fn an_update_does_not_see_what_a_cache_dropped() {
     });
 }
 
+/// The entry goes long before a line says that the log begins behind the record: a crash in between brought it back, though it had been deleted and that
+/// committed.
+#[test]
+fn what_was_deleted_while_a_cache_dropped_it_stays_deleted() {
+    fn check<V: crate::Value + ?Sized>(put: impl Fn(&Store<u64, V>, u64), delete: impl Fn(&Store<u64, V>) -> bool) {
+        let files = Arc::new(MemoryStorage::new());
+        let options = || Options::new().memory("16MiB").background(false).promotion(false).cache(Cache::new().disk(256 << 20));
+        let store: Store<u64, V> = options().open_in(files.clone()).unwrap();
+        put(&store, 1);
+        store.commit().unwrap();
+        let engine = store.engine_for_test();
+        let hash = engine.hash_of(&1u64.to_ne_bytes());
+        let at = engine.index.lookup(hash).address();
+        let bytes = crate::store::chain::record_bytes(engine, at).unwrap();
+        let mut mover = Mover::new(engine, at..at + bytes.len() as u64, engine.caching.as_ref());
+        mover.consider(at, hash, &bytes, None).unwrap();
+        assert_eq!(engine.index.lookup(hash).address(), 0, "it has gone");
+        assert!(!delete(&store));
+        put(&store, 2);
+        store.commit().unwrap();
+        let again: Store<u64, V> = options().open_in(Arc::new(files.copy())).unwrap();
+        assert_eq!((again.contains(&1).unwrap(), again.contains(&2).unwrap()), (false, true));
+    }
+    let put_word = |store: &Store<u64, u64>, key| store.put(&key, &7).unwrap();
+    let put_bytes = |store: &Store<u64, [u8]>, key| store.put(&key, b"seven").unwrap();
+    check(put_word, |store| store.delete(&1).unwrap());
+    check(put_bytes, |store| store.delete(&1).unwrap());
+    check(put_word, |store| store.compare_and_swap(&1, None, None).map(|_| false).unwrap());
+    check(put_word, |store| store.transaction(|tx| tx.delete(&1)).map(|_| false).unwrap());
+    check(put_bytes, |store| store.transaction(|tx| tx.delete(&1)).map(|_| false).unwrap());
+}
+
+/// A stretch that cannot be read goes as a whole, and no entry of it was removed. What of it was in memory still was found by gets, and not by deletes.
+#[test]
+fn what_goes_unread_is_not_found_in_memory_either() {
+    let files = Arc::new(MemoryStorage::new());
+    let options = Options::new().memory("256MiB").background(false).promotion(false).cache(Cache::new().disk(64 << 20));
+    let store: Store<u64, [u8]> = options.open_in(files.clone()).unwrap();
+    (0..400u64).for_each(|key| store.put(&key, &FILLER[..]).unwrap());
+    store.commit().unwrap();
+    let log = files.list().unwrap().into_iter().filter(|name| name.starts_with("esker.log")).min().unwrap();
+    files.open(&log).unwrap().write(8 * SECTOR_BYTES as u64, &[7; 4 * SECTOR_BYTES]).unwrap();
+    let engine = store.engine_for_test();
+    engine.try_move_stretch(engine.caching.as_ref().unwrap(), || true).unwrap();
+    assert!(engine.log.bounds.copied.load(Relaxed) > engine.log.bounds.head.load(Relaxed), "some of what goes is in memory");
+    let found = (0..400).filter(|key| store.contains(key).unwrap()).count();
+    let deleted = (0..400).filter(|key| store.delete(key).unwrap()).count();
+    assert!(found == deleted && found < 400, "{found} found, {deleted} deleted");
+    assert!((0..400).all(|key| store.get(&key).unwrap().is_none()));
+}
+
+/// What is counted is compacted to the target, and a look at the oldest part is no reason to go on below it: with each burst twice as much was copied.
+#[test]
+fn puts_over_cold_records_do_not_make_compaction_go_below_its_target() {
+    let options = Options::new().memory("16MiB").background(false).promotion(false).segment_bytes(1 << 20);
+    let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    (0..30_000u64).for_each(|key| store.put(&key, &FILLER[..2000]).unwrap());
+    let mut key = 1u64;
+    let mut put = |count: u64| {
+        for _ in 0..count {
+            key = key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            store.put(&((key >> 33) % 30_000), &FILLER[..2000]).unwrap();
+        }
+        while store.engine_for_test().compact_if_due().unwrap() {}
+    };
+    (0..400).for_each(|_| put(200));
+    let (before, rounds) = (store.stats().space.moved_bytes, 400u64);
+    (0..rounds).for_each(|_| put(200));
+    let copied = (store.stats().space.moved_bytes - before) as f64 / (rounds * 200 * 2000) as f64;
+    assert!((0.1..0.4).contains(&copied), "{copied} bytes copied for each that was put");
+}
+
 /// A put that cannot know whose record it supersedes takes the entry's word back; without that the first key would be lost.
 #[test]
 fn a_cold_record_behind_another_keys_is_kept() {

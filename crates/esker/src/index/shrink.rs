@@ -190,7 +190,8 @@ impl Index {
         if self.is_end_backed(least) {
             let (end, touched) = (self.shape().buckets() * 64, self.touched_bytes());
             // Versions go, too: who looked there and asks later, unpinned, must not meet his own again.
-            self.shrinking.turns_back.fetch_add(1, Relaxed);
+            // Release: who sees it sees the shape that came before.
+            self.shrinking.turns_back.fetch_add(1, Release);
             drain();
             // The last page has nothing else.
             self.table.release(end as usize, touched.next_multiple_of(4096) as usize);

@@ -588,7 +588,8 @@ where
     fn next(&mut self) -> Option<DeviceRead> {
         while self.result.is_ok() {
             match self.waiting.pop() {
-                Some(get) if get.walk.is_over() => self.absent(get),
+                // Its bucket was moving when it was looked up, or all has gone that lay there: "absent" would need another look anyway.
+                Some(get) if get.walk.is_over() => self.unsettled.push(get),
                 Some(get) => {
                     let walk = get.walk;
                     let read = walk.read(self.reading.put(get));

@@ -234,8 +234,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let was_there = old.is_some();
         let change = self.as_a_whole(decide(old), old);
-        if matches!((&change, was_there), (Change::Remove, false) | (Change::Keep, _)) {
-            // Removing what is not there changes nothing.
+        if matches!(change, Change::Keep) || matches!(change, Change::Remove) && !was_there && self.engine.stays_absent() {
             return Ok(Step::Done(was_there));
         }
         let found = found.with(known);

@@ -222,11 +222,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         match self.old_word(&found, known) {
             Step::Done(_) if !self.is_sure(&seen, &found) => Ok(Step::Again),
-            Step::Done(Some(_)) => {
+            Step::Done(None) if self.engine.stays_absent() => Ok(Step::Done(false)),
+            Step::Done(old) => {
                 let found = found.with(known);
-                Ok(self.add_word(&pin, &held, key, hash, &seen, &found, 0, NEVER, TOMBSTONE).then(|| true))
+                Ok(self.add_word(&pin, &held, key, hash, &seen, &found, 0, NEVER, TOMBSTONE).then(|| old.is_some()))
             }
-            Step::Done(None) => Ok(Step::Done(false)),
             missing => Ok(missing.then(|| false)),
         }
     }

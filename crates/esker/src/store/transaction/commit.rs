@@ -334,6 +334,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             (Write::Delete, Some(record)) => Step::Done(Plan::InPlace(record)),
             (Write::Put(put), Some(record)) if self.fits(record, put) => Step::Done(Plan::InPlace(record)),
             (Write::Delete, None) if !matches!(found, Found::Absent) => append(),
+            (Write::Delete, None) if self.engine.index.is_settled(&seen) && !self.engine.stays_absent() => append(),
             (Write::Delete, None) if self.engine.index.is_settled(&seen) => Step::Done(Plan::Nothing),
             (Write::Delete, None) => Step::Again,
             (Write::Put(..), _) => append(),

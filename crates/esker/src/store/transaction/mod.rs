@@ -234,9 +234,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
 
     fn set_deleted(&mut self, key: &K, is_there: bool) -> Result<()> {
         let at = self.touch(key)?;
+        let may_come_back = !self.store.engine.stays_absent();
         let touched = &mut self.touched[at];
         touched.is_deleted = true;
-        if is_there {
+        if is_there || may_come_back {
             touched.write = Some(Write::Delete);
         }
         Ok(())
