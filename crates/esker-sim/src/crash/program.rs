@@ -59,9 +59,14 @@ impl Program {
         Program::of_length(seed, Program::random(seed).layout, true, 3, 16)
     }
 
-    /// A shorter one of the kind of another, for a store that has lived before.
+    /// A shorter one of the kind of another, for a store that has lived before. Every fourth begins with a compaction: of what a crash has left, before anything
+    /// new is there.
     pub fn sequel(seed: u64, first: &Program) -> Program {
-        Program::of_length(seed, first.layout, first.ends, 1, 5)
+        let mut program = Program::of_length(seed, first.layout, first.ends, 1, 5);
+        if seed % 4 == 1 {
+            program.steps.insert(0, Step::Compact);
+        }
+        program
     }
 
     fn of_length(seed: u64, layout: Layout, ends: bool, least: usize, most: usize) -> Program {
@@ -71,7 +76,11 @@ impl Program {
             let ending = ends && random.random_ratio(2, 5);
             if ending { end_step(&mut random, layout, number) } else { step(&mut random, layout, number) }
         };
-        let steps = (0..length as u64).map(&mut draw).collect();
+        let mut steps: Vec<Step> = (0..length as u64).map(&mut draw).collect();
+        // Or something would nearly always live.
+        if random.random_ratio(1, 12) {
+            steps.extend(keys(layout).into_iter().map(|key| Step::Do(Operation::Delete(key))).chain([Step::Commit]));
+        }
         Program { seed, layout, steps, ends }
     }
 
