@@ -641,7 +641,6 @@ impl Engine {
         let reached = self.stretch_end(next.saturating_add(BLOCK_BYTES))?.min(next);
         // Whose values were there nobody knows.
         caching.flights.outdate_all();
-        self.doom_below(reached);
         self.let_nobody_build_below(reached);
         let _pin = self.epochs.pin_anyway()?;
         // A snapshot that begins later waits for our pin: it does not have what we drop.
@@ -656,6 +655,9 @@ impl Engine {
     /// Of what a cache drops from the midst of a chain the entry does not tell: it leads where it led. So whoever would build on it must not find it
     /// any more before somebody else finds it gone, and need write nothing to delete it. When this returns, what was built on it is published.
     fn let_nobody_build_below(&self, reached: u64) {
+        if self.gives_up_by_lines() {
+            self.log.bounds.doomed.fetch_max(reached, SeqCst);
+        }
         self.log.bounds.dropping.store(reached, SeqCst);
         // Reads that take the short way do not ask what was copied, and an entry may lead there still.
         self.log.bounds.near.fetch_max(reached, SeqCst);
@@ -664,15 +666,13 @@ impl Engine {
 
     /// True if what is not there needs no deletion to be so after a crash, too. Not while a cache drops what no line has given up yet.
     pub(crate) fn stays_absent(&self) -> bool {
-        // Acquire: who found that an entry has gone finds this as well (`Mover::new`).
+        // Acquire: who found that an entry has gone finds this as well.
         self.log.bounds.doomed.load(Acquire) <= self.told_begin()
     }
 
-    /// In a cache on a device: entries of what lies below may go from now on.
-    fn doom_below(&self, to: u64) {
-        if !self.is_in_memory() {
-            self.log.bounds.doomed.fetch_max(to, SeqCst);
-        }
+    /// True if a crash brings back what a cache dropped and no line has given up: not in a store that goes with the process. Not under a pin.
+    fn gives_up_by_lines(&self) -> bool {
+        !self.is_in_memory() && !self.is_temporary()
     }
 
     /// The lowest address from there on that an entry of the index leads to; [`NOWHERE`] if there is none. A pass over the whole index.

@@ -67,6 +67,8 @@ pub(super) struct Mover<'a> {
     keys: Vec<u8>,
     /// A cache, which drops what is not worth another round.
     caching: Option<&'a Caching>,
+    /// What is dropped is given up by a line, later (`Bounds::doomed`).
+    is_doomed: bool,
     stretch: u64,
     /// In memory the first record whose copy did not fit: the stretch ends before it.
     pub(super) ended_at: Option<u64>,
@@ -138,9 +140,6 @@ impl Visitor for Mover<'_> {
 
 impl<'a> Mover<'a> {
     pub(super) fn new(engine: &'a Engine, stretch: Range<u64>, caching: Option<&'a Caching>) -> Self {
-        if caching.is_some() {
-            engine.doom_below(stretch.end);
-        }
         let (from, stretch) = (stretch.start, stretch.end - stretch.start);
         let (doubtful, keys) = (Vec::new(), Vec::new());
         Self {
@@ -155,6 +154,7 @@ impl<'a> Mover<'a> {
             doubtful,
             keys,
             caching,
+            is_doomed: caching.is_some() && engine.gives_up_by_lines(),
             stretch,
             left: 0,
             ended_at: None,
@@ -235,6 +235,9 @@ impl Mover<'_> {
                 // there, and after a crash nobody knows that they end above (`copied`): by a shorter tag the key would have its value again.
                 let leads_nowhere = self.caching.is_some()
                     || (self.is_gone(previous) || known.is_none() && self.is_settled_down_to(previous)) && !engine.holds.is_any();
+                if self.is_doomed {
+                    engine.log.bounds.doomed.fetch_max(at + bytes.len() as u64, SeqCst);
+                }
                 if seen.address() == at && leads_nowhere && !engine.index.remove(hash, &seen) {
                     continue;
                 }

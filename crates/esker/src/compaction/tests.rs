@@ -147,6 +147,29 @@ fn what_was_deleted_while_a_cache_dropped_it_stays_deleted() {
     check(put_bytes, |store| store.transaction(|tx| tx.delete(&1)).map(|_| false).unwrap());
 }
 
+/// When a line has given up what was dropped, deletions that find nothing write nothing again; in a store that goes with the process they never do.
+#[test]
+fn what_a_line_has_given_up_needs_no_deletion() {
+    fn turn_over(store: &Store<u64, [u8]>, rounds: u64) -> usize {
+        let engine = store.engine_for_test();
+        let mut written = 0;
+        for round in 0..rounds {
+            // No record ends where a stretch may.
+            (0..1000u64).for_each(|key| store.put(&(round << 32 | key), &FILLER[..1500]).unwrap());
+            assert!(engine.try_move_stretch(engine.caching.as_ref().unwrap(), || true).unwrap());
+            store.commit().unwrap();
+            let tail = engine.log.tail();
+            assert!(!store.delete(&u64::MAX).unwrap());
+            written += usize::from(engine.log.tail() > tail);
+        }
+        written
+    }
+    let options = || Options::new().memory("16MiB").background(false).promotion(false).cache(Cache::new().disk(64 << 20));
+    assert_eq!(turn_over(&options().open_in(Arc::new(MemoryStorage::new())).unwrap(), 20), 0);
+    assert_eq!(turn_over(&options().open_temporary().unwrap(), 5), 0);
+    assert_eq!(turn_over(&options().open_on(Arc::new(crate::MemoryDevice::new())).unwrap(), 5), 0);
+}
+
 /// A stretch that cannot be read goes as a whole, and no entry of it was removed. What of it was in memory still was found by gets, and not by deletes.
 #[test]
 fn what_goes_unread_is_not_found_in_memory_either() {

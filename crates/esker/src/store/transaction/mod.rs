@@ -234,7 +234,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
 
     fn set_deleted(&mut self, key: &K, is_there: bool) -> Result<()> {
         let at = self.touch(key)?;
-        let may_come_back = !self.store.engine.stays_absent();
+        // What a cache drops may come back in a crash: whether anything need be written the commit knows.
+        let may_come_back = self.store.engine.caching.is_some();
         let touched = &mut self.touched[at];
         touched.is_deleted = true;
         if is_there || may_come_back {
