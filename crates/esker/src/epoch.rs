@@ -30,10 +30,8 @@
 //!
 //! Where `membarrier` is missing, the pin itself fences (SeqCst).
 
-mod written;
-
 use crate::error::{Error, Result};
-use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, Ordering::*, fence};
+use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*, fence};
 use crate::sync::{Mutex, Rule, broken, hint, statics, thread, thread_local};
 use crate::watch::{self, Watch};
 use std::cell::Cell;
@@ -47,13 +45,6 @@ const CHUNKS: usize = if cfg!(loom) { 1 } else { 1024 };
 
 /// What a pin raises that counts one operation.
 const COUNTED: u64 = 1;
-
-/// Release: a drain that finds this pin, and need not wait for it, sees what was done under the one before: whose end it may
-/// never have read.
-#[inline(always)]
-fn raising() -> Ordering {
-    if broken(Rule::PinReleases) { Relaxed } else { Release }
-}
 
 /// No store's id, and not what a thread remembers that was in none (0).
 const SHUT: u64 = u64::MAX;
@@ -128,12 +119,11 @@ impl Slot {
         }
     }
 
-    /// Raises a flag that was never raised before.
-    #[inline(always)]
-    fn raise_number(&self) {
+    /// A flag that was never raised before.
+    fn next_number(&self) -> u64 {
         let number = self.numbered.load(Relaxed) + 1;
         self.numbered.store(number, Relaxed);
-        self.inside.store(COUNTED + number, raising());
+        COUNTED + number
     }
 
     fn is_inside(&self) -> bool {
@@ -258,7 +248,8 @@ impl<'a> Pin<'a> {
 impl Drop for Pin<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.slot.lower();
+        // Release: pairs with the Acquire in `drain`; all that was done under the pin happened before.
+        self.slot.inside.store(0, Release);
     }
 }
 
@@ -283,7 +274,7 @@ impl Epochs {
     /// Enters the store. `Invalid` inside a closure of the same store on the same thread: waiting there would deadlock.
     #[inline]
     pub(crate) fn pin(&self) -> Result<Pin<'_>> {
-        match self.pin_through(&self.door, Slot::raise_number) {
+        match self.pin_through(&self.door, Slot::next_number) {
             Some(pin) => Ok(pin),
             None => self.pin_slowly(self.idle_slot()?),
         }
@@ -292,7 +283,7 @@ impl Epochs {
     /// A pin for the store's own work, which goes on while the store is closing.
     #[inline]
     pub(crate) fn pin_anyway(&self) -> Result<Pin<'_>> {
-        match self.pin_through(&self.door, Slot::raise_number) {
+        match self.pin_through(&self.door, Slot::next_number) {
             Some(pin) => Ok(pin),
             None => self.pin_behind_the_door(),
         }
@@ -302,7 +293,7 @@ impl Epochs {
     #[inline(never)]
     fn pin_behind_the_door(&self) -> Result<Pin<'_>> {
         let slot = self.idle_slot()?;
-        slot.raise_number();
+        slot.inside.store(slot.next_number(), Release);
         fence(SeqCst);
         Ok(Pin { slot })
     }
@@ -317,31 +308,31 @@ impl Epochs {
             return None;
         }
         // SAFETY: an open door bears `self`'s id.
-        let pin = unsafe { self.enter(slot, Slot::raise) };
-        pin.slot.count_own(Counter::Get);
+        let pin = unsafe { self.enter(slot, |_| COUNTED) };
+        pin.slot.add(Counter::Get, 1);
         Some(pin)
     }
 
     /// The same for one write, after which nothing is left to be done.
     #[inline(always)]
     pub(crate) fn pin_to_write(&self, what: Counter) -> Option<Pin<'_>> {
-        let Some(pin) = self.pin_through(&self.write_door, Slot::raise) else {
+        let Some(pin) = self.pin_through(&self.write_door, |_| COUNTED) else {
             self.count_shut_out(what);
             return None;
         };
-        pin.slot.count_own(what);
+        pin.slot.add(what, 1);
         Some(pin)
     }
 
     #[inline(always)]
-    fn pin_through(&self, door: &AtomicU64, raise: impl Fn(&Slot)) -> Option<Pin<'_>> {
+    fn pin_through(&self, door: &AtomicU64, flag: impl Fn(&Slot) -> u64) -> Option<Pin<'_>> {
         let (owner, slot) = LAST_SLOT.with(Cell::get);
         if owner != self.id {
             return None;
         }
         let looked_early = broken(Rule::FlagAfterPin).then(|| door.load(Relaxed));
         // SAFETY: `owner` is `self`'s id.
-        let pin = unsafe { self.enter(slot, raise) };
+        let pin = unsafe { self.enter(slot, flag) };
         // Only now: `close` shuts the door and then drains, so a pin that finds it open is one it waits for.
         // Looked at before the store, a write could be acknowledged after the last flush, and lost.
         (looked_early.unwrap_or_else(|| door.load(Relaxed)) == owner).then_some(pin)
@@ -350,11 +341,14 @@ impl Epochs {
     /// # Safety
     /// `slot` was remembered beside `self`'s id. (Ids are never reused, so it is one of `self`'s, which live as long as `self`.)
     #[inline(always)]
-    unsafe fn enter(&self, slot: *const Slot, raise: impl Fn(&Slot)) -> Pin<'_> {
+    unsafe fn enter(&self, slot: *const Slot, flag: impl Fn(&Slot) -> u64) -> Pin<'_> {
         // SAFETY: as the caller says.
         let pin = Pin { slot: unsafe { &*slot } };
         debug_assert!(!pin.slot.is_inside(), "the remembered slot is withdrawn while a closure runs");
-        raise(pin.slot);
+        // Release: a drain that finds this pin, and need not wait for it, sees what was done under the one before: whose end
+        // it may never have read.
+        let release = if broken(Rule::PinReleases) { Relaxed } else { Release };
+        pin.slot.inside.store(flag(pin.slot), release);
         pin.slot.light_fence();
         pin
     }
@@ -363,7 +357,8 @@ impl Epochs {
     #[cold]
     #[inline(never)]
     fn pin_slowly<'a>(&'a self, slot: &'a Slot) -> Result<Pin<'a>> {
-        slot.raise_number();
+        // Release: as in `enter`.
+        slot.inside.store(slot.next_number(), Release);
         let pin = Pin { slot };
         if !broken(Rule::PinFences) {
             fence(SeqCst);

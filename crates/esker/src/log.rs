@@ -140,14 +140,6 @@ pub(crate) struct Bounds {
     pub(crate) tail: Tail,
 }
 
-/// Where in it is what leads to a record (`store/glance.rs`).
-#[cfg(all(target_arch = "x86_64", not(any(loom, shuttle, miri))))]
-impl Log {
-    pub(crate) const NEAR_AT: usize = std::mem::offset_of!(Self, bounds.near);
-    pub(crate) const WORD_MASK_AT: usize = std::mem::offset_of!(Self, word_mask);
-    pub(crate) const BASE_AT: usize = std::mem::offset_of!(Self, region) + Region::BASE_AT;
-}
-
 #[repr(align(128))]
 pub(crate) struct Tail(pub(crate) AtomicU64);
 

@@ -29,12 +29,6 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-#[cfg(all(target_arch = "x86_64", not(any(loom, shuttle, miri))))]
-impl Region {
-    /// Where in it its beginning is told.
-    pub(crate) const BASE_AT: usize = std::mem::offset_of!(Self, base);
-}
-
 #[cfg(not(loom))]
 impl Region {
     /// Reserves `bytes` (a power of two), or a half of it, a quarter and so on if more than half of what the process has left would go; not less than `least`.

@@ -398,10 +398,6 @@ fn push_unless_shadowed(words: &mut Vec<u64>, word: u64) {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 impl Index {
-    pub(crate) fn is_doubling_for_test(&self) -> bool {
-        self.shape().0 & DOUBLING != 0
-    }
-
     /// What `act` comes to while the bucket of a key moves, and only a shorter tag is there for it, that leads to `old`.
     pub(crate) fn while_it_moves_for_test<R: Send>(&self, hash: u64, old: u64, act: impl Fn() -> R + Sync) -> R {
         let newest = self.lookup(hash).entry & !MARKS;

@@ -137,14 +137,6 @@ pub(crate) struct Index {
 #[repr(align(128))]
 struct Counted(AtomicU64);
 
-/// Where in it is what leads to a bucket (`store/glance.rs`).
-#[cfg(all(target_arch = "x86_64", not(any(loom, shuttle, miri))))]
-impl Index {
-    pub(crate) const SHAPE_AT: usize = std::mem::offset_of!(Self, shape);
-    pub(crate) const TAG_SHIFT_AT: usize = std::mem::offset_of!(Self, geometry.unsplit_base);
-    pub(crate) const TABLE_AT: usize = std::mem::offset_of!(Self, table) + Region::BASE_AT;
-}
-
 impl Index {
     /// `space`: the address space that its table should have, in bytes, a power of two.
     pub(crate) fn new(space: usize) -> Result<Self> {

@@ -108,16 +108,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// [`Index::first_match`]: crate::index::Index::first_match
     #[inline(always)]
     pub(super) fn find_fast(&self, key: &[u8], hash: u64) -> Option<(u64, Record)> {
-        #[cfg(all(target_arch = "x86_64", not(any(loom, shuttle, miri))))]
-        if Self::WORD && Self::KEY_WIDTH == 8 {
-            return super::glance::record_of(&self.engine, super::to_word(key), hash);
-        }
-        self.find_in_front(key, hash)
-    }
-
-    /// The same, for any layout.
-    #[inline(always)]
-    pub(super) fn find_in_front(&self, key: &[u8], hash: u64) -> Option<(u64, Record)> {
         let at = self.engine.index.first_match(hash);
         self.record_of(at, key).filter(Record::is_plain).map(|record| (at, record))
     }

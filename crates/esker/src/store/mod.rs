@@ -26,8 +26,6 @@ mod cold;
 mod conditional;
 mod expire;
 mod find;
-#[cfg(all(target_arch = "x86_64", not(any(loom, shuttle, miri))))]
-mod glance;
 mod helpers;
 mod history;
 mod load;

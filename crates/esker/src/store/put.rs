@@ -81,8 +81,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn put_now(&self, key: &[u8], value: impl Fresh) -> bool {
         let Some(pin) = self.engine.epochs.pin_to_write(Counter::Put) else { return false };
         let hash = self.hash(key);
-        let replace = |(at, record)| self.is_mutable_still(at) && value.replace(record, key);
-        self.find_fast(key, hash).is_some_and(replace) || Self::with_copy(key, |key| self.put_elsewhere(pin, key, hash, value))
+        let at = self.engine.index.first_match(hash);
+        self.put_at(at, key, value) || Self::with_copy(key, |key| self.put_elsewhere(pin, key, hash, value))
     }
 
     /// Where the key's first bucket does not lead to a record of it that may change in place.

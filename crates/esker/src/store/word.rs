@@ -95,11 +95,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub(super) fn rmw_word_at_once(&self, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Option<u64> {
         let pin = self.engine.epochs.pin_to_write(Counter::Rmw)?;
-        let found = self.find_fast(key, hash).filter(|(at, _)| self.is_mutable_still(*at));
-        self.rmw_word_in(&pin, found, key, hash, update)
+        self.rmw_word_from(&pin, self.engine.index.first_match(hash), key, hash, update)
     }
 
-    /// The same for who knows where its entry leads.
+    /// In place if that is where the key's mutable record is, or over a frozen one. `None` if it takes more than that.
     #[inline(always)]
     pub(super) fn rmw_word_from(
         &self,
@@ -109,21 +108,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         hash: u64,
         update: &mut impl FnMut(Option<u64>) -> u64,
     ) -> Option<u64> {
-        let found = self.mutable_record_of(at, key).map(|record| (at, record));
-        self.rmw_word_in(pin, found, key, hash, update)
-    }
-
-    /// In place, if the key's mutable record was found, or over a frozen one. `None` if it takes more than that.
-    #[inline(always)]
-    fn rmw_word_in(
-        &self,
-        pin: &Pin<'_>,
-        found: Option<(u64, Record)>,
-        key: &[u8],
-        hash: u64,
-        update: &mut impl FnMut(Option<u64>) -> u64,
-    ) -> Option<u64> {
-        let Some((at, record)) = found else {
+        let Some(record) = self.mutable_record_of(at, key) else {
             return Self::with_copy(key, |key| self.rmw_word_over(pin, key, hash, update));
         };
         let value = record.word_value(Self::KEY_WIDTH);
