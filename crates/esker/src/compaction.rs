@@ -326,7 +326,8 @@ impl Engine {
         } else if let Stretch::Glance = stretch {
             glanced_at.store(0, Relaxed);
         } else {
-            glanced_at.fetch_min(self.log_extent(), Relaxed);
+            // Nobody else is at it: who compacts is one.
+            glanced_at.store(glanced_at.load(Relaxed).min(self.log_extent()), Relaxed);
         }
     }
 
