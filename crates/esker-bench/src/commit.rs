@@ -8,13 +8,14 @@
 //!
 //! With `Always` each call waits for a line, and calls at the same time share one. A line is two writes and two syncs, one
 //! after the other, so it is compared with a plain file in the same directory that is written 4 KiB at a time with an
-//! fdatasync behind each.
+//! fdatasync behind each. Afterwards, untimed, what was put last is read back.
 //!
 //! **Other engines** (`--engines`) do the same work: puts of 16 bytes, each durable when it returns, and then puts of uniformly chosen
 //! keys by one thread which are made durable every so many seconds (`contestants.rs`).
 
 mod contestants;
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -43,6 +44,8 @@ const WARM_UP: f64 = 0.1;
 const LOAD_BATCH: usize = 1024;
 /// Keys of each thread that commits.
 const COMMIT_KEYS: u64 = 1000;
+/// Blocks of puts whose values are read back, the last ones.
+const AUDITED_BLOCKS: u64 = 4096;
 
 /// The options of `commit`.
 #[derive(clap::Args)]
@@ -364,13 +367,42 @@ impl Commits {
             (calls, seconds)
         });
         let mut count = 0;
-        for (done, latency) in calls {
+        for (thread, (done, latency)) in (0..).zip(calls) {
+            match self.promise {
+                Promise::AtOnce => self.audit(&*contestant, (done.saturating_sub(COMMIT_KEYS)..done).map(|n| own_put(thread, n)))?,
+                Promise::Every(_) => self.audit(&*contestant, last_puts(&sequences[thread as usize], done))?,
+            }
             count += done;
             self.latency += &latency;
         }
         self.rates.push(count as f64 / seconds);
         Ok(())
     }
+
+    /// Of these puts the last one of each key is there.
+    fn audit(&self, contestant: &dyn Contestant, puts: impl Iterator<Item = (u64, u64)>) -> Result<()> {
+        let last: HashMap<u64, u64> = puts.collect();
+        for (key, value) in last {
+            let found = contestant.get(key);
+            ensure!(found == Some(value), "{}: key {key} has {found:?}, and {value} was put last", self.engine.text());
+        }
+        Ok(())
+    }
+}
+
+/// Put number n of a thread that has keys of its own.
+fn own_put(thread: u64, n: u64) -> (u64, u64) {
+    (thread << 32 | (n % COMMIT_KEYS), n)
+}
+
+/// The last of so many puts of a thread that puts any: blocks, with one value each.
+fn last_puts(sequence: &Sequence, done: u64) -> impl Iterator<Item = (u64, u64)> {
+    let (keys, blocks) = (&sequence.keys, done / BLOCK as u64);
+    let in_a_round = (keys.len() / BLOCK) as u64;
+    (blocks.saturating_sub(AUDITED_BLOCKS)..blocks).flat_map(move |block| {
+        let from = (block % in_a_round) as usize * BLOCK;
+        keys[from..from + BLOCK].iter().map(move |&key| (key, block * BLOCK as u64))
+    })
 }
 
 /// Each call is timed.
@@ -378,7 +410,8 @@ fn put_until_over(contestant: &dyn Contestant, thread: u64, start: Instant, seco
     let (mut count, mut latency) = (0, run::histogram());
     while start.elapsed().as_secs_f64() < seconds {
         let begun = Instant::now();
-        contestant.put(thread << 32 | (count % COMMIT_KEYS), count);
+        let (key, value) = own_put(thread, count);
+        contestant.put(key, value);
         latency.saturating_record(begun.elapsed().as_nanos() as u64);
         count += 1;
     }
@@ -524,6 +557,40 @@ mod tests {
 
     impl Contestant for Nothing {
         fn put(&self, _: u64, _: u64) {}
+
+        fn get(&self, _: u64) -> Option<u64> {
+            None
+        }
+    }
+
+    #[derive(Default)]
+    struct Map(std::sync::Mutex<HashMap<u64, u64>>);
+
+    impl Contestant for Map {
+        fn put(&self, key: u64, value: u64) {
+            self.0.lock().unwrap().insert(key, value);
+        }
+
+        fn get(&self, key: u64) -> Option<u64> {
+            self.0.lock().unwrap().get(&key).copied()
+        }
+    }
+
+    /// One put that is lost, or came too late, ends the benchmark.
+    #[test]
+    fn what_was_put_last_is_looked_for() {
+        let commits = Commits::new(Name::Esker, Promise::AtOnce, 1);
+        let sequence = Sequence::draw(Distribution::Uniform, 1000, 0);
+        let (anywhere, own) = (Map::default(), Map::default());
+        let (done, _) = put_anywhere(&anywhere, &sequence, Instant::now(), 0.02);
+        let (count, _) = put_until_over(&own, 3, Instant::now(), 0.02);
+        let own_puts = || (count.saturating_sub(COMMIT_KEYS)..count).map(|n| own_put(3, n));
+        commits.audit(&anywhere, last_puts(&sequence, done)).unwrap();
+        commits.audit(&own, own_puts()).unwrap();
+        let (key, value) = last_puts(&sequence, done).last().unwrap();
+        anywhere.put(key, value - 1);
+        own.0.lock().unwrap().remove(&own_put(3, count - 1).0);
+        assert!(commits.audit(&anywhere, last_puts(&sequence, done)).is_err() && commits.audit(&own, own_puts()).is_err());
     }
 
     /// Keys are drawn before the clock starts: who has 50 ms and nothing to do makes many puts.

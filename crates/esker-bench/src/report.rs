@@ -237,7 +237,9 @@ pub(crate) fn print_ratios(rows: &[Row]) {
     }
     for (own, other, ratios) in lines {
         let Spread { median, min, max } = Spread::of(&ratios);
-        println!("{own} to {other}: {median:.2} times as fast ({min:.2} - {max:.2}), {} settings", ratios.len());
+        let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+        let count = ratios.len();
+        println!("{own} to {other}: {median:.2} times as fast ({min:.2} - {max:.2}), geometric mean {mean:.2}, {count} settings");
     }
 }
 

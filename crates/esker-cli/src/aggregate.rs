@@ -1,7 +1,8 @@
 //! `esker aggregate`: figures about the values of a store, computed where they are, in one pass.
 //!
 //! Values are finite numbers in decimal text; others are counted and otherwise left out. Whole numbers of 64 bits are exact where they
-//! are compared, and summed without fractions.
+//! are compared, and summed without fractions. A figure that nobody asked for is made of no values: it costs next to nothing, a sketch of
+//! many groups above all.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
@@ -25,11 +26,12 @@ type Figures = Vec<(&'static str, Option<String>)>;
 /// Prints the figures asked for, one line for each group.
 pub(crate) fn run(args: &AggregateArgs, opening: Opening) -> Outcome {
     let prefix = args.prefix.clone().unwrap_or_default().into_encoded_bytes();
-    let number = |_: &[u8], value: &[u8]| finite(value);
-    let fraction = |_: &[u8], value: &[u8]| if integer(value).is_some() { None } else { finite(value) };
-    let exact = |_: &[u8], value: &[u8]| Number::of(value);
-    let asked =
-        (Count, Sum(|_: &[u8], value: &[u8]| integer(value)), Sum(fraction), (Min(exact), Max(exact)), Variance(number), Quantiles(number));
+    let &AggregateArgs { sum, min, max, mean, median, .. } = args;
+    let whole = move |_: &[u8], value: &[u8]| integer(value).filter(|_| sum);
+    let fraction = move |_: &[u8], value: &[u8]| if !sum || integer(value).is_some() { None } else { finite(value) };
+    let exact = move |_: &[u8], value: &[u8]| if min || max { Number::of(value) } else { Number::NONE };
+    let if_asked = |asked: bool| move |_: &[u8], value: &[u8]| if asked { finite(value) } else { None };
+    let asked = (Count, Sum(whole), Sum(fraction), (Min(exact), Max(exact)), Variance(if_asked(mean)), Quantiles(if_asked(median)));
     // Without groups all keys are one: those that begin with nothing.
     let groups: HashMap<Vec<u8>, Found> = look_at(&args.dir, opening, |store| {
         let scan = watched(store.scan().prefix(prefix).parallel(args.threads))?;
@@ -57,8 +59,10 @@ enum Number {
 }
 
 impl Number {
+    const NONE: Self = Self::Fraction(f64::NAN);
+
     fn of(text: &[u8]) -> Self {
-        integer(text).map_or_else(|| Self::Fraction(finite(text).unwrap_or(f64::NAN)), Self::Whole)
+        integer(text).map(Self::Whole).or_else(|| finite(text).map(Self::Fraction)).unwrap_or(Self::NONE)
     }
 }
 

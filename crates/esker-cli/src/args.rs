@@ -155,7 +155,8 @@ pub(crate) struct AggregateArgs {
     /// Only keys that begin so
     #[arg(long)]
     pub(crate) prefix: Option<OsString>,
-    /// A line for each group of keys: those with the same first N bytes, or the same bytes before the first X
+    /// A line for each group of keys: those with the same first N bytes, or the same bytes before the first X. Groups are kept in memory
+    /// besides the budget: some hundred bytes each, with --median up to some kilobytes
     #[arg(long, value_name = "prefix:N|delimiter:X", value_parser = crate::aggregate::parse_part)]
     pub(crate) by: Option<KeyPart>,
     /// How many pairs; the figure if no other is asked for
@@ -211,7 +212,7 @@ pub(crate) struct ExportArgs {
 pub(crate) enum ExportFormat {
     /// Two columns, key and value, with a header row
     Csv,
-    /// An object a line, with key and value; bytes that are no text as {"hex":"..."}
+    /// An object a line, with key and value; bytes that are no text as {"hex":"..."}, which `load --hex` reads
     Jsonl,
     /// An Arrow IPC file (Feather), two columns
     Arrow,
@@ -249,6 +250,9 @@ pub(crate) struct LoadArgs {
     /// The column or columns that make the value [default: the whole row; for count: one a row]
     #[arg(long, value_name = "COL[,COL]", value_delimiter = ',')]
     pub(crate) value: Vec<String>,
+    /// Take {"hex":"..."} in a column of JSON Lines for those bytes, as `export` writes what is no text
+    #[arg(long)]
+    pub(crate) hex: bool,
     /// What a row does to its key
     #[arg(long, value_enum, default_value_t = Mode::Put)]
     pub(crate) mode: Mode,

@@ -33,6 +33,8 @@ const YEARS_MAX: u64 = 1_000_000;
 const ROWS_A_MESSAGE: u64 = 32_768;
 /// How many histories of each kind are read back.
 const SHOWN: usize = 3;
+/// Histories between two looks whether to stop.
+const READ_AT_ONCE: usize = 8192;
 
 /// What the demo knows of an aircraft's month, apart from the store.
 #[derive(Default)]
@@ -61,10 +63,11 @@ pub(crate) fn run(opening: Opening) -> Outcome {
     }
     let store: Bytes = Options::new().memory(memory).durability(opening.durability).open_temporary()?;
     introduce(memory, years)?;
-    let ledger = fill(&store, years)?;
+    let interrupt = Interrupt::catch()?;
+    let ledger = fill(&store, years, &interrupt)?;
     show_regions(&store)?;
-    read_back(&store, &ledger)?;
-    check(&store, &ledger)?;
+    read_back(&store, &ledger, &interrupt)?;
+    check(&store, &ledger, &interrupt)?;
     store.close()?;
     out::line("\nThe store was temporary and is gone. Next: esker load --help")
 }
@@ -81,9 +84,8 @@ fn introduce(memory: u64, years: u64) -> Outcome {
 }
 
 /// Stores the years and tells how fast that went.
-fn fill(store: &Bytes, years: u64) -> Result<Ledger, Failure> {
+fn fill(store: &Bytes, years: u64, interrupt: &Interrupt) -> Result<Ledger, Failure> {
     let bar = progress::of_bytes(years * flights::BYTES);
-    let interrupt = Interrupt::catch()?;
     let mut ledger = Ledger::default();
     let start = Instant::now();
     for year in FIRST_YEAR..FIRST_YEAR + years {
@@ -167,13 +169,14 @@ fn show_regions(store: &Bytes) -> Outcome {
 }
 
 /// Reads back busy, recent and long unseen histories.
-fn read_back(store: &Bytes, ledger: &Ledger) -> Outcome {
+fn read_back(store: &Bytes, ledger: &Ledger, interrupt: &Interrupt) -> Outcome {
     let busiest = ledger.ordered(|history| (u64::MAX - history.flights, u64::MAX - history.last));
     let recent = ledger.ordered(|history| u64::MAX - history.last);
     let unseen = ledger.ordered(|history| history.last);
     out::line("histories  aircraft and month   flights    bytes      time  read from")?;
     for (kind, histories) in [("busiest", busiest), ("latest", recent), ("unseen", unseen)] {
         for (key, known) in histories.into_iter().take(SHOWN) {
+            interrupt.check()?;
             read_one(store, kind, key, known)?;
         }
     }
@@ -206,11 +209,11 @@ fn check_history(key: &str, known: &History, history: &[u8]) -> Outcome {
 }
 
 /// Compares everything in the store with the ledger.
-fn check(store: &Bytes, ledger: &Ledger) -> Outcome {
+fn check(store: &Bytes, ledger: &Ledger, interrupt: &Interrupt) -> Outcome {
     let start = Instant::now();
     let reads_before = store.stats().operations.device_reads;
     let flights = count_flights(store, ledger)?;
-    let bytes = count_bytes(store, ledger)?;
+    let bytes = count_bytes(store, ledger, interrupt)?;
     must_equal("flights counted at the airports", flights, ledger.rows)?;
     must_equal("bytes in all histories", bytes, ledger.bytes)?;
     let reads = store.stats().operations.device_reads - reads_before;
@@ -235,14 +238,19 @@ fn count_flights(store: &Bytes, ledger: &Ledger) -> Result<u64, Failure> {
 
 /// The length of all histories together, each of which must be right by itself too. Asked for many at a time, so that
 /// the device has many reads under way.
-fn count_bytes(store: &Bytes, ledger: &Ledger) -> Result<u64, Failure> {
+fn count_bytes(store: &Bytes, ledger: &Ledger, interrupt: &Interrupt) -> Result<u64, Failure> {
     let (keys, known): (Vec<&[u8]>, Vec<&History>) = ledger.histories.iter().map(|(key, known)| (key.as_bytes(), known)).unzip();
-    let mut stored = vec![0; keys.len()];
-    store.get_many(&keys, |i, history| stored[i] = history.map_or(0, |history| history.len() as u64))?;
-    for ((key, known), &stored) in keys.iter().zip(known).zip(&stored) {
-        must_equal(&format!("bytes in the history of {}", String::from_utf8_lossy(key)), stored, known.bytes)?;
+    let mut sum = 0;
+    for (keys, known) in keys.chunks(READ_AT_ONCE).zip(known.chunks(READ_AT_ONCE)) {
+        interrupt.check()?;
+        let mut stored = vec![0; keys.len()];
+        store.get_many(keys, |i, history| stored[i] = history.map_or(0, |history| history.len() as u64))?;
+        for ((key, known), &stored) in keys.iter().zip(known).zip(&stored) {
+            must_equal(&format!("bytes in the history of {}", String::from_utf8_lossy(key)), stored, known.bytes)?;
+        }
+        sum += stored.iter().sum::<u64>();
     }
-    Ok(stored.iter().sum())
+    Ok(sum)
 }
 
 fn must_equal(what: &str, stored: u64, expected: u64) -> Outcome {

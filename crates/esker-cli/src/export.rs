@@ -53,9 +53,20 @@ pub(crate) fn run(args: &ExportArgs, opening: Opening) -> Outcome {
         writer.finish()
     })?;
     match (file, &args.output) {
-        (Some(file), Some(path)) => file.persist(path).map(drop).map_err(|error| Failure::about(path.display(), error.error)),
+        (Some(file), Some(path)) => put_in_place(file, path).map_err(|error| Failure::about(path.display(), error)),
         _ => Ok(()),
     }
+}
+
+/// Whoever could not read what was there cannot read what takes its place.
+fn put_in_place(file: NamedTempFile, path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(about) => file.as_file().set_permissions(about.permissions())?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    file.as_file().sync_all()?;
+    file.persist(path).map(drop).map_err(|error| error.error)
 }
 
 fn check(args: &ExportArgs) -> Outcome {
@@ -176,7 +187,7 @@ impl PairWriter for Jsonl {
     }
 }
 
-/// Text as itself, other bytes in hexadecimal. `jsonl.rs` reads both.
+/// Text as itself, other bytes in hexadecimal. `load --hex` reads both.
 pub(crate) fn text(bytes: &[u8]) -> Value {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.into(),

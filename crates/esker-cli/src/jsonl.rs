@@ -1,18 +1,46 @@
 //! Rows of JSON Lines files: one object a line.
 //!
 //! Members are kept as they are written, so that a number loses no digit. Of a string the content is taken,
-//! without quotes and escapes, and of `{"hex":".."}`, as an export has bytes that are no text, those bytes; anything else stays JSON. Several columns make an object for a value, and fields
-//! joined by commas for a key. Blank lines are passed over.
+//! without quotes and escapes; anything else stays JSON, but for `{"hex":".."}` with `--hex`: those bytes, as an export has what is
+//! no text. Several columns make an object for a value, and fields joined by commas for a key. Blank lines are passed over. A
+//! wanted member that is there twice is an error, not a guess.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{self, BufRead, Read};
 
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::failure::Failure;
 use crate::rows::{self, Pair, Rows, Wanted};
 
-type Object<'a> = BTreeMap<String, &'a RawValue>;
+/// The members by name; of a name that is there twice, none.
+struct Object<'a>(BTreeMap<String, Option<&'a RawValue>>);
+
+impl<'de> Deserialize<'de> for Object<'de> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Members;
+
+        impl<'de> Visitor<'de> for Members {
+            type Value = Object<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Object<'de>, A::Error> {
+                let mut members = BTreeMap::new();
+                while let Some((name, value)) = from.next_entry::<String, &RawValue>()? {
+                    members.entry(name).and_modify(|there| *there = None).or_insert(Some(value));
+                }
+                Ok(Object(members))
+            }
+        }
+
+        from.deserialize_map(Members)
+    }
+}
 
 /// The rows of a file with one JSON object a line.
 pub(crate) struct Jsonl {
@@ -56,8 +84,8 @@ impl Rows for Jsonl {
         let object: Object = serde_json::from_slice(row).map_err(|error| explain_row(&error, before))?;
         pair.key.clear();
         pair.value.clear();
-        take_key(&object, &self.wanted.key, &mut pair.key)?;
-        take_value(&object, &self.wanted.value, row, &mut pair.value)?;
+        self.take_key(&object, &mut pair.key)?;
+        self.take_value(&object, row, &mut pair.value)?;
         Ok(true)
     }
 
@@ -66,26 +94,39 @@ impl Rows for Jsonl {
     }
 }
 
-fn take_key(object: &Object, columns: &[String], to: &mut Vec<u8>) -> Result<(), Failure> {
-    let fields = columns.iter().map(|column| content(object, column)).collect::<Result<Vec<_>, _>>()?;
-    match &fields[..] {
-        [only] => to.extend_from_slice(only),
-        several => rows::join(to, several.iter().map(Vec::as_slice), b',', true),
+impl Jsonl {
+    fn take_key(&self, object: &Object<'_>, to: &mut Vec<u8>) -> Result<(), Failure> {
+        let fields = self.wanted.key.iter().map(|column| self.content(object, column)).collect::<Result<Vec<_>, _>>()?;
+        match &fields[..] {
+            [only] => to.extend_from_slice(only),
+            several => rows::join(to, several.iter().map(Vec::as_slice), b',', true),
+        }
+        Ok(())
     }
-    Ok(())
-}
 
-fn take_value(object: &Object, columns: &[String], row: &[u8], to: &mut Vec<u8>) -> Result<(), Failure> {
-    match columns {
-        [] => to.extend_from_slice(row),
-        [only] => to.extend_from_slice(&content(object, only)?),
-        several => {
-            let members = several.iter().map(|column| Ok((column, member(object, column)?)));
-            let part = members.collect::<Result<Vec<_>, Failure>>()?;
-            write_object(&part, to)?;
+    fn take_value(&self, object: &Object<'_>, row: &[u8], to: &mut Vec<u8>) -> Result<(), Failure> {
+        match &self.wanted.value[..] {
+            [] => to.extend_from_slice(row),
+            [only] => to.extend_from_slice(&self.content(object, only)?),
+            several => {
+                let members = several.iter().map(|column| Ok((column, member(object, column)?)));
+                let part = members.collect::<Result<Vec<_>, Failure>>()?;
+                write_object(&part, to)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn content(&self, object: &Object<'_>, column: &str) -> Result<Vec<u8>, Failure> {
+        let json = member(object, column)?.get();
+        if json.starts_with('"') {
+            return serde_json::from_str(json).map(String::into_bytes).map_err(|error| explain(&error));
+        }
+        match json.starts_with('{') && self.wanted.hex {
+            true => no_text(json),
+            false => Ok(json.as_bytes().to_vec()),
         }
     }
-    Ok(())
 }
 
 /// Writes the members in the order they were asked for.
@@ -100,25 +141,26 @@ fn write_object(members: &[(&String, &RawValue)], to: &mut Vec<u8>) -> Result<()
     Ok(())
 }
 
-fn content(object: &Object, column: &str) -> Result<Vec<u8>, Failure> {
-    let json = member(object, column)?.get();
-    if json.starts_with('"') {
-        return serde_json::from_str(json).map(String::into_bytes).map_err(|error| explain(&error));
-    }
-    Ok(no_text(json).unwrap_or_else(|| json.as_bytes().to_vec()))
-}
-
-/// The bytes that an export writes in hexadecimal: only those that are no text.
-fn no_text(json: &str) -> Option<Vec<u8>> {
-    let digits = json.strip_prefix(r#"{"hex":""#)?.strip_suffix(r#""}"#)?.as_bytes();
+/// The bytes that an export writes in hexadecimal; of any other object its text.
+fn no_text(json: &str) -> Result<Vec<u8>, Failure> {
+    let object: Object = serde_json::from_str(json).map_err(|error| explain(&error))?;
+    let digits = match (object.0.len(), object.0.get("hex")) {
+        (1, Some(Some(digits))) => serde_json::from_str::<String>(digits.get()).ok(),
+        _ => None,
+    };
+    let Some(digits) = digits else { return Ok(json.as_bytes().to_vec()) };
     let digit = |digit: u8| char::from(digit).to_digit(16);
-    let bytes = digits.chunks(2).map(|pair| Some((digit(pair[0])? << 4 | digit(*pair.get(1)?)?) as u8));
-    bytes.collect::<Option<Vec<u8>>>().filter(|bytes| std::str::from_utf8(bytes).is_err())
+    let bytes = digits.as_bytes().chunks(2).map(|pair| Some((digit(pair[0])? << 4 | digit(*pair.get(1)?)?) as u8));
+    let bytes: Option<Vec<u8>> = bytes.collect();
+    bytes.ok_or_else(|| Failure::new("what is `hex` is not bytes in hexadecimal"))
 }
 
 fn member<'a>(object: &Object<'a>, column: &str) -> Result<&'a RawValue, Failure> {
-    let found = object.get(column).copied();
-    found.ok_or_else(|| Failure::new(format!("the object has no `{column}`")))
+    match object.0.get(column) {
+        Some(Some(value)) => Ok(value),
+        Some(None) => Err(Failure::new(format!("the object has more than one `{column}`"))),
+        None => Err(Failure::new(format!("the object has no `{column}`"))),
+    }
 }
 
 /// With the column in the line, of which so many bytes stand before the row.

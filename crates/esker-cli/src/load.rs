@@ -40,10 +40,9 @@ struct Watch<'a> {
 
 impl Watch<'_> {
     fn see(&self, loaded: &Loaded) -> Outcome {
-        let rows = count(loaded.rows);
         if loaded.rows.is_multiple_of(ROWS_A_MESSAGE) && !self.bar.is_hidden() {
             let rate = rate(loaded.rows, self.start.elapsed().as_secs_f64());
-            progress::say(self.bar, format!("{rows} rows, {rate} rows/s"));
+            progress::say(self.bar, format!("{} rows, {rate} rows/s", count(loaded.rows)));
         }
         self.interrupt.check().map_err(|why| after(loaded.rows, why))
     }
@@ -52,10 +51,10 @@ impl Watch<'_> {
 /// Loads a file.
 pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
     let format = format_of(args)?;
-    check_count(args)?;
+    check_arguments(args, format)?;
     let interrupt = Interrupt::catch()?;
     let Input { text, bar } = input::open(&args.file, &interrupt)?;
-    let wanted = Wanted { key: args.key.clone(), value: args.value.clone() };
+    let wanted = Wanted { key: args.key.clone(), value: args.value.clone(), hex: args.hex };
     let mut rows: Box<dyn Rows> = match format {
         Format::Jsonl => Box::new(Jsonl::new(text, wanted)),
         _ => Box::new(Separated::new(text, format, &wanted).map_err(|why| in_file(args, why))?),
@@ -76,7 +75,10 @@ fn format_of(args: &LoadArgs) -> Result<Format, Failure> {
     })
 }
 
-fn check_count(args: &LoadArgs) -> Outcome {
+fn check_arguments(args: &LoadArgs, format: Format) -> Outcome {
+    if args.hex && format != Format::Jsonl {
+        return Err(Failure::Usage("--hex is for jsonl".to_owned()));
+    }
     if args.mode == Mode::Count && args.value.len() > 1 {
         return Err(Failure::Usage("--mode count adds up one column; give one --value, or none".to_owned()));
     }

@@ -30,6 +30,8 @@ pub(crate) struct Wanted {
     pub(crate) key: Vec<String>,
     /// The columns of the value; none means the whole row.
     pub(crate) value: Vec<String>,
+    /// Whether `{"hex":".."}` of JSON stands for those bytes.
+    pub(crate) hex: bool,
 }
 
 /// Where rows come from.

@@ -2,8 +2,9 @@
 //!
 //! CSV follows RFC 4180, quotes included; in TSV a quote is a character like any other. The header names the
 //! columns, and a row with more or fewer fields than the header is an error, not a guess. So is a quote that nothing closes:
-//! it would make one field of all that follows. The reader of CSV does not tell that, nor the line where a row begins: it counts
-//! the empty lines before a row, and the `\n` of `\r\n`, to the row. So [`Quotes`] looks over its shoulder.
+//! it would make one field of all that follows; and text behind a closing quote, which would make `"a"b` of what was meant as `ab`. The reader
+//! of CSV tells neither, nor the line where a row begins: it counts the empty lines before a row, and the `\n` of `\r\n`, to the row. So
+//! [`Quotes`] looks over its shoulder.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
@@ -38,9 +39,9 @@ impl Separated {
         if header.is_empty() {
             return Err(Failure::new("the file is empty, there is no header row in it"));
         }
-        let key = find_all(&header, &wanted.key)?;
-        let value = find_all(&header, &wanted.value)?;
-        let line = reader.get_mut().row_line();
+        let row = reader.get_mut().next_row();
+        row.must_be_whole()?;
+        let (line, key, value) = (row.line, find_all(&header, &wanted.key)?, find_all(&header, &wanted.value)?);
         Ok(Self { reader, record: ByteRecord::new(), line, key, value, delimiter, quotes })
     }
 
@@ -60,11 +61,13 @@ impl Rows for Separated {
     fn next(&mut self, pair: &mut Pair) -> Result<bool, Failure> {
         self.reader.get_mut().row_bytes = 0;
         let read = self.reader.read_byte_record(&mut self.record);
-        self.line = self.reader.get_mut().row_line();
+        let row = self.reader.get_mut().next_row();
+        self.line = row.line;
         self.reader.get_ref().must_be_closed()?;
         if !read.map_err(|error| explain(&error))? {
             return Ok(false);
         }
+        row.must_be_whole()?;
         pair.key.clear();
         pair.value.clear();
         self.take(&self.key, &mut pair.key);
@@ -91,8 +94,23 @@ struct Quotes {
     line: u64,
     /// Something of a row is read, and not its end.
     is_in_row: bool,
-    /// The lines where rows begin that were read ahead.
-    row_lines: VecDeque<u64>,
+    /// Those that were read ahead.
+    rows: VecDeque<Row>,
+}
+
+/// What the reader does not tell of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Row {
+    /// Where it begins, from 1.
+    line: u64,
+    /// There is text behind a closing quote.
+    is_torn: bool,
+}
+
+impl Row {
+    fn must_be_whole(self) -> Result<(), Failure> {
+        if self.is_torn { Err(Failure::new("there is text behind the quote that closes a field")) } else { Ok(()) }
+    }
 }
 
 /// Where in a field.
@@ -111,7 +129,7 @@ enum Place {
 impl Quotes {
     fn new(text: Box<dyn BufRead>, delimiter: u8, quotes: bool) -> Self {
         let (is_over, row_bytes, line, is_in_row) = (false, 0, 1, false);
-        Self { text, delimiter, quotes, place: Place::Start, is_over, row_bytes, line, is_in_row, row_lines: VecDeque::new() }
+        Self { text, delimiter, quotes, place: Place::Start, is_over, row_bytes, line, is_in_row, rows: VecDeque::new() }
     }
 
     fn pass(&mut self, bytes: &[u8]) {
@@ -134,6 +152,12 @@ impl Quotes {
     fn pass_text(&mut self, text: &[u8]) {
         let Some(&last) = text.last() else { return };
         self.begin_row();
+        if self.place == Place::Closing
+            && text[0] != self.delimiter
+            && let Some(row) = self.rows.back_mut()
+        {
+            row.is_torn = true;
+        }
         if self.place != Place::Quoted {
             self.place = if last == self.delimiter { Place::Start } else { Place::Plain };
         }
@@ -158,13 +182,13 @@ impl Quotes {
     fn begin_row(&mut self) {
         if !self.is_in_row {
             self.is_in_row = true;
-            self.row_lines.push_back(self.line);
+            self.rows.push_back(Row { line: self.line, is_torn: false });
         }
     }
 
-    /// Where the next row begins: one that the reader has taken or failed to take.
-    fn row_line(&mut self) -> u64 {
-        self.row_lines.pop_front().unwrap_or(self.line)
+    /// The next row: one that the reader has taken or failed to take.
+    fn next_row(&mut self) -> Row {
+        self.rows.pop_front().unwrap_or(Row { line: self.line, is_torn: false })
     }
 
     /// Only behind the last row can that be told: before, the text is read ahead of the rows.
@@ -262,7 +286,8 @@ mod tests {
             }
             let mut pieces = Quotes::new(Box::new(io::empty()), b',', quotes);
             text.iter().for_each(|byte| pieces.pass(&[*byte]));
-            assert_eq!(pieces.row_lines, expected, "{}, quotes: {quotes}", text.escape_ascii());
+            let lines: Vec<_> = pieces.rows.iter().map(|row| row.line).collect();
+            assert_eq!(lines, expected, "{}, quotes: {quotes}", text.escape_ascii());
         }
     }
 }

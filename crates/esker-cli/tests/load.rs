@@ -222,6 +222,28 @@ fn an_open_quote_is_an_error() {
     assert_eq!(place.ok("get store 4"), "8\n");
 }
 
+/// Two keys became one.
+#[test]
+fn text_behind_a_closing_quote_is_an_error() {
+    let place = Place::new();
+    place.write("a.csv", "k,v\n\"ab\",\"1\"\n\"a\"b,2\nc,3\n");
+    place.fails(
+        "load store a.csv --key k --value v",
+        "a.csv: line 3: there is text behind the quote that closes a field (rows loaded before it: 1)",
+    );
+    assert_eq!(place.ok("scan store"), "ab\t1\n");
+    place.write("header.csv", "\"k\" ,v\na,1\n");
+    place.fails("load none header.csv --key k", "header.csv: there is text behind the quote");
+}
+
+#[test]
+fn a_member_that_is_there_twice_is_not_guessed() {
+    let place = Place::new();
+    place.write("a.jsonl", "{\"k\":1,\"v\":1,\"w\":1,\"w\":2}\n{\"k\":2,\"v\":1,\"v\":2}\n");
+    place.fails("load store a.jsonl --key k --value v", "a.jsonl: line 2: the object has more than one `v`");
+    assert_eq!(place.ok("scan store"), "1\t1\n");
+}
+
 #[test]
 fn a_column_that_is_there_twice_is_not_guessed() {
     let place = Place::new();

@@ -7,6 +7,7 @@ mod common;
 use common::{Place, esker, sorted};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 
 const ORDERS: &str = "id,amount\nde:1,10\nde:2,20\nfr:1,5\nfr:2,2.5\nfr:3,none\n";
 
@@ -86,8 +87,23 @@ fn bytes_that_are_no_text_are_exported_and_loaded_again() {
     let exported = place.ok("export store --format jsonl");
     assert_eq!(exported.lines().count(), 4);
     place.write("all.jsonl", &exported);
-    place.ok("load copy all.jsonl --key key --value value");
+    place.ok("load copy all.jsonl --hex --key key --value value");
     assert_eq!(sorted(&place.ok("export copy --format jsonl")), sorted(&exported));
+}
+
+/// A colour became three bytes, and another one did not.
+#[test]
+fn an_object_stays_one_unless_told_otherwise() {
+    let place = Place::new();
+    place.write("colours.jsonl", "{\"id\":1,\"of\":{\"hex\":\"ff0000\"}}\n{\"id\":2,\"of\":{ \"hex\": \"41\" }}\n");
+    place.ok("load store colours.jsonl --key id --value of");
+    assert_eq!(sorted(&place.ok("scan store")), ["1\t{\"hex\":\"ff0000\"}", "2\t{ \"hex\": \"41\" }"]);
+    place.ok("load bytes colours.jsonl --hex --key id --value of");
+    assert_eq!(esker(&place, "get bytes 1").output().unwrap().stdout, b"\xff\0\0\n");
+    assert_eq!(place.ok("get bytes 2"), "A\n");
+    place.write("wrong.jsonl", "{\"id\":1,\"of\":{\"hex\":\"f\"}}\n");
+    place.fails("load bytes wrong.jsonl --hex --key id --value of", "wrong.jsonl: line 1: what is `hex` is not bytes in hexadecimal");
+    assert_eq!(place.run("load bytes orders.csv --hex --key id").code, 2);
 }
 
 /// Two groups that are no text had one name.
@@ -110,6 +126,11 @@ fn an_export_to_a_file_replaces_it_when_it_is_whole() {
     assert_eq!(std::fs::read_to_string(place.path("all.csv")).unwrap(), "key,value\nfr:1,5\n");
     place.fails("export nowhere --format csv --output all.csv", "nowhere");
     assert_eq!(std::fs::read_to_string(place.path("all.csv")).unwrap(), "key,value\nfr:1,5\n");
+    // As private as it was.
+    let mode = || std::fs::metadata(place.path("all.csv")).unwrap().permissions().mode() & 0o777;
+    std::fs::set_permissions(place.path("all.csv"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    place.ok("export store --format csv --output all.csv");
+    assert_eq!(mode(), 0o600);
     assert_eq!(place.run("export store --format csv --key-type text").code, 2);
     let files = std::fs::read_dir(place.path("")).unwrap().count();
     assert_eq!(files, 3, "orders.csv, the store and the export; nothing temporary");

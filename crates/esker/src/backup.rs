@@ -225,7 +225,10 @@ impl Source<'_> {
 
     /// The backup that is there, if our log goes on where its own ends.
     fn backup_in(&self, to: &dyn Storage) -> Result<Option<Manifest>> {
-        let Some(manifest) = Manifest::open(to, None, false)? else { return Ok(None) };
+        let Some(manifest) = Manifest::open(to, None, false)? else {
+            // What a backup that was cut short has begun may be files of an earlier one's, by a second name.
+            return if has_lived(to)? { Err(Error::invalid("there is the beginning of a backup that was cut short")) } else { Ok(None) };
+        };
         let (ours, theirs) = (self.state, &manifest.state);
         let same = theirs.is_backup && (theirs.identity, theirs.lineage) == (ours.identity, ours.lineage);
         if !same {

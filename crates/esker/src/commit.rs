@@ -33,7 +33,7 @@
 //! One line is drawn at a time; who waits for which, and who draws it, is `group.rs`.
 
 use crate::engine::{Engine, Home, lock};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::image;
 use crate::lines::{self, LineRecord};
@@ -41,6 +41,7 @@ use crate::log::NOWHERE;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
 use crate::sync::waiting::Mutex;
 use crate::sync::{MutexGuard, Rule, broken};
+use std::panic::resume_unwind;
 use std::time::Duration;
 
 /// When writes become durable without being asked to (a `commit` always makes them so).
@@ -199,7 +200,7 @@ impl Engine {
         });
         bounds.floor.store(cut, SeqCst);
         bounds.read_only.store(cut, SeqCst);
-        let now = self.expiry.now();
+        let now = self.expiry.try_now();
         // Release: a transaction that finds it open again finds all of the above.
         self.commits.is_cutting.store(false, Release);
         if !broken(Rule::LinesDrain) {
@@ -207,6 +208,8 @@ impl Engine {
         }
         bounds.safe_read_only.store(cut, Release);
         let window = bounds.drawn.swap(cut, Relaxed);
+        // Only now that the line is drawn, or the next one would take this one's records for its own.
+        let now = now.unwrap_or_else(|panic| resume_unwind(panic));
         // Records of the next line may lie in the window, unless nobody had taken a place there.
         let whole = if tail == window || broken(Rule::LinesLeaveRecords) { cut } else { window };
         let line = Line { number, window, cut, whole, begin, now };
@@ -220,9 +223,10 @@ impl Engine {
         let line = last.filter(|line| line.whole == self.log.tail())?;
         // The time is to fall between transactions, as that of a new line does.
         self.hold_transactions();
-        let now = self.expiry.now();
+        let now = self.expiry.try_now();
         let is_still = self.log.tail() == line.whole;
         self.commits.is_cutting.store(false, Release);
+        let now = now.unwrap_or_else(|panic| resume_unwind(panic));
         is_still.then_some(Line { now, ..line })
     }
 
@@ -258,19 +262,30 @@ impl Engine {
             return Ok(());
         }
         let Home { storage, manifest, .. } = home;
-        let saved = image::remove_all(&**storage, state.image).and_then(|()| {
-            image::write(&**storage, state.image + 1, state.identity.store_id, &self.index, || false)?;
+        image::remove_all(&**storage, state.image).map_err(|error| self.latch(error))?;
+        let written = image::write_whole(&**storage, state.image + 1, state.identity.store_id, &self.index, || false);
+        // What is given up needs one; else without it the next opening reads more of the log.
+        if anew {
+            written.as_ref().map_err(|error| self.latch(error.clone()))?;
+        }
+        let has_image = written.is_ok();
+        let named = if has_image { storage.sync().map_err(Error::from) } else { Ok(()) };
+        let saved = named.and_then(|()| {
             manifest.write(|state| {
-                (state.image, state.image_until) = (state.image + 1, cut);
                 self.record_of(line, window).apply(state, cut);
                 state.begin = self.log.bounds.compacted.load(Acquire);
-                // The image has all that was published in finer tables.
-                state.shape = self.index.shape_word();
+                if has_image {
+                    (state.image, state.image_until) = (state.image + 1, cut);
+                    // The image has all that was published in finer tables.
+                    state.shape = self.index.shape_word();
+                }
             })?;
-            self.index.forget_finest();
-            image::remove_all(&**storage, state.image + 1)
+            if has_image {
+                self.index.forget_finest();
+                self.image_stands_for(cut);
+            }
+            image::remove_all(&**storage, if has_image { state.image + 1 } else { state.image })
         });
-        self.image_stands_for(cut);
         saved.map_err(|error| self.latch(error))
     }
 }

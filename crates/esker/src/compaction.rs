@@ -333,7 +333,8 @@ impl Engine {
 
     /// True if next to nothing would come of it.
     fn is_compaction_hopeless(&self) -> bool {
-        self.dead_bytes() < self.log_extent() / HOPELESS_PART && !self.log.is_longest_in_doubt()
+        let dead = self.dead_bytes();
+        dead < self.log_extent() / HOPELESS_PART && !self.log.is_longest_in_doubt() && !self.log.is_overdrawn(dead)
     }
 
     fn finds_expired(&self) -> bool {
@@ -468,9 +469,9 @@ impl Engine {
         self.sample_expired();
         while !fits() {
             // Not at all when next to nothing would come of it, as far as a closer look can tell.
-            let is_hopeless = || self.is_compaction_hopeless() && !(0..CLOSE_LOOKS).any(|_| self.finds_expired());
             let is_through = self.log.bounds.begin.load(Relaxed) >= until;
             let would_fit = || (self.log_bytes() + bytes).saturating_sub(self.dead_bytes()) <= self.log.budget.load(Relaxed);
+            let is_hopeless = || !would_fit() && self.is_compaction_hopeless() && !(0..CLOSE_LOOKS).any(|_| self.finds_expired());
             if is_hopeless() || is_through && (rounds == ROUNDS || !would_fit()) {
                 if waits < ROUNDS && self.await_stretch() {
                     waits += 1;
@@ -596,6 +597,7 @@ impl Engine {
                 let dead = (reached - from).saturating_sub(mover.moved + mover.expired) + mover.taken_back.get();
                 if caching.is_some() {
                     self.let_nobody_build_below(reached);
+                    mover.tell_aside()?;
                 }
                 self.log.bounds.copied.store(reached, SeqCst);
                 lock(&self.compaction.copied).push_back(Copied { reached, moved: mover.moved, dead, left: mover.left });

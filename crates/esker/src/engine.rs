@@ -35,6 +35,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard, TryLockError};
 pub(crate) use crate::types::Layout;
 use driver::Drawn;
+pub(crate) use driver::Retries;
 pub(crate) use hasher::Hasher;
 pub(crate) use room::{BUDGET_BYTES_MIN, check_budget};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -222,7 +222,14 @@ pub(crate) struct WaryPin<'a> {
     pin: Pin<'a>,
 }
 
-struct Withdrawn((u64, *const Slot));
+/// While it lives this thread's calls of a store in which it is pinned are `Invalid`, and find that out.
+pub(crate) struct Withdrawn((u64, *const Slot));
+
+impl Withdrawn {
+    pub(crate) fn slot() -> Self {
+        Self(LAST_SLOT.with(|last| last.replace((0, ptr::null()))))
+    }
+}
 
 impl Drop for Withdrawn {
     fn drop(&mut self) {
@@ -241,7 +248,7 @@ impl<'a> std::ops::Deref for WaryPin<'a> {
 impl<'a> Pin<'a> {
     /// The same, from here on under foreign eyes.
     pub(crate) fn wary(self) -> WaryPin<'a> {
-        WaryPin { _withdrawn: Withdrawn(LAST_SLOT.with(|last| last.replace((0, ptr::null())))), pin: self }
+        WaryPin { _withdrawn: Withdrawn::slot(), pin: self }
     }
 }
 

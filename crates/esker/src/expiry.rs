@@ -9,18 +9,21 @@
 //! the driver looks only while it has reason to believe that there are some.
 
 use crate::engine::Engine;
+use crate::epoch::Withdrawn;
 use crate::error::Result;
 use crate::record::{self, NEVER, Record};
 use crate::store::chain;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::types::Layout;
 use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What tells a store the time. Expiry goes by the wall clock, so that it means the same after a restart.
 pub trait Clock: Send + Sync + Debug {
-    /// The time now. Should it step back, what had expired and was not yet dropped is there again.
+    /// The time now. Should it step back, what had expired and was not yet dropped is there again. Asked in the midst of calls: using the store from inside
+    /// is [`Error::Invalid`](crate::Error::Invalid), and a panic may end a commit as a failing device would.
     fn now(&self) -> SystemTime;
 }
 
@@ -68,7 +71,7 @@ impl Clock for ManualClock {
 
 /// Milliseconds since 1970.
 pub(crate) fn millis(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(NEVER - 1))
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(NEVER).min(NEVER - 1))
 }
 
 /// The same as a time.
@@ -117,8 +120,19 @@ impl Expiry {
         Self { clock, is_watched: AtomicBool::new(false), rounds_in_vain: zero(), hand: zero(), expired: zero(), dropped: zero() }
     }
 
+    /// The clock is a foreign one, perhaps, and asked under pins: it must not get in the way of what goes on there.
     pub(crate) fn now(&self) -> u64 {
+        let _withdrawn = Withdrawn::slot();
         millis(self.clock.now())
+    }
+
+    /// The same for who must not be torn from what he does by a clock that panics.
+    pub(crate) fn try_now(&self) -> std::thread::Result<u64> {
+        catch_unwind(AssertUnwindSafe(|| self.now()))
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.is_watched.load(Relaxed)
     }
 
     /// There is an expiring record, or may be one.
@@ -254,7 +268,8 @@ mod tests {
         let clock = ManualClock::default();
         clock.advance(Duration::MAX);
         clock.advance(Duration::from_secs(1));
-        assert_eq!(millis(clock.now()), u64::MAX);
+        // The last instant that is one: what never ends has not ended then.
+        assert_eq!(millis(clock.now()), NEVER - 1);
     }
 
     #[test]

@@ -27,9 +27,10 @@
 
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
-use crate::engine::{Engine, lock};
+use crate::engine::{Engine, Retries, lock};
 use crate::error::{Error, Result};
 use crate::index::{Index, address_of};
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -65,6 +66,9 @@ pub(crate) struct Images {
     /// The address from which on the log must be read besides.
     until: AtomicU64,
     is_under_way: AtomicBool,
+    retries: Mutex<Retries>,
+    /// Why the last one failed.
+    failure: Mutex<Option<Error>>,
 }
 
 impl Images {
@@ -87,7 +91,12 @@ impl Engine {
         // A recovery without it would make the index as large as it was.
         let has_shrunk = self.index.finest_times() > 2 && !self.index.is_shrinking();
         let is_long = lag > LAG_BYTES_MIN.max(LAG_INDEX_TIMES * self.index.bytes());
-        !self.is_in_memory() && (is_long || has_shrunk) && !self.images.is_under_way.load(Relaxed)
+        !self.is_in_memory() && (is_long || has_shrunk) && !self.images.is_under_way.load(Relaxed) && lock(&self.images.retries).are_due()
+    }
+
+    /// Why the last image failed, if it did.
+    pub(crate) fn image_failure(&self) -> Option<Error> {
+        lock(&self.images.failure).clone()
     }
 
     /// Takes an image of the index while operations go on.
@@ -95,6 +104,9 @@ impl Engine {
         let _compaction = self.hold_compaction();
         self.images.is_under_way.store(true, Relaxed);
         let taken = self.take_image_alone();
+        let failure = taken.as_ref().err().filter(|error| !matches!(error, Error::Closed));
+        lock(&self.images.retries).note(failure.is_some());
+        *lock(&self.images.failure) = failure.cloned();
         self.images.is_under_way.store(false, Relaxed);
         taken
     }
@@ -117,16 +129,15 @@ impl Engine {
         let home = lock(&self.home).as_ref().map(|home| (home.storage.clone(), home.manifest.state.clone()));
         let Some((storage, state)) = home else { return Err(Error::invalid("a store on a bare device has no place for an image")) };
         let (number, store_id) = (state.image + 1, state.identity.store_id);
-        let written = remove_all(&*storage, state.image)
-            .and_then(|()| write(&*storage, number, store_id, &self.index, || self.epochs.is_closed()))
-            .map_err(|error| if let Error::Closed = error { error } else { self.latch(error) });
+        remove_all(&*storage, state.image).map_err(|error| self.latch(error))?;
+        write_whole(&*storage, number, store_id, &self.index, || self.epochs.is_closed())?;
+        storage.sync().map_err(|error| self.latch(error))?;
         // Until all that the image may have seen is in a line: see above.
-        let written = written.and_then(|()| self.commit());
-        if let Err(Error::Closed) = written {
+        if let Err(error) = self.commit() {
             // It means nothing to anybody; the next image would remove it, too.
             let _ = storage.remove(&name(number));
+            return Err(error);
         }
-        written?;
         let mut home = lock(&self.home);
         let Some(home) = &mut *home else { return Err(Error::Closed) };
         let shape = self.index.shape_word();
@@ -156,8 +167,14 @@ pub(crate) fn remove_all(storage: &dyn Storage, but: u64) -> Result<()> {
     Ok(())
 }
 
-/// Writes the image `number` of an index that nobody splits meanwhile; durable when this returns. `Closed` if told to `stop`.
-pub(crate) fn write(storage: &dyn Storage, number: u64, store_id: u64, index: &Index, stop: impl Fn() -> bool) -> Result<()> {
+/// Writes the image `number` as [`write`], or leaves nothing. That it cannot be written, for want of room perhaps, is no harm to the store: nothing that the log holds
+/// depends on it.
+pub(crate) fn write_whole(storage: &dyn Storage, number: u64, store_id: u64, index: &Index, stop: impl Fn() -> bool) -> Result<()> {
+    write(storage, number, store_id, index, stop).inspect_err(|_| _ = storage.remove(&name(number)))
+}
+
+/// Writes the image `number` of an index that nobody splits meanwhile; durable when names are synced. `Closed` if told to `stop`.
+fn write(storage: &dyn Storage, number: u64, store_id: u64, index: &Index, stop: impl Fn() -> bool) -> Result<()> {
     let mut writer = Writer::new(storage.open(&name(number))?, store_id, index.bytes());
     writer.word(index.shape_word())?;
     let mut words = Vec::new();
@@ -169,9 +186,7 @@ pub(crate) fn write(storage: &dyn Storage, number: u64, store_id: u64, index: &I
         writer.word(words.len() as u64)?;
         words.iter().try_for_each(|word| writer.word(*word))?;
     }
-    writer.finish()?;
-    storage.sync()?;
-    Ok(())
+    writer.finish()
 }
 
 /// What an image takes of the device now, about: a word for each bucket and each entry.

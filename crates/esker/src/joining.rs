@@ -97,8 +97,17 @@ impl Engine {
         if self.log.bounds.held.load(Acquire) != 0 {
             return Ok(None);
         }
-        let stands = |one: &&Newest| self.index.lookup(one.hash).address() == collision.chain;
-        let own: Vec<&Newest> = newest.iter().filter(stands).collect();
+        let mut own: Vec<&Newest> = Vec::new();
+        for one in &newest {
+            let seen = self.index.lookup(one.hash);
+            // In a bucket that moved meanwhile it may have been missed, and would be lost.
+            if !self.index.is_settled(&seen) {
+                return Ok(None);
+            }
+            if seen.address() == collision.chain {
+                own.push(one);
+            }
+        }
         if own.is_empty() {
             return Ok(Some(Covers { head: collision.onto, covered: collision.chain }));
         }

@@ -97,6 +97,8 @@ pub(crate) struct Log {
 #[derive(Clone, Copy)]
 enum Purpose {
     Call,
+    /// In the place of as much, which dies.
+    Replacement,
     /// Compaction's: from the reserve, if need be.
     Copy,
     /// Whatever the budget.
@@ -292,6 +294,13 @@ impl Log {
         self.allocate_piece(slot, bytes, Purpose::Call)
     }
 
+    /// As [`Log::allocate`], for what kills as much, or deletes: in a full store in memory, too.
+    #[inline]
+    pub(crate) fn allocate_replacement(&self, slot: &Slot, bytes: u64) -> Option<u64> {
+        let is_single = || self.device.is_none() && !self.is_lossy && bytes <= PIECE_RECORD_MAX;
+        self.allocate(slot, bytes).or_else(|| if is_single() { self.claim(bytes, 1, Purpose::Replacement) } else { None })
+    }
+
     /// As [`Log::allocate`], for a copy that compaction makes.
     pub(crate) fn allocate_from_reserve(&self, slot: &Slot, bytes: u64) -> Option<u64> {
         // Other threads may have all that is left in their pieces.
@@ -395,6 +404,8 @@ impl Log {
             if self.bounds.tail.0.compare_exchange(tail, to, AcqRel, Relaxed).is_ok() {
                 self.leave(if wraps { to - tail } else { at - tail });
                 if wraps {
+                    // Nothing begins there, and scans that divide the log need not read across.
+                    self.windows.note_start(tail);
                     continue;
                 }
                 self.windows.note_start(at);
@@ -409,6 +420,7 @@ impl Log {
         let budget = self.budget.load(Relaxed);
         match purpose {
             Purpose::Call => budget.saturating_sub(self.reserve_lacking(0)),
+            Purpose::Replacement => budget + self.overdraft(),
             Purpose::Copy => budget + self.reserve.load(Relaxed),
             Purpose::Anyway => u64::MAX,
         }

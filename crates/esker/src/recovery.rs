@@ -66,6 +66,9 @@ impl Engine {
             // It has shrunk since, and the budget perhaps with it: in a table that fits, records are joined as where keys share entries.
             (state.shape, state.shared) = (self.index.shape_word(), true);
         }
+        if !self.index.has_space_for(Index::buckets_of_shape(state.shape)) {
+            return Err(Error::invalid("the address space that the system grants is too little for this store's index"));
+        }
         let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
         let scars = scars::read(&*storage, state.cut, if manner.accept_loss { 0 } else { state.scars })?;
         self.log.begin_at(state.begin);
@@ -105,6 +108,8 @@ impl Engine {
         if behind > cut || state.window < cut || scars::has_stale(&*storage, scars.len())? {
             let kept: Vec<&Scar> = scars.iter().filter(|scar| scar.cut < cut).collect();
             let scar = Scar { window: state.window.min(cut), cut, behind, line: state.line };
+            // One that was cut short may have taken the room that this needs.
+            image::remove_all(&*storage, state.image)?;
             scars::add(&*storage, kept.len(), scar)?;
             self.has_scars(kept.into_iter().copied().chain([scar]).collect());
         } else {

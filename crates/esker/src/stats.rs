@@ -64,6 +64,12 @@ pub enum Warning {
         /// Why, with file and address.
         error: String,
     },
+    /// The last image of the index could not be written, for want of room perhaps: nothing is lost, but the next opening reads more of the log. It is tried again
+    /// more and more rarely.
+    ImageFails {
+        /// Why.
+        error: String,
+    },
 }
 
 impl std::fmt::Display for Warning {
@@ -88,6 +94,7 @@ impl std::fmt::Display for Warning {
                 )
             }
             Self::CompactionFails { error } => write!(f, "compaction fails, and the log grows: {error}"),
+            Self::ImageFails { error } => write!(f, "no image of the index, and the next opening reads more of the log: {error}"),
         }
     }
 }
@@ -101,7 +108,8 @@ const GETS_MIN: u64 = 10_000;
 
 impl Stats {
     /// Judges the figures; what they do not show is given.
-    pub(crate) fn warn(&mut self, is_shared: bool, long_pin: Option<(String, std::time::Duration)>, failure: Option<Error>) {
+    pub(crate) fn warn(&mut self, is_shared: bool, long_pin: Option<(String, std::time::Duration)>, failures: [Option<Error>; 2]) {
+        let [of_compaction, of_image] = failures;
         let (sampled, records) =
             (1..).zip(&self.index.chain_lengths).fold((0, 0), |(n, sum), (length, count)| (n + count, sum + length * count));
         let average = records as f64 / sampled.max(1) as f64;
@@ -112,7 +120,8 @@ impl Stats {
             (is_shared && is_reading && reads_per_get > 1.0).then_some(Warning::SharedEntries { reads_per_get }),
             (is_reading && reads_per_get > READS_PER_GET_MAX).then_some(Warning::DiskBound { reads_per_get }),
             long_pin.map(|(thread, waited)| Warning::LongPin { thread, seconds: waited.as_secs_f64() }),
-            failure.map(|error| Warning::CompactionFails { error: error.to_string() }),
+            of_compaction.map(|error| Warning::CompactionFails { error: error.to_string() }),
+            of_image.map(|error| Warning::ImageFails { error: error.to_string() }),
         ];
         self.warnings = found.into_iter().flatten().collect();
     }

@@ -1434,3 +1434,72 @@ fn a_long_value_that_is_pinned_stays() {
         }
     }
 }
+
+/// Each is alone in its stretch, and was always kept: the driver copied memory round and round, and a put that found no room never returned.
+#[test]
+fn values_that_fill_a_stretch_each_are_dropped_like_others() {
+    let value = vec![1; 1 << 20];
+    let store: Pages = options().cache(Cache::new().worth(|_, _| f64::INFINITY)).in_memory().unwrap();
+    (0..64).for_each(|key| store.put(&key, &value).unwrap());
+    // It comes to rest.
+    let moved = || store.stats().space.moved_bytes;
+    let mut before = u64::MAX;
+    while moved() != before {
+        before = moved();
+        thread::sleep(Duration::from_millis(200));
+    }
+    for background in [false, true] {
+        let store: Pages = options().background(background).cache(Cache::new().worth(|_, _| 8.0)).in_memory().unwrap();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(SeqCst) {
+                    (0..64).for_each(|key| _ = store.get_with(&key, |_| ()).unwrap());
+                }
+            });
+            (0..64).for_each(|key| store.put(&key, &value).unwrap());
+            is_over.store(true, SeqCst);
+        });
+        assert!(store.get_with(&63, |value| value.len()).unwrap() == Some(1 << 20));
+    }
+}
+
+/// What a transaction read had gone, others had found that out, and it built on it.
+#[test]
+fn a_transaction_builds_on_nothing_that_was_dropped() {
+    let gone = Arc::new(AtomicBool::new(false));
+    let hears = gone.clone();
+    let listener = move |key: &[u8], _: &[u8], _| hears.store(hears.load(SeqCst) || key == 7u64.to_ne_bytes(), SeqCst);
+    let store: Pages = options().background(false).cache(Cache::new().on_eviction(listener)).in_memory().unwrap();
+    store.put(&7, &[5]).unwrap();
+    let mut both = [store.begin().unwrap(), store.begin().unwrap()];
+    both.iter_mut().for_each(|tx| assert_eq!(tx.get(&7).unwrap(), Some(vec![5])));
+    both[1].put(&7, &[6]).unwrap();
+    (100..).find(|key| {
+        store.put(key, &vec![1; 100_000]).unwrap();
+        gone.load(SeqCst)
+    });
+    assert_eq!(store.get(&7).unwrap(), None);
+    for tx in both {
+        assert!(matches!(tx.commit(), Err(Error::Conflict { .. })));
+    }
+    assert_eq!(store.get(&7).unwrap(), None);
+}
+
+/// Reads of many at once let what was hot go cold.
+#[test]
+fn reads_of_many_keep_in_memory_what_will_soon_be_cold() {
+    let store: Pages = options().background(false).cache(Cache::new().disk(DISK)).open_temporary().unwrap();
+    let hot: Vec<u64> = (0..100).collect();
+    hot.iter().for_each(|key| store.put(key, &value_of(*key)).unwrap());
+    let mut reads = 0;
+    for key in 1000..300_000 {
+        store.put(&key, &value_of(key)).unwrap();
+        if key % 200 == 0 {
+            let before = store.stats().operations.device_reads;
+            store.get_many(&hot, |n, value| assert_eq!(value, Some(&value_of(n as u64)[..]))).unwrap();
+            reads += store.stats().operations.device_reads - before;
+        }
+    }
+    assert!(reads < 400, "{reads} device reads");
+}

@@ -708,3 +708,24 @@ fn values_that_shrink_and_grow_are_whole_for_others() {
         (1..40_000).for_each(|seed| drop(store.rmw(&1, |_| value(seed)).unwrap()));
     });
 }
+
+/// It was deleted, and yet a clock that was set back showed it again: what had ended and could not be changed in place was left as it was.
+#[test]
+fn what_has_ended_is_deleted_all_the_same() {
+    fn of<V: esker::Value<Owned = V> + PartialEq + std::fmt::Debug>(value: V) {
+        let clock = Arc::new(Turned::default());
+        let store: Store<u64, V> = Options::new().memory("16MiB").background(false).clock(clock.clone()).in_memory().unwrap();
+        for delete in [|store: &Store<u64, V>| store.delete(&1).unwrap(), |store: &Store<u64, V>| store.delete_many(&[1]).unwrap() > 0] {
+            clock.0.store(0, SeqCst);
+            store.put_with_ttl(&1, &value, Duration::from_millis(1)).unwrap();
+            // All that is there is frozen from here on.
+            store.scan().for_each(|_, _| ()).unwrap();
+            clock.0.store(10, SeqCst);
+            assert!(!delete(&store));
+            clock.0.store(0, SeqCst);
+            assert_eq!(store.get(&1).unwrap(), None);
+        }
+    }
+    of(7u64);
+    of([7u8; 32]);
+}

@@ -880,3 +880,20 @@ fn a_scan_by_log_shows_nothing_superseded_after_chains_were_joined() {
         assert_eq!(wrong, None);
     }
 }
+
+/// It is asked under a pin, which its own call took away.
+#[test]
+fn a_test_of_keys_may_not_use_the_store() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+    (0..1000).for_each(|n| store.put(&n, &n).unwrap());
+    let (keys, refused) = ([3, 5], AtomicU64::new(0));
+    let is_listed = |key: u64| {
+        refused.fetch_add(u64::from(matches!(store.get(&key), Err(Error::Invalid(_)))), SeqCst);
+        keys.contains(&key)
+    };
+    let mut found = Vec::new();
+    store.scan().by(Strategy::ByIndex).keys_where(&keys, is_listed).for_each(|key, _| found.push(key)).unwrap();
+    found.sort_unstable();
+    assert_eq!((found, refused.load(SeqCst)), (vec![3, 5], 1000));
+    assert_eq!(store.get(&3).unwrap(), Some(3));
+}

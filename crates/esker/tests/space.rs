@@ -924,3 +924,48 @@ fn what_short_values_supersede_unread_comes_back() {
     assert!(files < 400 << 20, "{files}");
     assert!((0..10_000).all(|key| store.get(&key).unwrap().as_deref() == Some(&[15; 16])));
 }
+
+/// A line freezes all: then not even a deletion could be made, for there was no room to write it, and compaction saw nothing dead.
+#[test]
+fn a_full_store_that_was_scanned_can_be_emptied_and_overwritten() {
+    fn fills<V: esker::Value<Owned = V>>(memory: &str, background: bool, value: impl Fn(u64) -> V) {
+        let open = || -> Store<u64, V> { Options::new().memory(memory).background(background).in_memory().unwrap() };
+        let fill = |store: &Store<u64, V>| {
+            let count = (0..).find(|n| store.put(n, &value(*n)).is_err()).unwrap();
+            let mut seen = 0;
+            store.scan().for_each(|_, _| seen += 1).unwrap();
+            assert_eq!(seen, count);
+            count
+        };
+        let store = open();
+        let count = fill(&store);
+        for n in 0..count {
+            let put = store.put(&n, &value(n + 1));
+            assert!(put.is_ok(), "{memory}, overwriting {n} of {count}: {put:?} {:?} {:?}", store.stats().space, store.stats().memory);
+            if n % 20_000 == 0 {
+                store.scan().for_each(|_, _| ()).unwrap();
+            }
+        }
+        assert!((0..count).all(|n| store.get(&n).unwrap().is_some()));
+        let store = open();
+        let count = fill(&store);
+        for n in 0..count {
+            assert!(store.delete(&n).unwrap_or_else(|error| panic!("{memory}, deleting {n} of {count}: {error}")));
+        }
+        (0..count / 2).for_each(|n| store.put(&(count + n), &value(n)).unwrap());
+    }
+    for background in [false, true] {
+        fills::<u64>("16MiB", background, |n| n);
+        fills::<[u8; 100]>("16MiB", background, |n| [n as u8; 100]);
+        fills::<u64>("40MiB", background, |n| n);
+    }
+}
+
+/// Some of it is dead, and less than a thirty-second: it was refused.
+#[test]
+fn what_was_deleted_makes_room_however_little_it_was() {
+    let store: Store<u64, [u8; 1000]> = Options::new().memory("64MiB").background(false).in_memory().unwrap();
+    let count = (0..).find(|n| store.put(n, &[1; 1000]).is_err()).unwrap();
+    (0..200).for_each(|n| assert!(store.delete(&(n * 7)).unwrap()));
+    (0..50).for_each(|n| store.put(&(count + n), &[2; 1000]).unwrap());
+}

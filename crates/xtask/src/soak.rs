@@ -3,10 +3,10 @@
 //! The theory: what leaks or rots slowly shows as a slope. So memory, disk and throughput are looked at each second, and each
 //! is held to a bound that does not grow: resident bytes to the budget, the log's files to the space target and two segments, and
 //! the rate of the last third to that of the first: by processor time, which neighbours on the machine do not take; in a soak of ten
-//! minutes or more by the clock, too. First a data set is overwritten ten times; then records come and go, the
-//! oldest deleted for each that is added. Every read is judged.
+//! minutes or more by the clock, too. First a data set is overwritten ten times, and read; then records come and go, the
+//! oldest deleted for each that is added. Every read is judged, of values in memory and of values that have aged; in the end every durable byte is checked.
 
-use esker::{Durability, Options, Result, Store};
+use esker::{Durability, Options, Result, Store, verify};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
@@ -58,7 +58,10 @@ pub(crate) fn run(minutes: u64) -> bool {
         let base = resident();
         let options = Options::new().memory(BUDGET).segment_bytes(SEGMENT).space_amplification(TARGET);
         let store = options.durability(Durability::Every(Duration::from_secs(1))).open(folder.path()).map_err(|error| error.to_string())?;
-        overwrite(&store).and_then(|()| turn_over(&store, base, Duration::from_secs(60 * minutes)))
+        let told = overwrite(&store).and_then(|()| turn_over(&store, base, Duration::from_secs(60 * minutes)))?;
+        store.close().map_err(|error| error.to_string())?;
+        let found = verify(folder.path(), |_, _| ()).map_err(|error| error.to_string())?;
+        if found.is_sound() { Ok(told) } else { Err(format!("it is damaged: {found:?}")) }
     });
     passed.as_ref().map_or_else(|wrong| println!("soak: {wrong}"), |told| println!("soak: {told} violations=0"));
     passed.is_ok()
@@ -83,7 +86,13 @@ fn overwrite(store: &Soaked) -> std::result::Result<(), String> {
         std::thread::sleep(Duration::from_millis(100));
     }
     println!("soak: overwritten ten times, {} bytes of files, at most {bound}", store.stats().space.file_bytes);
-    (0..THREADS * LIVE).try_for_each(|key| store.delete(&key).map(|_| ())).map_err(words)
+    for key in 0..THREADS * LIVE {
+        let found = if key % 8 == 0 { store.get(&key).map_err(words)? } else { Some(value(key, 9)) };
+        if found != Some(value(key, 9)) || !store.delete(&key).map_err(words)? {
+            return Err(format!("overwritten ten times, key {key} is wrong: {found:?}"));
+        }
+    }
+    Ok(())
 }
 
 /// Adds and deletes of one thread's own keys until told to stop.
@@ -102,6 +111,11 @@ fn come_and_go(store: &Soaked, keys: Range<u64>, stop: &AtomicBool, done: &Atomi
             if found != [Some(value(key, 77)), None] {
                 return Ok(Err(format!("key {key} or the one before it by {LIVE} is wrong: {found:?}")));
             }
+        }
+        // One that has aged: half of what lives is on the device.
+        let aged = (key - LIVE.min(number)) + LIVE / 64;
+        if number % 1024 == 0 && number > LIVE && store.get(&aged)? != Some(value(aged, 77)) {
+            return Ok(Err(format!("key {aged}, which is old, is wrong")));
         }
         done.fetch_add(1, Relaxed);
     }

@@ -3,8 +3,8 @@
 //! * **At once**: a put is durable when it returns. RocksDB writes its log with `sync`, and its writers form groups by themselves. LMDB
 //!   and redb have one writer at a time and a commit of their own for each put. fjall writes its journal, then syncs it.
 //! * **Every so many seconds**: puts return when they are done, and a thread of the benchmark asks for a sync, which makes
-//!   durable what came before: RocksDB's and fjall's logs are written all the while and synced, LMDB's map is, redb commits once
-//!   durably. Esker does it by itself, and for it that thread does nothing.
+//!   durable what came before: RocksDB's and fjall's logs, whose records gather in memory until then, are written and synced, LMDB's map is
+//!   synced, redb commits once durably. Esker does it by itself, and for it that thread does nothing.
 //!
 //! None of them flushes or compacts more than it wants to. Settings are else those of the other experiments (`engines/`).
 
@@ -30,6 +30,9 @@ pub(super) trait Contestant: Send + Sync {
     /// Sets a key's value.
     fn put(&self, key: u64, value: u64);
 
+    /// A key's value.
+    fn get(&self, key: u64) -> Option<u64>;
+
     /// Makes durable what was put before, if the promise is not kept by itself.
     fn sync(&self) {}
 }
@@ -50,6 +53,10 @@ pub(super) fn open(name: Name, promise: Promise, memory: u64, directory: &Path) 
 impl Contestant for Store<u64, u64> {
     fn put(&self, key: u64, value: u64) {
         Store::put(self, &key, &value).unwrap_or_else(|error| panic!("esker failed: {error}"));
+    }
+
+    fn get(&self, key: u64) -> Option<u64> {
+        Store::get(self, &key).unwrap_or_else(|error| panic!("esker failed: {error}"))
     }
 }
 
@@ -95,7 +102,9 @@ mod peers {
 
     impl Rocksdb {
         fn open(at_once: bool, memory: u64, directory: &Path) -> Result<Self> {
-            Ok(Self { database: rocksdb::DB::open(&rocks::options(memory)?, directory)?, at_once })
+            let mut options = rocks::options(memory)?;
+            options.set_manual_wal_flush(!at_once);
+            Ok(Self { database: rocksdb::DB::open(&options, directory)?, at_once })
         }
     }
 
@@ -104,6 +113,10 @@ mod peers {
             let mut writes = rocksdb::WriteOptions::default();
             writes.set_sync(self.at_once);
             must(self.database.put_opt(key.to_ne_bytes(), value.to_ne_bytes(), &writes));
+        }
+
+        fn get(&self, key: u64) -> Option<u64> {
+            must(self.database.get_pinned(key.to_ne_bytes())).map(|value| integer(&value))
         }
 
         fn sync(&self) {
@@ -118,7 +131,7 @@ mod peers {
 
     impl Lmdb {
         fn open(at_once: bool, directory: &Path) -> Result<Self> {
-            let flags = if at_once { EnvFlags::empty() } else { EnvFlags::NO_SYNC };
+            let flags = if at_once { EnvFlags::empty() } else { EnvFlags::NO_SYNC | EnvFlags::WRITE_MAP };
             let (environment, table) = lmdb::open(directory, flags)?;
             Ok(Self { environment, table })
         }
@@ -129,6 +142,11 @@ mod peers {
             let mut transaction = must(self.environment.write_txn());
             must(self.table.put(&mut transaction, &key.to_ne_bytes(), &value.to_ne_bytes()));
             must(transaction.commit());
+        }
+
+        fn get(&self, key: u64) -> Option<u64> {
+            let transaction = must(self.environment.read_txn());
+            must(self.table.get(&transaction, &key.to_ne_bytes())).map(integer)
         }
 
         fn sync(&self) {
@@ -162,6 +180,11 @@ mod peers {
             self.commit(self.at_once, Some((key, value)));
         }
 
+        fn get(&self, key: u64) -> Option<u64> {
+            let transaction = must(self.database.begin_read());
+            must(must(transaction.open_table(TABLE)).get(key)).map(|value| value.value())
+        }
+
         fn sync(&self) {
             self.commit(true, None);
         }
@@ -189,6 +212,10 @@ mod peers {
             if self.at_once {
                 self.sync();
             }
+        }
+
+        fn get(&self, key: u64) -> Option<u64> {
+            must(self.entries.get(key.to_ne_bytes())).map(|value| integer(&value))
         }
 
         fn sync(&self) {

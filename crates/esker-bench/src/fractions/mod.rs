@@ -160,16 +160,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let bar = progress::bar((settings.len() * arguments.runs) as u64);
     let mut rows = Vec::new();
     let draws: Vec<_> = arguments.threads.iter().map(|&threads| Draws::of(arguments, threads)).collect();
-    for setting in &settings {
-        let draws = draws.iter().find(|draws| draws.threads == setting.threads).context("keys for so many threads")?;
-        let mut runs = Vec::new();
-        for _ in 0..arguments.runs {
+    let mut runs: Vec<Vec<Vec<Row>>> = settings.iter().map(|_| Vec::new()).collect();
+    for run in 0..arguments.runs {
+        let mut order: Vec<usize> = (0..settings.len()).collect();
+        // Who comes first finds another machine than who comes last.
+        if run % 2 == 1 {
+            order.reverse();
+        }
+        for at in order {
+            let setting = &settings[at];
+            let draws = draws.iter().find(|draws| draws.threads == setting.threads).context("keys for so many threads")?;
             bar.set_message(format!("{}, {} %, {} threads", setting.name(), setting.percent, setting.threads));
-            runs.push(measure(arguments, setting, draws).with_context(|| setting.name())?);
+            runs[at].push(measure(arguments, setting, draws).with_context(|| setting.name())?);
             bar.inc(1);
         }
-        rows.extend(joined(runs));
     }
+    runs.into_iter().for_each(|runs| rows.extend(joined(runs)));
     bar.finish_and_clear();
     report::compare(&mut rows);
     compare_with_maps(&mut rows);

@@ -40,7 +40,7 @@ impl Engine {
         let mut result = Ok(());
         let round = self.log.tail();
         while !has_room() && result.is_ok() {
-            // Once through the log what is pinned has left too little room.
+            // Once through the log what is kept has left too little room.
             if self.log.bounds.compacted.load(Relaxed) >= round {
                 caching.unpin(true);
             }

@@ -189,8 +189,8 @@ impl fmt::Debug for Cache {
 }
 
 /// A pair that left, until it is told.
-struct Departed {
-    key: Box<[u8]>,
+pub(crate) struct Departed {
+    pub(crate) key: Box<[u8]>,
     value: Box<[u8]>,
     why: Eviction,
 }
@@ -209,8 +209,8 @@ impl Allowance {
         (stretch / 8 * KEPT_EIGHTHS_MAX).saturating_add_signed(self.spared.load(Relaxed) as i64)
     }
 
-    fn is_used_up(&self, stretch: u64) -> bool {
-        self.used.load(Relaxed) > self.bytes(stretch)
+    fn suffices(&self, stretch: u64, bytes: u64) -> bool {
+        self.used.load(Relaxed) + bytes <= self.bytes(stretch)
     }
 
     fn use_up(&self, bytes: u64) {
@@ -235,7 +235,7 @@ pub(crate) struct Caching {
     /// What is kept of stretches, and of that what is pinned. As above.
     kept_bytes: Allowance,
     pinned_bytes: Allowance,
-    /// Nothing is pinned now, for it left too little room.
+    /// Nothing is pinned now nor kept for its reads, for that left too little room.
     is_unpinned: AtomicBool,
     listener: Option<Listener>,
     worth: Option<Worth>,
@@ -314,10 +314,11 @@ impl Caching {
         }
         let (worth, bytes) = (self.worth_of(layout, record), Log::share_of(record.len() as u64));
         let is_pinned = worth == f64::INFINITY;
-        let keeps = match is_pinned {
-            true => !self.pinned_bytes.is_used_up(stretch) && !self.is_unpinned.load(Relaxed),
-            false => !self.kept_bytes.is_used_up(stretch) && self.is_wanted(record, hash, worth),
-        };
+        let keeps = !self.is_unpinned.load(Relaxed)
+            && match is_pinned {
+                true => self.pinned_bytes.suffices(stretch, bytes),
+                false => self.kept_bytes.suffices(stretch, bytes) && self.is_wanted(record, hash, worth),
+            };
         if keeps {
             self.kept.fetch_add(1, Relaxed);
             self.kept_bytes.use_up(bytes);
@@ -326,7 +327,7 @@ impl Caching {
         keeps
     }
 
-    /// While this is so nothing is pinned.
+    /// While this is so all goes.
     fn unpin(&self, is_unpinned: bool) {
         if self.is_unpinned.load(Relaxed) != is_unpinned {
             self.is_unpinned.store(is_unpinned, Relaxed);
@@ -358,17 +359,20 @@ impl Caching {
         self.threshold.store(next.to_bits(), Relaxed);
     }
 
-    /// Takes note of a record that is dropped, in these bytes.
-    pub(crate) fn depart(&self, layout: Layout, record: &[u8], is_expired: bool) {
+    /// Counts a record that is dropped, in these bytes; what is to be told of it.
+    pub(crate) fn depart(&self, layout: Layout, record: &[u8], is_expired: bool) -> Option<Departed> {
         let (counter, why) = if is_expired { (&self.expired, Eviction::Expired) } else { (&self.evictions, Eviction::Full) };
         counter.fetch_add(1, Relaxed);
         self.evicted_bytes.fetch_add(record.len() as u64, Relaxed);
         if self.listener.is_none() || record::word_at(record, 0) & ABSENT != 0 {
-            return;
+            return None;
         }
-        if let Some((key, value)) = record::pair_of(layout, record) {
-            lock(&self.departed).push_back(Departed { key: key.into(), value: value.into(), why });
-        }
+        record::pair_of(layout, record).map(|(key, value)| Departed { key: key.into(), value: value.into(), why })
+    }
+
+    /// The listener is to hear of it: nobody finds it any more.
+    pub(crate) fn will_tell(&self, departed: Departed) {
+        lock(&self.departed).push_back(departed);
     }
 
     /// Tells the listener, and waits for who is at that: so nobody drops more than is told. But not who has a duty, who leaves it to others; nor who is

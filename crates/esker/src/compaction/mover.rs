@@ -16,7 +16,7 @@
 //!   record of the chain may tell.
 
 use super::Newest;
-use crate::cache::Caching;
+use crate::cache::{Caching, Departed};
 use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
 use crate::engine::{Engine, Layout};
 use crate::epoch::{Counter, Pin};
@@ -74,6 +74,8 @@ pub(super) struct Mover<'a> {
     pub(super) ended_at: Option<u64>,
     /// Counted as dead by the copies: what they left of their pieces and last blocks.
     pub(super) left: u64,
+    /// Dropped, where and of which hash, though an entry still leads there: until all of the stretch goes others may find it, and build on it or keep it.
+    aside: Vec<(u64, u64, Departed)>,
 }
 
 /// Small, for there are many.
@@ -158,6 +160,7 @@ impl<'a> Mover<'a> {
             stretch,
             left: 0,
             ended_at: None,
+            aside: Vec::new(),
         }
     }
 }
@@ -238,16 +241,23 @@ impl Mover<'_> {
                 if self.is_doomed {
                     engine.log.bounds.doomed.fetch_max(at + bytes.len() as u64, SeqCst);
                 }
-                if seen.address() == at && leads_nowhere && !engine.index.remove(hash, &seen) {
-                    continue;
+                let mut is_unreachable = has_expired;
+                if seen.address() == at && leads_nowhere {
+                    let Some(is_removed) = engine.index.remove(hash, &seen) else { continue };
+                    is_unreachable |= is_removed;
                 }
                 drop(pin);
                 if has_expired {
                     self.expired += bytes.len() as u64;
                     engine.expiry.drop_record(bytes.len() as u64);
                 }
-                if let Some(caching) = self.caching.filter(|_| !is_tombstone) {
-                    caching.depart(engine.layout, bytes, has_expired);
+                if let Some(caching) = self.caching.filter(|_| !is_tombstone)
+                    && let Some(departed) = caching.depart(engine.layout, bytes, has_expired)
+                {
+                    match is_unreachable {
+                        true => caching.will_tell(departed),
+                        false => self.aside.push((at, hash, departed)),
+                    }
                 }
                 return Ok(());
             }
@@ -262,6 +272,27 @@ impl Mover<'_> {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Nobody builds on the stretch any more: the listener is to hear of what was dropped and still is its key's newest, or went with an entry that it shared. What
+    /// took its place meanwhile lies above. (On a device it hears of what the entry leads to, and need not of others.)
+    pub(super) fn tell_aside(&mut self) -> Result<()> {
+        let (engine, Some(caching)) = (self.engine, self.caching) else { return Ok(()) };
+        for (at, hash, departed) in self.aside.drain(..) {
+            let goes = loop {
+                let _pin = engine.epochs.pin_anyway()?;
+                let seen = engine.index.lookup(hash);
+                match engine.newest(&seen, &departed.key) {
+                    Newest::At(newest) | Newest::Cold(newest) if newest == at => break true,
+                    newest if engine.index.is_settled(&seen) => break matches!(newest, Newest::Nowhere),
+                    _ => {}
+                }
+            };
+            if goes {
+                caching.will_tell(departed);
+            }
+        }
+        Ok(())
     }
 
     /// It is known of a guess whether it was right; if not, what it counted is taken back: a record at least as long as this one, or as most are.

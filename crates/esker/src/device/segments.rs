@@ -62,8 +62,9 @@ pub(crate) struct Segments {
     has_zeros: bool,
     /// What the next sync settles.
     owed: Mutex<Owed>,
-    /// Held while one goes on, so that no later one returns earlier.
-    syncing: Mutex<()>,
+    /// Held while one goes on, so that no later one returns earlier. True once one has failed: the system tells of a failure once, and what was asked
+    /// again would seem to be settled.
+    syncing: Mutex<bool>,
 }
 
 struct Files {
@@ -190,7 +191,7 @@ impl Segments {
             match device.write(zeros.until, sector_bytes(&ZEROS[..part])) {
                 Ok(()) => zeros.until += (part * SECTOR_BYTES) as u64,
                 // It was only to be quicker.
-                Err(error) if error.kind() == io::ErrorKind::StorageFull => break,
+                Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => break,
                 Err(error) => return Err(error),
             }
         }
@@ -202,29 +203,27 @@ impl Segments {
         if self.owed().written.len() < OWED_MAX {
             return Ok(());
         }
-        let _one = self.syncing.lock().unwrap_or_else(|e| e.into_inner());
+        let mut has_failed = self.syncing();
         let written = {
             let mut owed = self.owed();
             let newest = owed.written.pop_last();
             std::mem::replace(&mut owed.written, newest.into_iter().collect())
         };
-        self.settle_or_owe(Owed { written, is_name_new: false })
+        self.settle(&mut has_failed, &Owed { written, is_name_new: false })
     }
 
-    /// Syncs, or leaves it to the next sync.
-    fn settle_or_owe(&self, owed: Owed) -> io::Result<()> {
-        let settled = self.settle(&owed);
-        if settled.is_err() {
-            let mut later = self.owed();
-            later.is_name_new |= owed.is_name_new;
-            later.written.extend(owed.written);
+    fn syncing(&self) -> MutexGuard<'_, bool> {
+        self.syncing.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn settle(&self, has_failed: &mut bool, owed: &Owed) -> io::Result<()> {
+        if *has_failed {
+            return Err(io::Error::other("an earlier sync has failed"));
         }
+        let sync_names = || if owed.is_name_new { self.storage()?.sync() } else { Ok(()) };
+        let settled = owed.written.values().try_for_each(|device| device.sync()).and_then(|()| sync_names());
+        *has_failed = settled.is_err();
         settled
-    }
-
-    fn settle(&self, owed: &Owed) -> io::Result<()> {
-        owed.written.values().try_for_each(|device| device.sync())?;
-        if owed.is_name_new { self.storage()?.sync() } else { Ok(()) }
     }
 }
 
@@ -269,9 +268,9 @@ impl Device for Segments {
     }
 
     fn sync(&self) -> io::Result<()> {
-        let _one = self.syncing.lock().unwrap_or_else(|e| e.into_inner());
+        let mut has_failed = self.syncing();
         let owed = std::mem::take(&mut *self.owed());
-        self.settle_or_owe(owed)
+        self.settle(&mut has_failed, &owed)
     }
 
     fn discard(&self, _: u64, to: u64) -> io::Result<()> {

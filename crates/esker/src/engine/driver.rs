@@ -29,17 +29,17 @@ impl Drawn {
 
 /// What cannot be read now will hardly be in a millisecond: what failed is tried again more and more rarely.
 #[derive(Default)]
-struct Retries {
+pub(crate) struct Retries {
     pauses: u32,
     last: Option<Instant>,
 }
 
 impl Retries {
-    fn are_due(&self) -> bool {
+    pub(crate) fn are_due(&self) -> bool {
         self.last.is_none_or(|last| last.elapsed() >= RETRY_PAUSE * self.pauses)
     }
 
-    fn note(&mut self, has_failed: bool) {
+    pub(crate) fn note(&mut self, has_failed: bool) {
         *self = match has_failed {
             true => Self { pauses: (self.pauses * 2).clamp(1, RETRY_PAUSES_MAX), last: Some(Instant::now()) },
             false => Self::default(),

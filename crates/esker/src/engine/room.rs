@@ -62,17 +62,25 @@ impl Engine {
         drop(self.epochs.pin()?);
         self.check_address_space(bytes)?;
         let is_all_kept = self.is_in_memory() && self.caching.is_none();
-        // Compaction needs room before it makes some.
-        let log = if is_all_kept { self.log_bytes() + self.log.reserve_least() } else { LOG_BYTES_MIN };
-        let held = self.index.bytes() + FIXED_BYTES + log;
-        if bytes < held {
-            return Err(Error::invalid(format!("the memory budget is below what cannot be given back budget={bytes} held={held}")));
-        }
+        let check_held = || {
+            // Compaction needs room before it makes some.
+            let log = if is_all_kept { self.log_bytes() + self.log.reserve_least() } else { LOG_BYTES_MIN };
+            let held = self.index.bytes() + FIXED_BYTES + log;
+            if bytes < held {
+                return Err(Error::invalid(format!("the memory budget is below what cannot be given back budget={bytes} held={held}")));
+            }
+            Ok(())
+        };
+        check_held()?;
         let old = self.budget.swap(bytes, Relaxed);
         self.share_budget();
         let kept = match &self.caching {
             Some(caching) if self.is_in_memory() => self.evict_for(caching, 0),
-            _ if self.is_in_memory() => Ok(()),
+            _ if self.is_in_memory() => {
+                // Others may have taken room by the old one meanwhile.
+                self.epochs.drain();
+                check_held()
+            }
             _ => self.shift_boundaries(&lock(&self.boundaries), 1),
         };
         // Or all who write would be refused for what they did not ask. Unless another thread has set it since.

@@ -60,7 +60,7 @@ impl Engine {
             latched: lock(&self.latched).as_ref().map(ToString::to_string),
             warnings: Vec::new(),
         };
-        stats.warn(self.index.is_shared(), self.epochs.watch.long_pin(), self.compaction_failure());
+        stats.warn(self.index.is_shared(), self.epochs.watch.long_pin(), [self.compaction_failure(), self.image_failure()]);
         stats
     }
 

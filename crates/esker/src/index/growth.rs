@@ -99,8 +99,7 @@ impl Index {
         let beyond = self.entries().saturating_sub(buckets * 52 / 10);
         let target = beyond * 10 / 42;
         let due = target.min(buckets).saturating_sub(split);
-        let fits =
-            self.buckets_in_all() + RESERVE < self.limit.load(Relaxed) && (shape.buckets() + RESERVE) as usize * 64 < self.table.bytes();
+        let fits = self.buckets_in_all() + RESERVE < self.limit.load(Relaxed) && self.has_space_for(shape.buckets());
         if fits && level < 31 { due.min(SPLITS_PER_TURN) } else { 0 }
     }
 
@@ -131,6 +130,11 @@ impl Index {
         self.tidy(due);
         debug_assert!(due == 0 || self.shape().split() != ahead);
         true
+    }
+
+    /// True if the table's address space has room for so many buckets: the system may have granted less than was asked for.
+    pub(crate) fn has_space_for(&self, buckets: u64) -> bool {
+        (buckets + RESERVE) as usize * 64 < self.table.bytes()
     }
 
     /// Splits until the table has the shape of `word`, however few its entries are. Before the store is shared.

@@ -267,6 +267,7 @@ impl Index {
     /// Latches the bucket that holds `hash`, whatever splits go on.
     #[inline(always)]
     fn latch(&self, hash: u64) -> Place {
+        let mut spins = 0u32;
         loop {
             let place = self.locate(hash);
             self.bucket_at(place.offset).latch();
@@ -279,7 +280,9 @@ impl Index {
                 return now;
             }
             self.bucket_at(place.offset).unlatch();
-            hint::spin_loop();
+            // Who turns the level may have lost its processor to us.
+            spins += 1;
+            if spins < 64 { hint::spin_loop() } else { thread::yield_now() }
         }
     }
 

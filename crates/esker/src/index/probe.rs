@@ -1,6 +1,6 @@
 //! The first bucket of a hash, looked at and claimed without a search: the way of nearly every operation.
 
-use super::bucket::{self, Bucket, MARKS, SOLE, Wanted, address_of, entry_word, near_address_of, next_of};
+use super::bucket::{self, Bucket, MARKS, SOLE, Wanted, address_of, entry_word, near_address_of, next_of, tag_of};
 use super::shape::{DOUBLING, Shape, out_of_line};
 use super::{Index, full_tag};
 use crate::memory::prefetch;
@@ -186,7 +186,11 @@ impl Index {
             let tags = part.tags();
             let (equal, empty) = (tags.equal(bits), tags.empty());
             if equal != 0 {
-                return Looked::entry(part.entry_of(equal));
+                let entry = part.entry_of(equal);
+                // Acquire: as in [`Index::first_match`].
+                let word = entry.load(Acquire);
+                // The bucket may have been given back since: what is there then leads to no record.
+                return if tag_of(word) == full_tag(bits) { Looked::Entry(entry, address_of(word)) } else { Looked::Unclear };
             }
             if !tags.has_none_short(empty) {
                 return Looked::Unclear;

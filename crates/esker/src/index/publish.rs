@@ -61,9 +61,9 @@ impl Index {
         outcome
     }
 
-    /// Removes the entry of `hash`, which nobody needs any more, if it is still what `seen` saw; false if it is not. It stays if
+    /// Removes the entry of `hash`, which nobody needs any more, if it is still what `seen` saw; `None` if it is not. It stays, and this is false, if
     /// a shorter one would stand for the hash then: that may lead to what this one superseded.
-    pub(crate) fn remove(&self, hash: u64, seen: &Seen) -> bool {
+    pub(crate) fn remove(&self, hash: u64, seen: &Seen) -> Option<bool> {
         let place = self.latch(hash);
         let bucket = self.bucket_at(place.offset);
         let found = self.find(bucket, place.tag()).filter(|(_, word)| *word == seen.entry);
@@ -73,7 +73,7 @@ impl Index {
             self.have_gone(place.number(), 1);
         }
         bucket.unlatch();
-        found.is_some()
+        found.map(|_| is_last)
     }
 
     /// Empties the entries of bucket `at` that lead below `begin`, where nothing lives nor comes back after a crash. Whatever a shorter

@@ -56,7 +56,7 @@ impl Index {
     /// Takes the shape of an image; the caller then restores each bucket. Before the store is shared.
     pub(crate) fn restore_shape(&self, word: u64) -> bool {
         let shape = Shape(word);
-        let fits = shape.buckets() as usize <= self.table.bytes() / 64
+        let fits = self.has_space_for(shape.buckets())
             && (FIRST_LEVEL..31).contains(&shape.level())
             && word == Shape::new(shape.level(), shape.split()).0;
         if fits {

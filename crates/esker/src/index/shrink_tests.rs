@@ -78,7 +78,7 @@ fn is_reachable(index: &Index, n: u64, previous: &HashMap<u64, u64>) -> bool {
 fn remove(index: &Index, n: u64, previous: &HashMap<u64, u64>) {
     let seen = index.lookup(mix(n));
     if seen.address() == n * 8 && previous[&(n * 8)] == 0 {
-        assert!(index.remove(mix(n), &seen));
+        assert!(index.remove(mix(n), &seen).is_some());
     }
 }
 

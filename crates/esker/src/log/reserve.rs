@@ -4,6 +4,9 @@
 //! that goes before its copy is there. So the length of the longest record is known, to within the longest of all that are in memory or
 //! were a while ago: it is noted before a place for it is taken, when whoever asks must leave the reserve that it makes larger, and
 //! forgotten some time after it has gone. On a device there is always room to be made, and no reserve.
+//!
+//! **The overdraft** is a part of it for those who put something in the place of as much, or delete. What a line has frozen does not change in place, so in
+//! a full store all of them would need room, and what they kill is what makes some.
 
 use super::{BLOCK_BYTES, Log, PIECE_BYTES, PIECE_RECORD_MAX};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -12,6 +15,10 @@ use crate::sync::atomic::{AtomicU64, Ordering::*};
 const RESERVE_BYTES_MIN: u64 = 512 << 10;
 const RESERVE_PART: u64 = 32;
 const DOUBTS: u64 = 2;
+/// What compaction needs for a stretch is half of it.
+const OVERDRAFT_PART: u64 = 4;
+/// Some pieces that are not filled yet, and as much as is worth a way through the log.
+const OVERDRAFT_BYTES_MIN: u64 = 256 << 10;
 
 /// No record in memory has more bytes: of those below `until`, and of those above it. When all below are gone the upper ones become the lower ones.
 ///
@@ -109,6 +116,19 @@ impl Log {
     pub(crate) fn is_longest_in_doubt(&self) -> bool {
         let reserve = self.reserve.load(Relaxed);
         self.longest.doubts.load(Relaxed) > 0 && self.reserve_with(self.budget.load(Relaxed) + reserve, 0) < reserve
+    }
+
+    /// So much of it is for those who make room by what they kill.
+    pub(super) fn overdraft(&self) -> u64 {
+        let reserve = self.reserve_for_short();
+        (reserve / OVERDRAFT_PART).max(OVERDRAFT_BYTES_MIN.min(reserve / 2))
+    }
+
+    /// True if they have had half of that, and some of what they killed is still there: worth a way through the log, however little that is of it. (Not all of
+    /// what was had need be theirs: copies leave some of their pieces unused.)
+    pub(crate) fn is_overdrawn(&self, dead: u64) -> bool {
+        let overdraft = self.overdraft();
+        self.device.is_none() && dead > overdraft / 8 && self.held_with(0) > self.budget.load(Relaxed) + overdraft / 2
     }
 
     /// With less above it than this the log cannot be compacted.

@@ -86,7 +86,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
     /// Takes the keys of some buckets, at most, from position `from` to `last`; where to go on, if there is more.
     pub(super) fn walk(&self, walker: &mut Walker, from: u64, last: u64, buckets: usize, rows: &mut Rows) -> Result<Option<u64>> {
         // Before the buckets are looked at: while somebody is pinned the level does not turn there and back (`index/shrink.rs`).
-        let _pin = self.engine().epochs.pin()?;
+        // Wary: a list that is a test is the caller's.
+        let _pin = self.engine().epochs.pin()?.wary();
         let index = &self.engine().index;
         let mut ahead = Some(from);
         for _ in 0..buckets {

@@ -11,7 +11,7 @@
 //! Unless told, a scan takes the one that it estimates to be the cheapest (`plan.rs`), and can say so.
 //!
 //! **Closures run outside the store**, on copies: they may take their time, and use the store. Under the short pins in between
-//! nothing of the user's runs.
+//! nothing of the user's runs but the test of which keys are asked for, to which the store answers `Invalid`.
 //!
 //! `page.rs` has what outlives a call: cursors, which draw no snapshot, and iterators, which keep one. `rayon.rs`, behind a
 //! feature, gives a scan's shares to rayon's threads.
@@ -254,7 +254,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     }
 
     /// Only these keys, which are those of the store that `is_listed` is true for: a scan that goes another way asks it, and
-    /// needs no set. What is visited where the two disagree is one or the other.
+    /// needs no set. What is visited where the two disagree is one or the other. It may be asked in the midst of the store's own work: quick, please, and
+    /// using the store from inside is [`Error::Invalid`].
     pub fn keys_where<Q: Borrow<K> + Sync>(
         mut self,
         keys: &'a [Q],

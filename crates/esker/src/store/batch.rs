@@ -374,7 +374,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     words[i] = record.word_value(Self::KEY_WIDTH).load(Acquire);
                     live |= 1 << i;
                 }
-                _ => match self.get_again(key, group.hashes[i], first + i) {
+                _ => match self.get_again(&pin, key, group.hashes[i], first + i) {
                     Ok(Some(word)) => {
                         words[i] = word;
                         live |= 1 << i;
@@ -399,9 +399,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// What a glance at the key's first record did not show. Under a pin.
     #[inline(never)]
-    fn get_again(&self, key: &[u8], hash: u64, number: usize) -> std::result::Result<Option<u64>, ColdGet> {
+    fn get_again(&self, pin: &Pin<'_>, key: &[u8], hash: u64, number: usize) -> std::result::Result<Option<u64>, ColdGet> {
         let (seen, found) = self.locate(key, hash);
-        self.word_if_known(&seen, &found).ok_or_else(|| self.cold_get(number, hash, seen, &found))
+        match self.word_if_known(&seen, &found) {
+            Some(word) => {
+                self.promote_in_memory(pin, key, hash, seen, found);
+                Ok(word)
+            }
+            None => Err(self.cold_get(number, hash, seen, &found)),
+        }
     }
 
     fn get_group_bytes<Q: Borrow<K>>(
@@ -427,6 +433,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     self.count_miss(&pin, !live);
                     with_scratch(|buffer| {
                         record.read_value(buffer);
+                        self.promote_in_memory(&pin, bytes, group.hashes[i], seen, found);
                         drop(pin);
                         visit(first + i, live.then(|| V::view(buffer)));
                     });

@@ -234,7 +234,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let was_there = old.is_some();
         let change = self.as_a_whole(decide(old), old);
-        if matches!(change, Change::Keep) || matches!(change, Change::Remove) && !was_there && self.engine.stays_absent() {
+        if matches!(change, Change::Keep) || matches!(change, Change::Remove) && !was_there && self.is_deleted(&found, known) {
             return Ok(Step::Done(was_there));
         }
         let found = found.with(known);
@@ -333,7 +333,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.check_value(value.len())?;
         let log = &self.engine.log;
         let bytes = record::bytes_record_bytes(sight.key.len(), capacity) + record::expiry_bytes(flags);
-        let Some(at) = log.allocate(pin.slot, bytes) else { return Ok(Step::Room(log.room_for(bytes))) };
+        let makes_room = self.makes_room(&sight.found, bytes, flags);
+        let at = if makes_room { log.allocate_replacement(pin.slot, bytes) } else { log.allocate(pin.slot, bytes) };
+        let Some(at) = at else { return Ok(Step::Room(log.room_for(bytes))) };
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
         if expires != NEVER {

@@ -190,7 +190,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let expires = old.map_or(fresh_end, |(_, expires)| expires);
         match (passes(old), old, new) {
             (false, ..) => Ok(Step::Done(false)),
-            (true, None, None) if self.engine.stays_absent() => Ok(Step::Done(true)),
+            (true, None, None) if self.is_deleted(&found, known) => Ok(Step::Done(true)),
             (true, _, new) => {
                 let (flags, expires) = if new.is_none() { (TOMBSTONE, NEVER) } else { (0, expires) };
                 let found = found.with(known);

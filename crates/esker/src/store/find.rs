@@ -4,7 +4,7 @@ use super::Store;
 use super::step::Known;
 use crate::cache::Caching;
 use crate::index::Seen;
-use crate::record::Record;
+use crate::record::{ABSENT, Record};
 use crate::sync::atomic::Ordering::*;
 use crate::sync::{Rule, broken};
 use crate::types::{Key, Value};
@@ -146,6 +146,24 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub(super) fn is_sure(&self, seen: &Seen, found: &Found) -> bool {
         found.is_in_memory() && seen.is_full() || self.engine.index.is_settled(seen)
+    }
+
+    /// True if a deletion has nothing to write: there is nothing, or a deletion, and a crash does not bring back what was. What has ended is deleted once
+    /// more: a clock may be set back.
+    pub(super) fn is_deleted(&self, found: &Found, known: &Known) -> bool {
+        let is_nothing = match found {
+            Found::Absent => true,
+            Found::Memory { record, .. } => record.header().load(Acquire) & ABSENT != 0,
+            Found::Cold { at, .. } => known.at(*at).is_some_and(|held| held.is_none()),
+        };
+        is_nothing && self.engine.stays_absent()
+    }
+
+    /// True if a record of so many bytes, with these flags, takes the place of a value as long, or is a deletion of one.
+    pub(super) fn makes_room(&self, found: &Found, bytes: u64, flags: u64) -> bool {
+        let Found::Memory { record, .. } = found else { return false };
+        let is_as_long = || record.bytes(self.engine.layout) >= bytes;
+        record.header().load(Relaxed) & ABSENT == 0 && (flags & ABSENT != 0 || is_as_long())
     }
 
     /// In a cache: what is used while it is old may stay.

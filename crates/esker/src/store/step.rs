@@ -5,7 +5,7 @@
 //! wait for the device together (`cold.rs`).
 
 use super::{Store, chain};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::{hint, thread};
 use crate::types::{Key, Value};
 
@@ -113,13 +113,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         known: &mut Known,
         mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>,
     ) -> Result<std::result::Result<T, u64>> {
-        let mut again = 0u32;
+        let (mut again, mut was_full) = (0u32, false);
         loop {
             match attempt(known)? {
                 Step::Done(result) => return Ok(Ok(result)),
                 Step::Again => pause(&mut again),
                 Step::Read(at) => return Ok(Err(at)),
-                Step::Room(bytes) => self.engine.make_room(bytes)?,
+                Step::Room(bytes) => match self.engine.make_room(bytes) {
+                    // What there is now may do for what takes the place of as much.
+                    Err(Error::Full) if !was_full => was_full = true,
+                    made => made?,
+                },
                 Step::Drain => self.engine.epochs.drain(),
             }
         }

@@ -7,7 +7,7 @@
 use super::Store;
 use super::step::{Held, Known, SPINS, Step};
 use crate::epoch::Counter;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::record::NEVER;
 use crate::types::{Key, Value};
 use std::future::poll_fn;
@@ -80,7 +80,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The same with something known already.
     async fn run_async_from<T>(&self, mut known: Known, key: &[u8], mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
         let (engine, helpers) = (&self.engine, &self.closer.helpers);
-        let mut again = 0u32;
+        let (mut again, mut was_full) = (0u32, false);
         loop {
             match attempt(&mut known)? {
                 Step::Done(result) => return Ok(result),
@@ -96,7 +96,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     let reply = helpers.make_room(engine, bytes)?;
                     let made = reply.await;
                     self.tell_departed_by(Waits::Later);
-                    made?;
+                    match made {
+                        // As in `run_in_memory`.
+                        Err(Error::Full) if !was_full => was_full = true,
+                        made => made?,
+                    }
                 }
                 // Microseconds, or as long as the slowest closure of an `rmw`.
                 Step::Drain => engine.epochs.drain(),

@@ -71,7 +71,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let log = &self.engine.log;
         let flags = flags | record::expiry_flags(expires);
         let bytes = Self::RECORD_BYTES + record::expiry_bytes(flags);
-        let Some(at) = log.allocate(pin.slot, bytes) else { return Step::Room(bytes) };
+        let at =
+            if self.makes_room(found, bytes, flags) { log.allocate_replacement(pin.slot, bytes) } else { log.allocate(pin.slot, bytes) };
+        let Some(at) = at else { return Step::Room(bytes) };
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
         if flags & record::EXPIRES != 0 {
@@ -207,7 +209,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         match self.old_word(&found, known) {
             Step::Done(_) if !self.is_sure(&seen, &found) => Ok(Step::Again),
-            Step::Done(None) if self.engine.stays_absent() => Ok(Step::Done(false)),
+            Step::Done(None) if self.is_deleted(&found, known) => Ok(Step::Done(false)),
             Step::Done(old) => {
                 let found = found.with(known);
                 Ok(self.add_word(&pin, &held, key, hash, &seen, &found, 0, NEVER, TOMBSTONE).then(|| old.is_some()))

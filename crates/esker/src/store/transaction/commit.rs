@@ -189,7 +189,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.engine.is_cutting() {
             return Ok(Step::Again);
         }
-        let Some(mut ahead) = self.make_ahead(&pin, touched) else { return Ok(self.needs_room(touched, room)) };
+        let mut ahead = self.make_ahead(&pin, touched);
         let mut latches = self.latch_and_validate(touched)?;
         match self.plan_all(&pin, touched, &latches, &mut ahead) {
             Step::Done(changes) => self.carry_out(&pin, &changes),
@@ -202,11 +202,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     // ---- make ahead ----------------------------------------------------------------------------------------------
 
-    /// Makes records for values of the bytes layout that cannot change in place, as far as a glance tells; `None` if there is no room.
-    fn make_ahead<'p>(&'p self, pin: &'p Pin<'p>, touched: &[Touched<K, V>]) -> Option<Ahead<'p>> {
+    /// Makes records for values of the bytes layout that cannot change in place, as far as a glance tells and there is room.
+    fn make_ahead<'p>(&'p self, pin: &'p Pin<'p>, touched: &[Touched<K, V>]) -> Ahead<'p> {
         let mut ahead = Ahead { engine: &self.engine, pin, made: Vec::new() };
         if Self::WORD {
-            return Some(ahead);
+            return ahead;
         }
         ahead.made.reserve(touched.len());
         for group in touched.chunks(GROUP) {
@@ -216,14 +216,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     Some(write @ Write::Put(put))
                         if !self.mutable_record_of(first, touched.key()).is_some_and(|old| self.fits(old, put)) =>
                     {
-                        Some(self.make_at_tail(pin, touched, write, Log::allocate)?)
+                        self.make_at_tail(pin, touched, write, Log::allocate)
                     }
                     _ => None,
                 };
                 ahead.made.push(made);
             }
         }
-        Some(ahead)
+        ahead
     }
 
     /// Brings the buckets and first records of up to [`GROUP`] keys into the processor's caches.
@@ -264,21 +264,22 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(latches)
     }
 
-    /// What is written; and what was read if its version has moved, for only a latch tells whether it means this key.
+    /// What is written; and what was read if its version has moved, for only a latch tells whether it means this key. In a cache all that was read: what it
+    /// drops moves no version.
     fn needs_latch(&self, touched: &Touched<K, V>) -> bool {
-        let has_moved = |version| !self.engine.latches.stands(LatchNumber::of(touched.hash), version);
+        let has_moved = |version| self.engine.caching.is_some() || !self.engine.latches.stands(LatchNumber::of(touched.hash), version);
         touched.write.is_some() || touched.read.is_some_and(|read| has_moved(read.version))
     }
 
     /// False if only more latches can tell.
     fn is_valid(&self, touched: &[Touched<K, V>], latches: &Latches<'_>) -> Result<bool> {
-        let mut now = None;
+        let (mut now, tells) = (None, self.engine.caching.is_none());
         for touched in touched {
             let Some(read) = touched.read else { continue };
             let has_ended = read.expires != NEVER && read.expires <= *now.get_or_insert_with(|| self.engine.expiry.now());
             let stands = match latches.get(touched.hash) {
-                Some(held) => held.version() == read.version || self.is_still(touched.key(), touched.hash, read.witness),
-                None if self.engine.latches.stands(LatchNumber::of(touched.hash), read.version) => true,
+                Some(held) => tells && held.version() == read.version || self.is_still(touched.key(), touched.hash, read.witness),
+                None if tells && self.engine.latches.stands(LatchNumber::of(touched.hash), read.version) => true,
                 None => return Ok(false),
             };
             if (!stands || has_ended) && !broken(Rule::ReadsAreValidated) {
@@ -321,9 +322,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Found::Memory { at, record } if matches!(self.region(at), Region::Mutable) => Some(record),
             _ => None,
         };
+        let flags = if let Write::Delete = write { TOMBSTONE } else { 0 };
+        let makes_room = self.makes_room(&found, Self::record_bytes_of(touched, write), flags);
         let append = || {
             let made = ahead().and_then(|(at, record)| self.lead(pin, touched, at, record));
-            let made = made.or_else(|| self.make(pin, touched, write, Log::allocate));
+            let made = made.or_else(|| self.make(pin, touched, write, if makes_room { Log::allocate_replacement } else { Log::allocate }));
             made.map_or(Step::Room(0), |made| Step::Done(Plan::Append(Made { replaced: mutable, ..made })))
         };
         match (write, mutable) {

@@ -234,8 +234,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
 
     fn set_deleted(&mut self, key: &K, is_there: bool) -> Result<()> {
         let at = self.touch(key)?;
-        // What a cache drops may come back in a crash: whether anything need be written the commit knows.
-        let may_come_back = self.store.engine.caching.is_some();
+        // What a cache drops may come back in a crash, and what has ended when the clock is set back: whether anything need be written the commit knows.
+        let may_come_back = self.store.engine.caching.is_some() || self.store.engine.expiry.is_watched();
         let touched = &mut self.touched[at];
         touched.is_deleted = true;
         if is_there || may_come_back {
@@ -304,7 +304,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     fn note(&mut self, at: usize, now: Read) -> Result<()> {
         let touched = &mut self.touched[at];
         match touched.read {
-            Some(before) if !before.agrees_with(&now) => return Err(self.store.met_conflict(touched.conflict())),
+            // Counted when the attempt ends.
+            Some(before) if !before.agrees_with(&now, self.store.engine.caching.is_some()) => return Err(touched.conflict()),
             Some(_) => {}
             None => touched.read = Some(now),
         }

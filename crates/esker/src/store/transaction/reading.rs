@@ -138,7 +138,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> ReadTransaction<'_, K, V> {
         self.store.count(Counter::Get)?;
         with_scratch(|buffer| {
             buffer.clear();
-            Ok(self.find(key, buffer)?.then(|| read(buffer)))
+            let is_there = self.find(key, buffer)?;
+            if !is_there {
+                self.store.count(Counter::Miss)?;
+            }
+            Ok(is_there.then(|| read(buffer)))
         })
     }
 

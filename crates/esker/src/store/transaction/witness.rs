@@ -58,9 +58,9 @@ pub(super) enum Witness {
 
 impl Read {
     /// True if a later read of the same key saw the same.
-    pub(super) fn agrees_with(&self, later: &Self) -> bool {
-        // What ended between them was there for the one and absent for the other.
-        (self.version == later.version || self.witness == later.witness) && self.expires == later.expires
+    pub(super) fn agrees_with(&self, later: &Self, is_cached: bool) -> bool {
+        // What ended between them was there for the one and absent for the other; so was what a cache dropped, which moves no version.
+        (!is_cached && self.version == later.version || self.witness == later.witness) && self.expires == later.expires
     }
 }
 
@@ -78,7 +78,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     fn witness_step(&self, key: &[u8], hash: u64, known: &Known, into: &mut Vec<u8>) -> Result<Step<(Read, bool)>> {
-        let _pin = self.engine.epochs.pin()?;
+        let pin = self.engine.epochs.pin()?;
         let (latches, number) = (&self.engine.latches, LatchNumber::of(hash));
         let Some(version) = latches.version(number) else { return Ok(Step::Again) };
         let step = self.look(key, hash, known, into);
@@ -88,6 +88,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(match step {
             Step::Done((witness, expires)) => {
                 let is_there = expires.is_some();
+                self.count_miss(&pin, !is_there);
                 Step::Done((Read { version, witness, expires: expires.unwrap_or(NEVER) }, is_there))
             }
             missing => missing.then(|| unreachable!("not done")),
