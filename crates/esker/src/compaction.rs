@@ -472,7 +472,7 @@ impl Engine {
             let is_through = self.log.bounds.begin.load(Relaxed) >= until;
             let would_fit = || (self.log_bytes() + bytes).saturating_sub(self.dead_bytes()) <= self.log.budget.load(Relaxed);
             let is_hopeless = || !would_fit() && self.is_compaction_hopeless() && !(0..CLOSE_LOOKS).any(|_| self.finds_expired());
-            if is_hopeless() || is_through && (rounds == ROUNDS || !would_fit()) {
+            if is_hopeless() || is_through && (rounds == ROUNDS || !would_fit() || self.is_compaction_hopeless()) {
                 if waits < ROUNDS && self.await_stretch() {
                     waits += 1;
                     continue;
@@ -482,6 +482,7 @@ impl Engine {
             // Once through the log; and again where others, or the driver's copies, took what was given back.
             if is_through {
                 (until, rounds) = (self.log.tail(), rounds + 1);
+                self.sample_expired();
             }
             if !self.move_stretch_for_room(None, || !fits())? {
                 // A read-only transaction ends soon, a scan may not.

@@ -420,7 +420,7 @@ impl Log {
         let budget = self.budget.load(Relaxed);
         match purpose {
             Purpose::Call => budget.saturating_sub(self.reserve_lacking(0)),
-            Purpose::Replacement => budget + self.overdraft(),
+            Purpose::Replacement => (budget + self.overdraft()).saturating_sub(self.reserve_lacking(0)),
             Purpose::Copy => budget + self.reserve.load(Relaxed),
             Purpose::Anyway => u64::MAX,
         }

@@ -969,3 +969,17 @@ fn what_was_deleted_makes_room_however_little_it_was() {
     (0..200).for_each(|n| assert!(store.delete(&(n * 7)).unwrap()));
     (0..50).for_each(|n| store.put(&(count + n), &[2; 1000]).unwrap());
 }
+
+/// What took the place of as much took what a copy of the longest record needs, and nothing was ever given back.
+#[test]
+fn what_takes_the_place_of_as_much_leaves_room_for_the_longest() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+    store.put(&0, &vec![0; 3 << 20]).unwrap();
+    (1..=400).for_each(|key| store.put(&key, &[1; 15_000]).unwrap());
+    for round in 0..5 {
+        store.scan().for_each(|_, _| ()).unwrap();
+        (1..=400).for_each(|key| store.put(&key, &[round; 15_000]).unwrap_or_else(|error| panic!("round {round}, key {key}: {error}")));
+    }
+    assert!(store.delete(&0).unwrap());
+    assert!((1..=400).all(|key| store.get(&key).unwrap().as_deref() == Some(&[4; 15_000][..])));
+}

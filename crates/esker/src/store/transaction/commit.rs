@@ -323,6 +323,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             _ => None,
         };
         let flags = if let Write::Delete = write { TOMBSTONE } else { 0 };
+        let is_deletion = |found: &Found| matches!(found, Found::Memory { record, .. } if record.header().load(Acquire) & ABSENT != 0);
         let makes_room = self.makes_room(&found, Self::record_bytes_of(touched, write), flags);
         let append = || {
             let made = ahead().and_then(|(at, record)| self.lead(pin, touched, at, record));
@@ -336,6 +337,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             (Write::Delete, Some(record)) if Self::WORD && record.is_sealed() => Step::Again,
             (Write::Delete, Some(record)) => Step::Done(Plan::InPlace(record)),
             (Write::Put(put), Some(record)) if self.fits(record, put) => Step::Done(Plan::InPlace(record)),
+            (Write::Delete, None) if is_deletion(&found) && self.engine.stays_absent() => Step::Done(Plan::Nothing),
             (Write::Delete, None) if !matches!(found, Found::Absent) => append(),
             (Write::Delete, None) if self.engine.index.is_settled(&seen) && !self.engine.stays_absent() => append(),
             (Write::Delete, None) if self.engine.index.is_settled(&seen) => Step::Done(Plan::Nothing),
