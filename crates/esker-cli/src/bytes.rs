@@ -1,21 +1,17 @@
 //! Quantities as people write and read them.
 //!
-//! Sizes are binary (`MiB` is 2^20 bytes) both ways. A size given on the command line must be exact, so only
-//! whole numbers are taken; a size or a count that is shown is rounded to three or four digits, or grouped.
+//! A size given on the command line is read as the library reads it; a size or a count that is shown is binary (`MiB` is 2^20 bytes)
+//! and rounded to three or four digits, or grouped.
 
 use std::time::Duration;
 
-use esker::Durability;
+use esker::{ByteCount, Durability};
 
 const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
 
-/// Reads `256MiB`, `256M`, `1 GiB` or a plain number of bytes.
+/// Reads what [`ByteCount`] does: `256MiB`, `256M`, `1.5 GiB`, `1GB` or a plain number of bytes.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    let text = text.trim();
-    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let number: u64 = digits.parse().map_err(|_| explain(text))?;
-    let shift = unit_shift(text[digits.len()..].trim()).ok_or_else(|| explain(text))?;
-    number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is too large"))
+    text.byte_count().map_err(|_| format!("`{text}` is not a size such as 256MiB or 1GiB"))
 }
 
 /// Reads `none`, `always`, or the seconds between two lines.
@@ -30,18 +26,6 @@ pub(crate) fn parse_durability(text: &str) -> Result<Durability, String> {
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let interval = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     interval.filter(|interval| !interval.is_zero()).ok_or_else(|| format!("`{text}` is not none, always or a number of seconds"))
-}
-
-fn explain(text: &str) -> String {
-    format!("`{text}` is not a size such as 256MiB or 1GiB")
-}
-
-fn unit_shift(unit: &str) -> Option<u32> {
-    let same = |name: &str| unit.eq_ignore_ascii_case(name) || (unit.len() == 1 && unit.eq_ignore_ascii_case(&name[..1]));
-    if unit.is_empty() {
-        return Some(0);
-    }
-    UNITS.iter().find(|(name, _)| same(name)).map(|&(_, shift)| shift)
 }
 
 /// Shows a size with its unit: `64.0 MiB`, `512 B`.
@@ -81,7 +65,10 @@ mod tests {
         assert_eq!(parse_size(" 1 gib "), Ok(1 << 30));
         assert_eq!(parse_size("16m"), Ok(16 << 20));
         assert_eq!(parse_size("4096"), Ok(4096));
-        for bad in ["", "MiB", "1.5GiB", "12 parsecs", "-1", "99999999999TiB"] {
+        assert_eq!(parse_size("1.5GiB"), Ok(3 << 29));
+        assert_eq!(parse_size("1GB"), Ok(1_000_000_000));
+        assert_eq!(parse_size("18446744073709551615"), Ok(u64::MAX));
+        for bad in ["", "MiB", "12 parsecs", "-1", "1.2.3MiB", ".", "99999999999TiB"] {
             assert!(parse_size(bad).is_err(), "{bad} was taken");
         }
     }

@@ -41,10 +41,25 @@ impl Error {
         Self::Corruption(message.into())
     }
 
+    /// True if bytes on the device are lost: they are not what was written, or this place cannot be read. A device that fails otherwise may
+    /// do better another time.
+    pub(crate) fn is_damage(&self) -> bool {
+        match self {
+            Self::Corruption(_) => true,
+            Self::Io(error) => is_unreadable(error),
+            _ => false,
+        }
+    }
+
     /// A device is foreign code, and what it has done is not known.
     pub(crate) fn device_panicked() -> Self {
         io::Error::other("the device panicked").into()
     }
+}
+
+/// True for a place of the medium that cannot be read: block devices answer `EIO` or `ENODATA`, file systems with checksums of their own also the others.
+pub(crate) fn is_unreadable(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EIO | libc::ENODATA | libc::EBADMSG | libc::EILSEQ | libc::EUCLEAN))
 }
 
 impl fmt::Display for Error {

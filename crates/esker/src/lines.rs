@@ -19,7 +19,7 @@
 //!   and one every [`TOLD_BYTES_MAX`], so that recovery need not look far.
 
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, is_unreadable};
 use crate::log::{BLOCK_BYTES, LINE_END, open_block};
 use crate::manifest::{LOG, State};
 use crate::scars;
@@ -82,7 +82,7 @@ pub(crate) fn advance(storage: &dyn Storage, device: &dyn Device, state: &mut St
         return Ok(());
     }
     let ends = scars::cuts(storage)?;
-    let mut blocks = Blocks::new(device, state.identity.store_id)?;
+    let mut blocks = Blocks::new(device, state.identity.store_id, accept_loss)?;
     while !ends.contains(&state.cut) {
         match blocks.line_at(state.cut)? {
             Found::Whole(record, cut) => record.apply(state, cut),
@@ -109,15 +109,17 @@ struct Blocks<'a> {
     device: &'a dyn Device,
     store_id: u64,
     end: u64,
+    /// What cannot be read is damage. Else it is an error: a line that was cut short can be read.
+    accept_loss: bool,
     buffer: AlignedBuffer,
     first: u64,
     count: u64,
 }
 
 impl<'a> Blocks<'a> {
-    fn new(device: &'a dyn Device, store_id: u64) -> Result<Self> {
+    fn new(device: &'a dyn Device, store_id: u64, accept_loss: bool) -> Result<Self> {
         let end = device.bytes()? / SECTOR_BYTES as u64;
-        Ok(Self { device, store_id, end, buffer: AlignedBuffer::new(PIECE_BLOCKS as usize), first: 0, count: 0 })
+        Ok(Self { device, store_id, end, accept_loss, buffer: AlignedBuffer::new(PIECE_BLOCKS as usize), first: 0, count: 0 })
     }
 
     /// The line that begins at `from`.
@@ -150,10 +152,10 @@ impl<'a> Blocks<'a> {
         })
     }
 
-    /// A block's sector; `None` where a file ends too early.
+    /// A block's sector; `None` where a file ends too early, or its loss is accepted.
     fn sector(&mut self, number: u64) -> Result<Option<&[u8]>> {
         if !(self.first..self.first + self.count).contains(&number) {
-            // One by one where a file ends among them.
+            // One by one where a file ends among them, or one cannot be read.
             let many = PIECE_BLOCKS.min(self.end - number);
             if !self.fill(number, many)? && !self.fill(number, 1)? {
                 return Ok(None);
@@ -167,6 +169,7 @@ impl<'a> Blocks<'a> {
         self.count = 0;
         match self.device.read(first * SECTOR_BYTES as u64, &mut self.buffer.bytes_mut()[..count as usize * SECTOR_BYTES]) {
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(false),
+            Err(error) if is_unreadable(&error) && (self.accept_loss || count > 1) => return Ok(false),
             read => read?,
         }
         (self.first, self.count) = (first, count);

@@ -294,11 +294,10 @@ impl Log {
         self.allocate_piece(slot, bytes, Purpose::Call)
     }
 
-    /// As [`Log::allocate`], for what kills as much, or deletes: in a full store in memory, too.
-    #[inline]
-    pub(crate) fn allocate_replacement(&self, slot: &Slot, bytes: u64) -> Option<u64> {
-        let is_single = || self.device.is_none() && !self.is_lossy && bytes <= PIECE_RECORD_MAX;
-        self.allocate(slot, bytes).or_else(|| if is_single() { self.claim(bytes, 1, Purpose::Replacement) } else { None })
+    /// Where [`Log::allocate`] had none, for what kills as much, or deletes: in a full store in memory.
+    pub(crate) fn allocate_replacement(&self, bytes: u64) -> Option<u64> {
+        let is_single = self.device.is_none() && !self.is_lossy && bytes <= PIECE_RECORD_MAX;
+        if is_single { self.claim(bytes, 1, Purpose::Replacement) } else { None }
     }
 
     /// As [`Log::allocate`], for a copy that compaction makes.

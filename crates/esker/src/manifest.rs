@@ -110,7 +110,7 @@ impl Manifest {
         for (slot, found) in (0..).zip(&mut slots) {
             match read_slot(&*device, slot) {
                 Ok(slot) => *found = slot,
-                Err(error @ Error::Corruption(_)) => damage = Some(error),
+                Err(error) if error.is_damage() => damage = Some(error),
                 Err(error) => return Err(error),
             }
             spoiled.extend(found.spoiled.take());

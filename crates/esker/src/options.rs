@@ -62,20 +62,24 @@ impl ByteCount for &str {
     fn byte_count(self) -> Result<u64> {
         let text = self.trim();
         let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-        let unit = match text[digits..].trim().to_ascii_lowercase().as_str() {
-            "" | "b" => 1.0,
-            "kib" | "k" => 1024.0,
-            "mib" | "m" => 1024.0 * 1024.0,
-            "gib" | "g" => 1024.0 * 1024.0 * 1024.0,
-            "tib" | "t" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
-            "kb" => 1e3,
-            "mb" => 1e6,
-            "gb" => 1e9,
-            "tb" => 1e12,
-            _ => return Err(Error::invalid(format!("not a number of bytes: `{self}`"))),
+        let unit: u64 = match text[digits..].trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "kib" | "k" => 1 << 10,
+            "mib" | "m" => 1 << 20,
+            "gib" | "g" => 1 << 30,
+            "tib" | "t" => 1 << 40,
+            "kb" => 1_000,
+            "mb" => 1_000_000,
+            "gb" => 1_000_000_000,
+            "tb" => 1_000_000_000_000,
+            _ => 0,
         };
-        let number: f64 = text[..digits].parse().map_err(|_| Error::invalid(format!("not a number of bytes: `{self}`")))?;
-        Ok((number * unit) as u64)
+        let number = &text[..digits];
+        // A whole number exactly, of whatever length.
+        let whole = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+        let part = || number.parse::<f64>().ok().map(|number| number * unit as f64).filter(|bytes| *bytes < u64::MAX as f64);
+        let bytes = whole.or_else(|| part().map(|bytes| bytes as u64)).filter(|_| unit > 0);
+        bytes.ok_or_else(|| Error::invalid(format!("not a number of bytes: `{self}`")))
     }
 }
 
@@ -133,7 +137,7 @@ impl Options {
         self
     }
 
-    /// True: damage in what was durable is not refused where something whole is left. Behind the last index image the log counts
+    /// True: damage in what was durable, or that a place of it cannot be read, is not refused where something whole is left. Behind the last index image the log counts
     /// up to its first damaged byte; a damaged image is built anew from the log, and of a damaged manifest the other slot counts. What was
     /// accepted is written down: later openings meet that damage no more.
     #[must_use]

@@ -18,7 +18,7 @@
 use crate::device::{AlignedBuffer, SECTOR_BYTES, ZEROS_BYTES_MAX};
 use crate::engine::{Engine, lock};
 use crate::epoch::Pin;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, is_unreadable};
 use crate::image;
 use crate::index::{Chain, Index, Keys, Published, Records};
 use crate::log::{BLOCK_BYTES, block_ceil};
@@ -162,6 +162,8 @@ impl Engine {
             match device.read(first * SECTOR_BYTES as u64, sectors) {
                 // A file that ends in a part of a sector, or before the next one begins.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(end * BLOCK_BYTES),
+                // Whatever is there that cannot be read: the log goes on behind it.
+                Err(error) if is_unreadable(&error) => return Ok(end * BLOCK_BYTES),
                 read => read?,
             }
             match sectors.chunks(SECTOR_BYTES).rposition(|sector| sector.iter().any(|byte| *byte != 0)) {
@@ -189,7 +191,7 @@ impl Engine {
                 Ok(Restored { until: state.image_until.max(state.begin), top, is_lost: false })
             }
             // The log itself has everything.
-            Err(Error::Corruption(_)) if accept_loss => self.restore_nothing(state, true),
+            Err(error) if accept_loss && error.is_damage() => self.restore_nothing(state, true),
             Err(error) => Err(error),
         }
     }
@@ -207,7 +209,7 @@ impl Engine {
         let sound_until = |from| {
             let span = Span::new(from, state, scars);
             match self.scan(&span, &mut Ignoring) {
-                Err(Error::Corruption(_)) => Ok(block_ceil(span.reached_whole())),
+                Err(error) if error.is_damage() => Ok(block_ceil(span.reached_whole())),
                 end => end.map(|()| state.cut),
             }
         };

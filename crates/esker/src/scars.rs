@@ -15,6 +15,7 @@ use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
 use crate::error::{Error, Result};
 use crate::log::line_flag;
 use crate::record::ODD_LINE;
+use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -40,6 +41,19 @@ impl Scar {
     fn words(&self) -> [u64; WORDS - 1] {
         [self.window, self.cut, self.behind, self.line]
     }
+}
+
+/// The stretches of `[from, until)` between scars.
+pub(crate) fn parts(scars: &[Scar], from: u64, until: u64) -> Vec<Range<u64>> {
+    let scars = || scars.iter().filter(|scar| scar.cut < until);
+    let starts = std::iter::once(from).chain(scars().map(|scar| scar.behind.max(from)));
+    let ends = scars().map(|scar| scar.cut).chain([until]);
+    starts.zip(ends).map(|(from, to)| from..to).filter(|part| part.start < part.end).collect()
+}
+
+/// Those that may exclude records of a part: one as a rule, however many crashes there were.
+pub(crate) fn of_part(scars: &[Scar], part: &Range<u64>) -> Vec<Scar> {
+    scars.iter().filter(|scar| scar.window < part.end && part.start < scar.cut).copied().collect()
 }
 
 /// The scars below `cut`. There are at least so many, or one less and one at the cut.

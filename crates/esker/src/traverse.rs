@@ -12,7 +12,7 @@ use crate::log::{BLOCK_BYTES, line_flag};
 use crate::manifest::{LOG, State};
 use crate::record::{self, ABANDONED, ODD_LINE, VALID};
 use crate::recovery::Progress;
-use crate::scars::Scar;
+use crate::scars::{self, Scar};
 use crate::sync::atomic::Ordering::*;
 use std::cell::Cell;
 use std::ops::Range;
@@ -95,16 +95,7 @@ impl<'a> Span<'a> {
 
     /// The stretches between the scars.
     pub(crate) fn parts(&self) -> Vec<Range<u64>> {
-        let scars = || self.scars.iter().filter(|scar| scar.cut < self.until);
-        let starts = std::iter::once(self.from).chain(scars().map(|scar| scar.behind.max(self.from)));
-        let ends = scars().map(|scar| scar.cut).chain([self.until]);
-        starts.zip(ends).map(|(from, to)| from..to).filter(|part| part.start < part.end).collect()
-    }
-
-    /// True if a record is part of the store, or was.
-    fn counts(&self, at: u64, header: u64) -> bool {
-        let is_later = at >= self.state.window && header & ODD_LINE != line_flag(self.state.line);
-        header & ABANDONED == 0 && !is_later && !self.scars.iter().any(|scar| scar.excludes(at, header))
+        scars::parts(self.scars, self.from, self.until)
     }
 
     fn is_at(&self, at: u64) {
@@ -148,6 +139,7 @@ struct Scan<'a> {
     engine: &'a Engine,
     span: &'a Span<'a>,
     until: u64,
+    scars: Vec<Scar>,
     /// The next record's address.
     at: u64,
     /// Its first bytes, if the rest lies in the next piece.
@@ -167,7 +159,15 @@ enum Next {
 
 impl<'a> Scan<'a> {
     fn new(engine: &'a Engine, span: &'a Span<'a>, part: &Range<u64>) -> Self {
-        Self { engine, span, until: part.end, at: part.start, begun: Vec::new(), group: Vec::with_capacity(GROUP) }
+        let scars = scars::of_part(span.scars, part);
+        Self { engine, span, until: part.end, scars, at: part.start, begun: Vec::new(), group: Vec::with_capacity(GROUP) }
+    }
+
+    /// True if a record is part of the store, or was.
+    fn counts(&self, at: u64, header: u64) -> bool {
+        let state = self.span.state;
+        let is_later = at >= state.window && header & ODD_LINE != line_flag(state.line);
+        header & ABANDONED == 0 && !is_later && !self.scars.iter().any(|scar| scar.excludes(at, header))
     }
 
     fn end(&self) -> Result<()> {
@@ -256,7 +256,7 @@ impl<'a> Scan<'a> {
             self.at = (self.at / BLOCK_BYTES + 1) * BLOCK_BYTES;
             return;
         };
-        if self.span.counts(self.at, record::word_at(rest, 0)) {
+        if self.counts(self.at, record::word_at(rest, 0)) {
             let hash = self.engine.hash_of(&rest[record::key_range(self.engine.layout, rest)]);
             visitor.expect(hash);
             self.group.push(Scanned { at: self.at, hash, offset, bytes });

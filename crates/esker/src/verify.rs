@@ -80,7 +80,7 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
             return Ok(found);
         }
         Ok(None) => return Err(Error::invalid("there is no store")),
-        Err(error @ Error::Corruption(_)) => {
+        Err(error) if error.is_damage() => {
             found.note(&error);
             match Manifest::open(&*storage, None, true) {
                 Ok(Some(manifest)) => manifest,
@@ -140,7 +140,7 @@ pub(crate) fn resting_engine(storage: &Arc<dyn Storage>, state: &State) -> Resul
 fn or_note<T>(result: Result<T>, found: &mut Verification) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(error @ Error::Corruption(_)) => {
+        Err(error) if error.is_damage() => {
             found.note(&error);
             Ok(None)
         }

@@ -83,6 +83,7 @@ impl<S: Subject> Lane<'_, S> {
         }
         for sector in 0..sectors {
             self.try_one(|s| s.zero_sector(name, sector), || format!("sector {sector} of {name} blank"));
+            self.try_one(|s| s.spoil_sector(name, sector), || format!("sector {sector} of {name} unreadable"));
             for other in sector + 1..sectors.min(sector + 9) {
                 self.try_one(|s| s.swap_sectors(name, sector, other), || format!("sectors {sector} and {other} of {name} exchanged"));
                 let copy = self.storage.sector(name, sector);

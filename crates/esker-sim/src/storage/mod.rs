@@ -270,6 +270,11 @@ impl SimStorage {
         self.set_sector(name, sector, [0; SECTOR]);
     }
 
+    /// Lets no read of a sector succeed (EIO) until it is written again.
+    pub fn spoil_sector(&self, name: &str, sector: u64) {
+        self.rot(name, |image| image.set(sector, Block::unreadable()));
+    }
+
     /// Exchanges two sectors: two misdirected writes.
     pub fn swap_sectors(&self, name: &str, one: u64, other: u64) {
         let (a, b) = (self.sector(name, one), self.sector(name, other));

@@ -6,6 +6,7 @@
 //! image carries a print (a sum over its sectors), so two disks that look the same are known to in O(1).
 
 use super::fate::Survival;
+use crate::disk::Failure;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -21,12 +22,18 @@ pub const PIECE: usize = 512;
 pub(super) struct Block {
     pub(super) bytes: [u8; SECTOR],
     print: u64,
+    /// False where the medium fails, until it is written again.
+    is_readable: bool,
 }
 
 impl Block {
     pub(super) fn new(bytes: [u8; SECTOR]) -> Arc<Block> {
         let blank = bytes.iter().all(|b| *b == 0);
-        Arc::new(Block { print: if blank { 0 } else { xxh3_64(&bytes) | 1 }, bytes })
+        Arc::new(Block { print: if blank { 0 } else { xxh3_64(&bytes) | 1 }, bytes, is_readable: true })
+    }
+
+    pub(super) fn unreadable() -> Arc<Block> {
+        Arc::new(Block { print: 2, bytes: [0; SECTOR], is_readable: false })
     }
 }
 
@@ -57,7 +64,8 @@ impl Image {
         }
         for (sector, part) in (offset / SECTOR as u64..).zip(into.chunks_exact_mut(SECTOR)) {
             match self.sectors.get(&sector) {
-                Some(block) => part.copy_from_slice(&block.bytes),
+                Some(block) if block.is_readable => part.copy_from_slice(&block.bytes),
+                Some(_) => return Err(Failure::Io.error()),
                 None => part.fill(0),
             }
         }

@@ -24,7 +24,7 @@ use crate::manifest::LOG;
 use crate::memory::prefetch;
 use crate::options::layout;
 use crate::record::{self, ADDRESS_MASK, VALID};
-use crate::scars::Scar;
+use crate::scars::{self, Scar};
 use crate::snapshot::{Newest, View};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::hint;
@@ -118,7 +118,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
         let engine = self.frame.engine();
         let (begin, end) = (self.frame.view.begin, self.starts[0]);
         let scars = crate::engine::lock(&engine.compaction.scars).clone();
-        for part in between(&scars, begin, end) {
+        for part in scars::parts(&scars, begin, end) {
+            let scars = scars::of_part(&scars, &part);
             let head = engine.log.bounds.head.load(Acquire).clamp(part.start, part.end);
             let mut bytes = Vec::new();
             let mut at = part.start;
@@ -296,14 +297,6 @@ fn starts(engine: &Engine, view: &View) -> Result<Vec<u64>> {
     }
     starts.push(view.cut);
     Ok(starts)
-}
-
-/// The stretches of `[begin, end)` between scars.
-fn between(scars: &[Scar], begin: u64, end: u64) -> Vec<Range<u64>> {
-    let scars = || scars.iter().filter(|scar| scar.cut < end);
-    let froms = std::iter::once(begin).chain(scars().map(|scar| scar.behind.max(begin)));
-    let untils = scars().map(|scar| scar.cut).chain([end]);
-    froms.zip(untils).map(|(from, until)| from..until).filter(|part| part.start < part.end).collect()
 }
 
 /// Appends the bytes of a frozen stretch, from memory or from the device; true unless all its records are known to have no

@@ -333,9 +333,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.check_value(value.len())?;
         let log = &self.engine.log;
         let bytes = record::bytes_record_bytes(sight.key.len(), capacity) + record::expiry_bytes(flags);
-        let makes_room = self.makes_room(&sight.found, bytes, flags);
-        let at = if makes_room { log.allocate_replacement(pin.slot, bytes) } else { log.allocate(pin.slot, bytes) };
-        let Some(at) = at else { return Ok(Step::Room(log.room_for(bytes))) };
+        let Some(at) = self.allocate(pin, &sight.found, bytes, flags) else { return Ok(Step::Room(log.room_for(bytes))) };
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
         if expires != NEVER {

@@ -3,6 +3,7 @@
 use super::Store;
 use super::step::Known;
 use crate::cache::Caching;
+use crate::epoch::Pin;
 use crate::index::Seen;
 use crate::record::{ABSENT, Record};
 use crate::sync::atomic::Ordering::*;
@@ -159,8 +160,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         is_nothing && self.engine.stays_absent()
     }
 
+    /// A place for a record of so many bytes, with these flags, that supersedes what was found; `None` when memory must be made first.
+    #[inline(always)]
+    pub(super) fn allocate(&self, pin: &Pin<'_>, found: &Found, bytes: u64, flags: u64) -> Option<u64> {
+        let log = &self.engine.log;
+        log.allocate(pin.slot, bytes).or_else(|| if self.makes_room(found, bytes, flags) { log.allocate_replacement(bytes) } else { None })
+    }
+
     /// True if a record of so many bytes, with these flags, takes the place of a value as long, or is a deletion of one.
-    pub(super) fn makes_room(&self, found: &Found, bytes: u64, flags: u64) -> bool {
+    fn makes_room(&self, found: &Found, bytes: u64, flags: u64) -> bool {
         let Found::Memory { record, .. } = found else { return false };
         let is_as_long = || record.bytes(self.engine.layout) >= bytes;
         record.header().load(Relaxed) & ABSENT == 0 && (flags & ABSENT != 0 || is_as_long())

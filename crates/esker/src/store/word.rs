@@ -71,9 +71,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let log = &self.engine.log;
         let flags = flags | record::expiry_flags(expires);
         let bytes = Self::RECORD_BYTES + record::expiry_bytes(flags);
-        let at =
-            if self.makes_room(found, bytes, flags) { log.allocate_replacement(pin.slot, bytes) } else { log.allocate(pin.slot, bytes) };
-        let Some(at) = at else { return Step::Room(bytes) };
+        let Some(at) = self.allocate(pin, found, bytes, flags) else { return Step::Room(bytes) };
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
         if flags & record::EXPIRES != 0 {

@@ -34,7 +34,7 @@ use super::super::step::Step;
 use super::super::{Store, to_word};
 use super::{Put, Touched, Write};
 use crate::engine::Engine;
-use crate::epoch::{Counter, Pin, Slot};
+use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result};
 use crate::index::Seen;
 use crate::latches::{Hold, LatchNumber};
@@ -119,9 +119,6 @@ impl Drop for Ahead<'_> {
         }
     }
 }
-
-/// How a place in the log is taken.
-type Allocate = fn(&Log, &Slot, u64) -> Option<u64>;
 
 fn writes<K: Key + ?Sized, V: Value + ?Sized>(touched: &[Touched<K, V>]) -> bool {
     touched.iter().any(|touched| touched.write.is_some())
@@ -216,7 +213,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     Some(write @ Write::Put(put))
                         if !self.mutable_record_of(first, touched.key()).is_some_and(|old| self.fits(old, put)) =>
                     {
-                        self.make_at_tail(pin, touched, write, Log::allocate)
+                        self.make_at_tail(touched, write, |bytes| self.engine.log.allocate(pin.slot, bytes))
                     }
                     _ => None,
                 };
@@ -324,10 +321,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         };
         let flags = if let Write::Delete = write { TOMBSTONE } else { 0 };
         let is_deletion = |found: &Found| matches!(found, Found::Memory { record, .. } if record.header().load(Acquire) & ABSENT != 0);
-        let makes_room = self.makes_room(&found, Self::record_bytes_of(touched, write), flags);
         let append = || {
             let made = ahead().and_then(|(at, record)| self.lead(pin, touched, at, record));
-            let made = made.or_else(|| self.make(pin, touched, write, if makes_room { Log::allocate_replacement } else { Log::allocate }));
+            let made = made.or_else(|| self.make(pin, touched, write, |bytes| self.allocate(pin, &found, bytes, flags)));
             made.map_or(Step::Room(0), |made| Step::Done(Plan::Append(Made { replaced: mutable, ..made })))
         };
         match (write, mutable) {
@@ -358,9 +354,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     /// A record of what is to be written, above the key's entry.
-    fn make(&self, pin: &Pin<'_>, touched: &Touched<K, V>, write: &Write<V>, allocate: Allocate) -> Option<Made> {
+    fn make(&self, pin: &Pin<'_>, touched: &Touched<K, V>, write: &Write<V>, allocate: impl Fn(u64) -> Option<u64>) -> Option<Made> {
         loop {
-            let (at, record) = self.make_at_tail(pin, touched, write, allocate)?;
+            let (at, record) = self.make_at_tail(touched, write, &allocate)?;
             if let Some(made) = self.lead(pin, touched, at, record) {
                 return Some(made);
             }
@@ -368,9 +364,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     /// A record of what is to be written, which leads nowhere yet.
-    fn make_at_tail(&self, pin: &Pin<'_>, touched: &Touched<K, V>, write: &Write<V>, allocate: Allocate) -> Option<(u64, Record)> {
+    fn make_at_tail(&self, touched: &Touched<K, V>, write: &Write<V>, allocate: impl FnOnce(u64) -> Option<u64>) -> Option<(u64, Record)> {
         let log = &self.engine.log;
-        let at = allocate(log, pin.slot, Self::record_bytes_of(touched, write))?;
+        let at = allocate(Self::record_bytes_of(touched, write))?;
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
         self.fill(record, touched.key(), write, log.line_flag());
@@ -427,7 +423,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     fn make_anyway(&self, pin: &Pin<'_>, change: &Change<'_, K, V>) -> Made {
-        let made = self.make(pin, change.touched, change.write, Log::allocate_anyway);
+        let made = self.make(pin, change.touched, change.write, |bytes| self.engine.log.allocate_anyway(pin.slot, bytes));
         made.unwrap_or_else(|| unreachable!("a place is taken whatever the budget"))
     }
 

@@ -1,0 +1,120 @@
+//! Places of the medium that cannot be read: the common way in which a disk loses bytes.
+//!
+//! The theory: such a place is damage like any other. A store that needs it refuses to open and says so; `verify` tells of it and goes on; who accepts
+//! the loss gets what lies before it, and a store that is sound from then on.
+
+use esker::{Error, Options, Result, Storage, Store, verify_in};
+use esker_sim::storage::{SECTOR, SimStorage};
+use std::sync::Arc;
+
+const KEYS: u64 = 3000;
+
+fn open(storage: &SimStorage, accept_loss: bool) -> Result<Store<u64, u64>> {
+    let options = Options::new().memory("16MiB").background(false).accept_loss(accept_loss);
+    options.open_in(Arc::new(storage.clone()))
+}
+
+/// A store of [`KEYS`] keys, put in order, in some lines; with an image of the index for the first half, or none.
+fn disk(with_image: bool) -> SimStorage {
+    let storage = SimStorage::new();
+    let store = open(&storage, false).unwrap();
+    for n in 0..KEYS {
+        store.put(&n, &!n).unwrap();
+        if n % 500 == 499 {
+            store.commit().unwrap();
+        }
+        if with_image && n == KEYS / 2 {
+            store.save_index().unwrap();
+        }
+    }
+    // Lines that tell of themselves.
+    for n in KEYS..KEYS + 5 {
+        store.put(&n, &!n).unwrap();
+        store.commit().unwrap();
+    }
+    // Killed, not closed.
+    storage.restarted()
+}
+
+/// So many keys are there, the first ones. Reads that fail count as there: what an image stands for was not read by the opening.
+fn held(store: &Store<u64, u64>) -> u64 {
+    let is_there = |n: &u64| match store.get(n) {
+        Ok(value) => {
+            assert!(value.is_none_or(|value| value == !*n));
+            value.is_some()
+        }
+        Err(error) => {
+            assert!(matches!(error, Error::Io(_) | Error::Corruption(_)), "{error}");
+            true
+        }
+    };
+    let there = (0..KEYS + 5).take_while(is_there).count() as u64;
+    assert!(!(there..KEYS + 5).any(|n| is_there(&n)), "what lies behind a loss is lost, too");
+    there
+}
+
+fn every_sector(disk: &SimStorage, mut check: impl FnMut(&SimStorage, &str)) {
+    for (name, bytes) in disk.files() {
+        for sector in 0..bytes.div_ceil(SECTOR as u64) {
+            let spoiled = disk.restarted();
+            spoiled.spoil_sector(&name, sector);
+            check(&spoiled, &format!("sector {sector} of {name}"));
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_refused_told_and_given_up() {
+    let (mut refused, mut lost) = (0, 0);
+    every_sector(&disk(false), |disk, what| {
+        let told = verify_in(Arc::new(disk.restarted()), |_, _| ()).unwrap_or_else(|error| panic!("{what}: {error}"));
+        match open(&disk.restarted(), false) {
+            Ok(store) => assert_eq!(held(&store), KEYS + 5, "{what}"),
+            Err(Error::Io(_) | Error::Corruption(_)) => {
+                assert!(!told.is_sound(), "{what}");
+                refused += 1;
+            }
+            Err(error) => panic!("{what}: {error}"),
+        }
+        let store = open(disk, true).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let left = held(&store);
+        lost += u64::from(left < KEYS);
+        store.put(&(1 << 40), &7).unwrap();
+        store.close().unwrap();
+        drop(store);
+        let found = verify_in(Arc::new(disk.restarted()), |_, _| ()).unwrap();
+        assert!(found.is_sound(), "{what}: {found:?}");
+        let store = open(disk, false).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!((held(&store), store.get(&(1 << 40)).unwrap()), (left, Some(7)), "{what}");
+    });
+    assert!(refused > 10 && lost > 10, "{refused} {lost}");
+}
+
+/// The log has everything that an image has, and of a manifest's slot there are two.
+#[test]
+fn nothing_is_lost_with_an_image_or_a_copy_of_a_slot() {
+    let mut images = 0;
+    every_sector(&disk(true), |disk, what| {
+        if what.contains("esker.log") {
+            return;
+        }
+        images += u64::from(what.contains("image") || what.contains("index"));
+        let told = verify_in(Arc::new(disk.restarted()), |_, _| ()).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert!(!told.is_sound() || what.contains("scars"), "{what}");
+        let store = open(disk, true).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(held(&store), KEYS + 5, "{what}");
+        store.put(&(1 << 40), &7).unwrap();
+        store.close().unwrap();
+        assert!(verify_in(Arc::new(disk.restarted()), |_, _| ()).unwrap().is_sound(), "{what}");
+    });
+    assert!(images > 0);
+}
+
+/// A device that fails for good is no damage: nothing is given up for it.
+#[test]
+fn a_device_that_is_gone_is_not_given_up() {
+    let disk = disk(false);
+    disk.cut_at(disk.calls().len() as u64 + 1);
+    assert!(disk.list().is_err() && open(&disk, true).is_err());
+    assert_eq!(held(&open(&disk.restarted(), false).unwrap()), KEYS + 5);
+}
