@@ -22,7 +22,7 @@
 //! **When**: dead bytes are counted where records are superseded or deleted. Above the space target, and by half a file on a device,
 //! the driver compacts, a stretch at a time; of a store in memory also when its budget is nearly full, and whoever finds it full does it himself.
 //! Who puts over a cold record does not know how long that was, and counts as much as he puts (a guess). So where there were guesses, and the log is half as long again
-//! as when its oldest part was last found to live, a stretch of it is compacted, whatever the count says, and on from there until one is found of which more lives than the target has.
+//! as when its oldest part was last found to live, a little of it is compacted, whatever the count says, and more and more from there until a part is found of which more lives than the target has.
 //! On a device the driver may be too slow for those who write: where keys share entries most records are in doubt, the more the longer the log is. So it must not grow without end:
 //! from twice the length on that it had when compaction had last done its work, whoever needs room does a stretch first, or waits a little.
 
@@ -61,6 +61,9 @@ const LINE_PART: u64 = 16;
 const LATE: u64 = 2;
 /// The oldest part is looked at when the log is so many times as long as when that was last found to live.
 const GLANCE: f64 = 1.5;
+/// At so much of it or this part of the log, whichever is more; and at twice as much as the time before while it is dead.
+const GLANCE_BYTES_MIN: u64 = 64 << 10;
+const GLANCE_LOG_PART: u64 = 4096;
 /// In memory those who find the store full wait for a stretch: a millisecond or two.
 const STRETCH_IN_MEMORY_MAX: u64 = 512 << 10;
 /// With less of the log dead compaction copies nearly all it reads.
@@ -85,6 +88,10 @@ const STRETCH_PAUSE: Duration = Duration::from_micros(50);
 /// How far a log in files of this length may go beyond its target before it is compacted.
 fn slack(segment_bytes: u64) -> u64 {
     (segment_bytes / 2).min(SLACK_BYTES_MAX)
+}
+
+fn whole_stretch(bytes: u64) -> u64 {
+    bytes.clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX)
 }
 
 /// In memory what lives in a stretch must fit the reserve.
@@ -116,6 +123,8 @@ pub(crate) struct Compaction {
     /// The log's length when its oldest part was last found to live, and how many had guessed by then. 0: it was found dead.
     glanced_at: AtomicU64,
     guesses: AtomicU64,
+    /// So many glances, one behind the other, found it dead.
+    dead_glances: AtomicU64,
     /// So many buckets were looked at for entries that lead nowhere, again and again from the first to the last.
     swept: AtomicU64,
     /// The tail when two chains could not be joined (`joining.rs`).
@@ -133,15 +142,6 @@ enum Stretch {
     Short,
     /// Though not enough of it was counted: to see how much lives.
     Glance,
-}
-
-impl Stretch {
-    fn log_part(self) -> u64 {
-        match self {
-            Self::Long => STRETCH_LOG_PART,
-            Self::Short | Self::Glance => SHORT_STRETCH_LOG_PART,
-        }
-    }
 }
 
 /// A stretch under way. Whoever has it is the one who compacts.
@@ -319,12 +319,14 @@ impl Engine {
     /// How much of the oldest part lived. What was due because it was counted says nothing of what was not: else each burst of
     /// that went on below the target.
     fn note_glance(&self, stretch: Stretch, moved: u64, bytes: u64) {
-        let Compaction { glanced_at, guesses, .. } = &self.compaction;
+        let Compaction { glanced_at, guesses, dead_glances, .. } = &self.compaction;
         if moved as f64 * self.space_amplification >= bytes as f64 {
             glanced_at.store(self.log_extent(), Relaxed);
             guesses.store(self.epochs.counted(Counter::Guess), Relaxed);
+            dead_glances.store(0, Relaxed);
         } else if let Stretch::Glance = stretch {
             glanced_at.store(0, Relaxed);
+            dead_glances.fetch_add(1, Relaxed);
         } else {
             // Nobody else is at it: who compacts is one.
             glanced_at.store(glanced_at.load(Relaxed).min(self.log_extent()), Relaxed);
@@ -559,11 +561,7 @@ impl Engine {
         let from = self.log.bounds.copied.load(Acquire);
         lock(&self.compaction.pass).get_or_insert_with(|| self.begin_pass());
         let mut stretch = match self.log.reserve_for_short() {
-            0 => {
-                let own = || (self.log.budget.load(Relaxed) / STRETCH_PART).max(self.log_extent() / kind.log_part());
-                let part = caching.map_or_else(own, |caching| self.evicted_stretch(caching));
-                part.clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX)
-            }
+            0 => caching.map_or_else(|| self.stretch_of(kind), |caching| whole_stretch(self.evicted_stretch(caching))),
             reserve => stretch_in_memory(reserve),
         };
         loop {
@@ -612,6 +610,21 @@ impl Engine {
                 return Ok(false);
             }
             stretch *= 2;
+        }
+    }
+
+    /// How long a stretch on the device is.
+    fn stretch_of(&self, kind: Stretch) -> u64 {
+        let of_log = |part: u64| whole_stretch((self.log.budget.load(Relaxed) / STRETCH_PART).max(self.log_extent() / part));
+        match kind {
+            Stretch::Long => of_log(STRETCH_LOG_PART),
+            Stretch::Short => of_log(SHORT_STRETCH_LOG_PART),
+            // Each record of it may cost a read, while who writes needs the driver.
+            Stretch::Glance => {
+                let first = GLANCE_BYTES_MIN.max(self.log_extent() / GLANCE_LOG_PART);
+                let doublings = self.compaction.dead_glances.load(Relaxed).min(u64::from(STRETCH_BYTES_MAX.ilog2()));
+                (first << doublings).min(of_log(SHORT_STRETCH_LOG_PART))
+            }
         }
     }
 

@@ -210,6 +210,22 @@ fn puts_over_cold_records_do_not_make_compaction_go_below_its_target() {
     assert!((0.1..0.4).contains(&copied), "{copied} bytes copied for each that was put");
 }
 
+/// Where keys share entries each new one may have superseded another, and a look at the oldest part finds that it lives: a read for each record of it, in the
+/// driver's time. It is short.
+#[test]
+fn a_look_at_what_lives_copies_little() {
+    let options = Options::new().memory("16MiB").background(false).promotion(false).segment_bytes(1 << 20);
+    let store: Store<u64, [u8; 32]> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    for key in 0..2_000_000u64 {
+        store.put(&key, &[7; 32]).unwrap();
+        if key % 50_000 == 0 {
+            while store.engine_for_test().compact_if_due().unwrap() {}
+        }
+    }
+    let space = store.stats().space;
+    assert!(space.stretches > 2 && space.moved_bytes < 1 << 20, "{space:?}");
+}
+
 /// A put that cannot know whose record it supersedes takes the entry's word back; without that the first key would be lost.
 #[test]
 fn a_cold_record_behind_another_keys_is_kept() {
