@@ -18,8 +18,8 @@ use crate::out;
 use crate::store::look_at;
 use crate::watch::watched;
 
-/// What one pass finds: pairs, whole numbers and others summed, and the distribution.
-type Found = (u64, i128, f64, (Option<Number>, Option<Number>), Option<Moments>, Sketch);
+/// What one pass finds: pairs and how many of them are numbers, whole numbers and others summed, and the distribution.
+type Found = ((u64, i128), i128, f64, (Option<Number>, Option<Number>), Option<Moments>, Sketch);
 /// What is asked for, by name, as text; none of nothing.
 type Figures = Vec<(&'static str, Option<String>)>;
 
@@ -31,7 +31,10 @@ pub(crate) fn run(args: &AggregateArgs, opening: Opening) -> Outcome {
     let fraction = move |_: &[u8], value: &[u8]| if !sum || integer(value).is_some() { None } else { finite(value) };
     let exact = move |_: &[u8], value: &[u8]| if min || max { Number::of(value) } else { Number::NONE };
     let if_asked = |asked: bool| move |_: &[u8], value: &[u8]| if asked { finite(value) } else { None };
-    let asked = (Count, Sum(whole), Sum(fraction), (Min(exact), Max(exact)), Variance(if_asked(mean)), Quantiles(if_asked(median)));
+    let is_any = sum || min || max || mean || median;
+    let number = move |_: &[u8], value: &[u8]| is_any.then(|| i64::from(finite(value).is_some()));
+    let asked =
+        ((Count, Sum(number)), Sum(whole), Sum(fraction), (Min(exact), Max(exact)), Variance(if_asked(mean)), Quantiles(if_asked(median)));
     // Without groups all keys are one: those that begin with nothing.
     let groups: HashMap<Vec<u8>, Found> = look_at(&args.dir, opening, |store| {
         let scan = watched(store.scan().prefix(prefix).parallel(args.threads))?;
@@ -39,10 +42,14 @@ pub(crate) fn run(args: &AggregateArgs, opening: Opening) -> Outcome {
     })?;
     let mut groups: BTreeMap<_, _> = groups.into_iter().collect();
     if groups.is_empty() && args.by.is_none() {
-        groups.insert(Vec::new(), (0, 0, 0.0, (None, None), None, Sketch::default()));
+        groups.insert(Vec::new(), ((0, 0), 0, 0.0, (None, None), None, Sketch::default()));
     }
     for (group, found) in &groups {
         out::line(line(args, args.by.map(|_| &group[..]), figures(args, found)))?;
+    }
+    let (count, numbers) = groups.values().fold((0, 0), |(count, numbers), (found, ..)| (count + found.0, numbers + found.1));
+    if is_any && numbers < i128::from(count) {
+        eprintln!("esker: {} of {count} values are no numbers: they are in no figure but the count", i128::from(count) - numbers);
     }
     Ok(())
 }
@@ -114,9 +121,13 @@ fn line(args: &AggregateArgs, group: Option<&[u8]>, figures: Figures) -> Vec<u8>
 }
 
 fn figures(args: &AggregateArgs, found: &Found) -> Figures {
-    let (count, whole, fractions, (least, greatest), moments, sketch) = found;
+    let ((count, _), whole, fractions, (least, greatest), moments, sketch) = found;
     let nothing_asked = !(args.sum || args.min || args.max || args.mean || args.median);
-    let float = |number: f64| number.is_finite().then(|| Number::Fraction(number).to_string());
+    // JSON has no number for what is too large.
+    let float = |number: f64| match number.is_finite() {
+        true => Some(Number::Fraction(number).to_string()),
+        false => (!args.json).then(|| number.to_string()),
+    };
     let sum = if *fractions == 0.0 { Some(whole.to_string()) } else { float(*whole as f64 + fractions) };
     let all = [
         (args.count || nothing_asked, "count", Some(count.to_string())),

@@ -121,9 +121,9 @@ pub(crate) enum Command {
         /// The store's directory, which must be absent or empty
         dir: PathBuf,
     },
-    /// Print every key and value, as of one moment, a pair on a line; in no order
+    /// Print every key and value, as of one moment, a pair on a line; in no order. Bytes are printed as they are: where they hold tabs or line breaks, use export
     Scan(ScanArgs),
-    /// Print figures about the values, which are decimal numbers
+    /// Print figures about the values that are decimal numbers; others are only counted, and told of
     Aggregate(AggregateArgs),
     /// Write every key and value in a format that other programs read
     Export(ExportArgs),
@@ -137,7 +137,7 @@ pub(crate) struct ScanArgs {
     /// The store's directory, which must exist
     pub(crate) dir: PathBuf,
     /// Only keys that begin so
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub(crate) prefix: Option<OsString>,
     /// At most so many
     #[arg(long, value_name = "N")]
@@ -153,7 +153,7 @@ pub(crate) struct AggregateArgs {
     /// The store's directory, which must exist
     pub(crate) dir: PathBuf,
     /// Only keys that begin so
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub(crate) prefix: Option<OsString>,
     /// A line for each group of keys: those with the same first N bytes, or the same bytes before the first X. Groups are kept in memory
     /// besides the budget: some hundred bytes each, with --median up to some kilobytes
@@ -203,7 +203,7 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) value_type: Option<ColumnType>,
     /// Only keys that begin so
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub(crate) prefix: Option<OsString>,
 }
 

@@ -18,7 +18,7 @@ use tempfile::NamedTempFile;
 
 use crate::args::{ExportArgs, ExportFormat, Opening};
 use crate::failure::{Failure, Outcome};
-use crate::store::look_at;
+use crate::store::{look_at, refuse_inside};
 use crate::watch::watched;
 
 /// Where bytes go; columns are made by whoever may be on another thread.
@@ -35,6 +35,7 @@ pub(crate) trait PairWriter {
 /// Writes all pairs.
 pub(crate) fn run(args: &ExportArgs, opening: Opening) -> Outcome {
     check(args)?;
+    args.output.as_deref().map_or(Ok(()), |output| refuse_inside(&args.dir, output))?;
     let file = args.output.as_deref().filter(|path| is_replaced(path)).map(beside).transpose()?;
     let prefix = args.prefix.clone().unwrap_or_default().into_encoded_bytes();
     look_at(&args.dir, opening, |store| {

@@ -76,6 +76,16 @@ fn must_exist(dir: &Path) -> Outcome {
     }
 }
 
+/// Refuses what would be written among a store's own files.
+pub(crate) fn refuse_inside(dir: &Path, target: &Path) -> Outcome {
+    let target = std::path::absolute(target)?;
+    let whereabouts = target.ancestors().find_map(|path| path.canonicalize().ok());
+    match (dir.canonicalize(), whereabouts) {
+        (Ok(dir), Some(place)) if place.starts_with(&dir) => Err(Failure::about(target.display(), "this is in the store's own directory")),
+        _ => Ok(()),
+    }
+}
+
 /// Whether something is in a directory; what a refused call locked it with is nothing.
 pub(crate) fn holds_something(dir: &Path) -> io::Result<bool> {
     for entry in fs::read_dir(dir)? {

@@ -63,8 +63,8 @@ fn a_copy_that_was_cut_short_is_refused() {
     load(&place, 0);
     place.ok("backup store copy");
     std::fs::remove_file(place.path("copy/esker.manifest")).unwrap();
-    place.fails("get copy 1", "not finished");
-    place.fails("backup store copy", "not finished: remove that, and make it anew");
+    place.fails("get copy 1", "cut short");
+    place.fails("backup store copy", "a backup that was cut short, which can be made anew in an empty directory");
     place.fails("backup nothing copy2", "there is no store");
 }
 
@@ -114,5 +114,5 @@ fn a_refusal_names_whose_fault_it_is() {
     place.ok("put store 1 2");
     place.write("file", "no directory");
     place.fails("backup store file/copy", "path=file/copy");
-    place.fails("backup store store", "store to store: locked: open in this or another process");
+    place.fails("backup store store", "this is in the store's own directory");
 }

@@ -35,10 +35,11 @@ fn a_scan_prints_every_pair() {
 fn figures_of_all_and_of_groups() {
     let place = orders();
     assert_eq!(place.ok("aggregate store"), "count 5\n");
-    assert_eq!(place.ok("aggregate store --sum --count --min --max --mean"), "count 5\tsum 37.5\tmin 2.5\tmax 20\tmean 9.375\n");
+    let all = place.ok_telling("aggregate store --sum --count --min --max --mean", "1 of 5 values are no numbers");
+    assert_eq!(all, "count 5\tsum 37.5\tmin 2.5\tmax 20\tmean 9.375\n");
     assert_eq!(place.ok("aggregate store --prefix de --sum --by delimiter::"), "de\tsum 30\n");
     assert_eq!(
-        place.ok("aggregate store --by prefix:2 --count --sum --json --threads 2"),
+        place.ok_telling("aggregate store --by prefix:2 --count --sum --json --threads 2", "1 of 5 values"),
         "{\"count\":2,\"group\":\"de\",\"sum\":30}\n{\"count\":3,\"group\":\"fr\",\"sum\":7.5}\n"
     );
     assert_eq!(place.ok("aggregate store --prefix nothing --sum --max"), "sum 0\tmax -\n");
@@ -59,9 +60,15 @@ fn figures_of_whole_numbers_are_exact() {
     for (key, no_number) in [("c", "inf"), ("d", "1e999"), ("e", "NaN")] {
         place.ok(&format!("put store {key} {no_number}"));
     }
-    assert_eq!(place.ok("aggregate store --count --sum --max"), "count 5\tsum 18446744073709551613\tmax 9223372036854775807\n");
+    let all = place.ok_telling("aggregate store --count --sum --max", "3 of 5 values are no numbers");
+    assert_eq!(all, "count 5\tsum 18446744073709551613\tmax 9223372036854775807\n");
     place.ok("put store a 0.25");
     assert_eq!(place.ok("aggregate store --min --mean --prefix a"), "min 0.25\tmean 0.25\n");
+    ["x1", "x2"].into_iter().for_each(|key| drop(place.ok(&format!("put store {key} 1.5e308"))));
+    assert_eq!(place.ok("aggregate store --sum --prefix x"), "sum inf\n");
+    assert_eq!(place.ok("aggregate store --sum --prefix x --json"), "{\"sum\":null}\n");
+    place.ok("put store -5 1");
+    assert_eq!(place.ok("scan store --prefix -5"), "-5\t1\n");
 }
 
 #[test]
@@ -134,6 +141,18 @@ fn an_export_to_a_file_replaces_it_when_it_is_whole() {
     assert_eq!(place.run("export store --format csv --key-type text").code, 2);
     let files = std::fs::read_dir(place.path("")).unwrap().count();
     assert_eq!(files, 3, "orders.csv, the store and the export; nothing temporary");
+}
+
+/// It took the place of the log, with exit code 0.
+#[test]
+fn an_export_into_the_store_is_refused() {
+    let place = orders();
+    for output in ["store/esker.log.00000000", "store/all.csv", "store/../store/more/all.csv"] {
+        place.fails(&format!("export store --format csv --output {output}"), "the store's own directory");
+    }
+    place.fails("backup store store/copy", "the store's own directory");
+    assert!(!place.path("store/copy").exists());
+    assert_eq!(place.ok("get store fr:1"), "5\n");
 }
 
 #[test]

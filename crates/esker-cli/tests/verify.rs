@@ -151,6 +151,10 @@ fn there_must_be_a_store_that_nobody_has_open() {
     open.close().unwrap();
     place.ok("verify store");
     assert_eq!(place.run("verify store --json --accept-loss").code, 2);
+    // A log alone is no reason to remove it.
+    std::fs::remove_file(place.path("store/esker.manifest")).unwrap();
+    assert!(place.run("verify store").stdout.contains("no manifest"), "{:?}", place.run("verify store"));
+    place.fails("get store a", "a store whose manifest is missing");
 }
 
 #[test]

@@ -90,7 +90,7 @@ fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl
     };
     let engine = resting_engine(&storage, &manifest.state)?;
     lines::advance(&*storage, engine.log.cold_device()?, &mut manifest.state, false)?;
-    let scars = scars::read(&*storage, manifest.state.cut, manifest.state.scars)?;
+    let scars = scars::read(&*storage, manifest.state.cut, manifest.state.scars, false)?;
     let source = Source { engine: &engine, storage: &*storage, state: &manifest.state, scars: &scars };
     let earlier = earlier.map(existing).transpose()?;
     source.copy_to(earlier, target(to)?, progress)
@@ -212,7 +212,7 @@ impl Source<'_> {
             Some(grown) => grown,
             None => Manifest::of_backup(&*to, self.state)?,
         };
-        let scars = self.scars.len() as u64;
+        let scars = Some(self.scars.len() as u64);
         manifest.write(|state| *state = State { sequence: state.sequence, is_backup: true, scars, ..self.state.clone() })?;
         to.sync()?;
         // What lies below the beginning by now, and older images.
@@ -232,14 +232,14 @@ impl Source<'_> {
         let (ours, theirs) = (self.state, &manifest.state);
         let same = theirs.is_backup && (theirs.identity, theirs.lineage) == (ours.identity, ours.lineage);
         if !same {
-            return Err(Error::invalid("there is a store already, and it is no backup of this one"));
+            return Err(Error::invalid("there is a store already, and it is no backup of this one, or was written since"));
         }
         if (theirs.cut, theirs.line, theirs.begin) > (ours.cut, ours.line, ours.begin) || theirs.begin > ours.begin {
             return Err(Error::invalid("the backup is newer than the store"));
         }
         // A scar below the cut counts before the slot is written.
         let ours = self.scars.iter().filter(|scar| scar.cut < theirs.cut);
-        if !scars::read(to, theirs.cut, theirs.scars)?.iter().eq(ours) {
+        if !scars::read(to, theirs.cut, theirs.scars, false)?.iter().eq(ours) {
             return Err(Error::invalid("the store has given up something that the backup holds"));
         }
         Ok(Some(manifest))

@@ -36,7 +36,7 @@ use crate::engine::{Engine, Layout, lock, try_lock};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::index::Seen;
-use crate::log::{BLOCK_BYTES, NOWHERE, block_floor};
+use crate::log::{BLOCK_BYTES, NOWHERE, block_ceil, block_floor};
 use crate::manifest::State;
 use crate::record::Record;
 use crate::scars::Scar;
@@ -138,6 +138,8 @@ pub(crate) struct Compaction {
 enum Stretch {
     /// The driver's.
     Long,
+    /// As long, but not beyond this: what lies behind are its own copies.
+    UpTo(u64),
     /// Of who wants room, or to see that there is progress.
     Short,
     /// Though not enough of it was counted: to see how much lives.
@@ -448,7 +450,7 @@ impl Engine {
         // What is held by now was copied before.
         let (begin, copied) = (self.log.bounds.begin.load(Acquire), self.moved_bytes() + self.held_back().moved);
         *lock(&self.compaction.pass) = Some(self.begin_pass());
-        while self.log.bounds.copied.load(Acquire) < until && self.compact_stretch()? {}
+        while self.log.bounds.copied.load(Acquire) < until && self.move_stretch_now(&self.running()?, None, Stretch::UpTo(until))? {}
         self.give_back(&self.running()?)?;
         if self.waiting_bytes() > 0 {
             self.begin_at_compacted(&self.running()?)?;
@@ -510,11 +512,6 @@ impl Engine {
         seen % 2 == 1
     }
 
-    /// Gives the oldest stretch back. False if there is none.
-    pub(crate) fn compact_stretch(&self) -> Result<bool> {
-        self.move_stretch_now(&self.running()?, None, Stretch::Long)
-    }
-
     /// The driver's share where a cache drops what nobody asked for, if that still `is_due`. False if there is nothing to give back, or somebody else is
     /// at it: a backup may be for long, and lines must not wait for that.
     pub(crate) fn try_move_stretch(&self, caching: &Caching, is_due: impl Fn() -> bool) -> Result<bool> {
@@ -564,6 +561,9 @@ impl Engine {
             0 => caching.map_or_else(|| self.stretch_of(kind), |caching| whole_stretch(self.evicted_stretch(caching))),
             reserve => stretch_in_memory(reserve),
         };
+        if let Stretch::UpTo(until) = kind {
+            stretch = stretch.min(block_ceil(until).saturating_sub(from)).max(BLOCK_BYTES);
+        }
         loop {
             let to = self.stretch_end(from + stretch)?;
             if to <= from {
@@ -617,7 +617,7 @@ impl Engine {
     fn stretch_of(&self, kind: Stretch) -> u64 {
         let of_log = |part: u64| whole_stretch((self.log.budget.load(Relaxed) / STRETCH_PART).max(self.log_extent() / part));
         match kind {
-            Stretch::Long => of_log(STRETCH_LOG_PART),
+            Stretch::Long | Stretch::UpTo(_) => of_log(STRETCH_LOG_PART),
             Stretch::Short => of_log(SHORT_STRETCH_LOG_PART),
             // Each record of it may cost a read, while who writes needs the driver.
             Stretch::Glance => {
@@ -859,7 +859,7 @@ impl State {
             shared: false,
             is_backup: false,
             lineage: 0,
-            scars: 0,
+            scars: None,
         }
     }
 }

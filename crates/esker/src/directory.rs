@@ -126,17 +126,26 @@ fn make(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+fn names(path: &Path) -> io::Result<Vec<String>> {
+    Ok(fs::read_dir(path)?.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())).collect())
+}
+
+/// True if there is a log, as a store has one.
+pub(crate) fn holds_log(path: &Path) -> bool {
+    names(path).is_ok_and(|names| names.iter().any(|name| name.starts_with(SEGMENT_PREFIX)))
+}
+
 /// A directory with other people's files in it is not touched.
 fn refuse_foreign(path: &Path) -> Result<()> {
     if path.join(MANIFEST).exists() || !path.exists() {
         return Ok(());
     }
-    let entries = fs::read_dir(path)
-        .map_err(|error| Error::invalid(format!("not a directory that can be read path={} error={error}", path.display())))?;
-    let names: Vec<String> = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())).collect();
+    let names =
+        names(path).map_err(|error| Error::invalid(format!("not a directory that can be read path={} error={error}", path.display())))?;
     if names.iter().any(|name| name.starts_with(SEGMENT_PREFIX)) {
         return Err(Error::invalid(format!(
-            "a log without a manifest: half a store, or a backup that was not finished: remove that, and make it anew path={}",
+            "a log and no {MANIFEST}: a store whose manifest is missing, which must come back before anything else is done, or a backup that was \
+             cut short, which can be made anew in an empty directory path={}",
             path.display()
         )));
     }

@@ -10,7 +10,7 @@ pub enum Error {
     Corruption(String),
     /// The device failed. After a failed write or sync the store is latched: writes refuse, reads go on; reopen it.
     Io(Arc<io::Error>),
-    /// The memory budget has no room for a new record. Delete something or raise the budget.
+    /// The memory budget has no room for a new record. Delete something or raise the budget; in a cache, wait for the scan to end.
     Full,
     /// The call cannot be right. Fix the call; nothing was changed.
     Invalid(String),

@@ -15,6 +15,9 @@
 //! # Ok::<(), esker::Error>(())
 //! ```
 //!
+//! **Durability.** Unless [`Options::durability`] says otherwise, a crash or `kill -9` loses what came after the last [`Store::commit`] or
+//! [`Store::close`]; what these returned for stays. Linux on x86-64; features `serde` (figures) and `rayon` (parallel iterators over scans).
+//!
 //! Layers, bottom to top; a layer knows only those below it: `memory`, `device`, `epoch` - `record`, `log` - `index` -
 //! `engine` (boundaries, close) with `commit`, `recovery`, `compaction` - `store` (one operation on one key, and batches). `ARCHITECTURE.md` has the picture.
 

@@ -81,8 +81,8 @@ pub(crate) struct State {
     /// written, a random number, for it is another store from then on, however alike their logs begin.
     pub(crate) is_backup: bool,
     pub(crate) lineage: u64,
-    /// There are at least so many scars, the one at the cut included (`scars.rs`).
-    pub(crate) scars: u64,
+    /// There are at least so many scars, the one at the cut included (`scars.rs`); `None` in slots that were written without.
+    pub(crate) scars: Option<u64>,
 }
 
 /// The manifest of an open store.
@@ -170,7 +170,7 @@ impl Manifest {
             shared: false,
             is_backup: false,
             lineage: identity.store_id,
-            scars: 0,
+            scars: Some(0),
         };
         let mut manifest = Self { device: storage.open(MANIFEST)?, state, spoiled: Vec::new(), is_damaged: false, lacking: None };
         manifest.write(|_| {})?;
@@ -330,9 +330,8 @@ fn encode(state: &State) -> String {
         ("shared", u64::from(state.shared)),
         ("backup", u64::from(state.is_backup)),
         ("lineage", state.lineage),
-        ("scars", state.scars),
     ];
-    for (name, value) in numbers {
+    for (name, value) in numbers.into_iter().chain(state.scars.map(|scars| ("scars", scars))) {
         let _ = writeln!(text, "{name}={value:x}");
     }
     let _ = writeln!(text, "checksum={:016x}", xxh3_64(text.as_bytes()));
@@ -373,8 +372,7 @@ fn parse(text: &str, damaged: &dyn Fn(&str) -> Error) -> Result<State> {
         shared: number("shared")? != 0,
         is_backup: number("backup")? != 0,
         lineage: number("lineage")?,
-        // Slots were written without.
-        scars: if fields.contains_key("scars") { number("scars")? } else { 0 },
+        scars: fields.contains_key("scars").then(|| number("scars")).transpose()?,
     })
 }
 
@@ -424,7 +422,7 @@ mod tests {
             shared: true,
             is_backup: true,
             lineage: most,
-            scars: most,
+            scars: Some(most),
         }
     }
 

@@ -13,6 +13,7 @@ use crate::log::{BLOCK_BYTES, FIRST_ADDRESS};
 use crate::manifest::{ANY_WIDTH, Identity, Manifest, has_lived};
 use crate::memory;
 use crate::recovery::Manner;
+use crate::scars;
 use crate::store::Store;
 use crate::types::{Key, Value};
 use std::path::Path;
@@ -229,7 +230,7 @@ impl Options {
     /// A store without a device. A full budget answers [`Error::Full`], unless it is a cache; no file is touched.
     ///
     /// # Errors
-    /// `Invalid` for a budget below 16 MiB, `Io` if the system refuses address space.
+    /// `Invalid` for a budget below 16 MiB or beyond the address space, and for a cache with a disk or a history; `Io` if the system refuses memory.
     pub fn in_memory<K: Key + ?Sized, V: Value + ?Sized>(self) -> Result<Store<K, V>> {
         self.check(false)?;
         self.start(None, None)
@@ -239,7 +240,7 @@ impl Options {
     /// as of its last durable commit.
     ///
     /// # Errors
-    /// `Invalid` for a budget below 16 MiB, a cache without its disk or with a history: nothing is made then. `Locked` if this or
+    /// `Invalid` for a budget below 16 MiB, or below what the index of the store that is there needs, for a cache without its disk or with a history: nothing is made then. `Locked` if this or
     /// another process has it open, `Invalid` for a directory that is not a store or whose store has another layout (that is what is
     /// checked, not the types) or another format, `Corruption` for damage, by file and address, `Io`.
     pub fn open<K: Key + ?Sized, V: Value + ?Sized>(self, path: impl AsRef<Path>) -> Result<Store<K, V>> {
@@ -296,7 +297,11 @@ impl Options {
                 // A cache drops whole files.
                 let most = self.cache.as_ref().and_then(Cache::disk_bytes).map_or(u64::MAX, segment_bytes_for);
                 let segment_bytes = self.segment_bytes.unwrap_or_else(|| segment_bytes_for(memory)).min(most);
-                Manifest::create(&*storage, Identity::random()?, types, segment_bytes, FIRST_ADDRESS, Index::first_shape())?
+                let new = Manifest::create(&*storage, Identity::random()?, types, segment_bytes, FIRST_ADDRESS, Index::first_shape())?;
+                if !is_temporary {
+                    scars::end(&*storage, 0)?;
+                }
+                new
             }
         };
         let sector = |address: u64| address / BLOCK_BYTES * SECTOR_BYTES as u64;

@@ -70,7 +70,7 @@ impl Engine {
             return Err(Error::invalid("the address space that the system grants is too little for this store's index"));
         }
         let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
-        let scars = scars::read(&*storage, state.cut, if manner.accept_loss { 0 } else { state.scars })?;
+        let scars = scars::read(&*storage, state.cut, state.scars, manner.accept_loss)?;
         self.log.begin_at(state.begin);
         self.start_dead_bytes(state.dead);
         self.image_stands_for(state.image_until);
@@ -111,6 +111,11 @@ impl Engine {
             // One that was cut short may have taken the room that this needs.
             image::remove_all(&*storage, state.image)?;
             scars::add(&*storage, kept.len(), scar)?;
+            match scars::end(&*storage, kept.len() + 1) {
+                // This one had a place.
+                Err(Error::Io(error)) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {}
+                ended => ended?,
+            }
             self.has_scars(kept.into_iter().copied().chain([scar]).collect());
         } else {
             self.has_scars(scars.clone());
@@ -146,7 +151,7 @@ impl Engine {
     /// The next slot says how many.
     fn has_scars(&self, scars: Vec<Scar>) {
         if let Some(home) = &mut *lock(&self.home) {
-            home.manifest.state.scars = scars.len() as u64;
+            home.manifest.state.scars = Some(scars.len() as u64);
         }
         *lock(&self.compaction.scars) = scars;
     }

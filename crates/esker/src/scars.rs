@@ -5,9 +5,9 @@
 //!     | records of the    | whatever was        | the log as it
 //!     | other parity do   | being written;      | goes on
 //!     | not count         | nothing counts      |
-//! esker.scars: one sector for each crash, in the order of their cuts
+//! esker.scars: one sector for each crash, in the order of their cuts, and one of zeros
 //! ```
-//! Recovery adds one before the manifest moves beyond it. The index never leads into a scar; whoever reads the log from
+//! Recovery adds one before the manifest moves beyond it, in a sector that was made when there was room: a store whose medium is full can be opened. The index never leads into a scar; whoever reads the log from
 //! end to end goes around it.
 
 use crate::FUZZED;
@@ -56,12 +56,18 @@ pub(crate) fn of_part(scars: &[Scar], part: &Range<u64>) -> Vec<Scar> {
     scars.iter().filter(|scar| scar.window < part.end && part.start < scar.cut).copied().collect()
 }
 
-/// The scars below `cut`. There are at least so many, or one less and one at the cut.
-pub(crate) fn read(storage: &dyn Storage, cut: u64, least: u64) -> Result<Vec<Scar>> {
+/// The scars below `cut`. There are at least as many as are `known`, or one less and one at the cut, unless the loss of some is accepted: then those that are
+/// known to have been there may have been given up.
+pub(crate) fn read(storage: &dyn Storage, cut: u64, known: Option<u64>, accept_loss: bool) -> Result<Vec<Scar>> {
     let (mut scars, mut behind, mut is_one_at_cut) = (Vec::new(), 0, false);
     if let Some(device) = open_list(storage)? {
         for number in 0..device.bytes()? / SECTOR_BYTES as u64 {
-            match read_one(&*device, number)? {
+            let read = match read_one(&*device, number) {
+                // What no slot knows of was never built on.
+                Err(error) if error.is_damage() && known.is_some_and(|known| number >= known) => None,
+                read => read?,
+            };
+            match read {
                 Some(scar) if scar.cut < cut && scar.behind <= cut && scar.cut >= behind => {
                     behind = scar.behind;
                     scars.push(scar);
@@ -76,9 +82,9 @@ pub(crate) fn read(storage: &dyn Storage, cut: u64, least: u64) -> Result<Vec<Sc
         }
     }
     // A sector of zeros ends the list: that nothing is missing the manifest must say.
-    let known = scars.len() as u64 + u64::from(is_one_at_cut);
-    if known < least && !FUZZED {
-        return Err(Error::corruption(format!("scars are missing file={SCARS} found={known} known={least}")));
+    let (found, least) = (scars.len() as u64 + u64::from(is_one_at_cut), known.unwrap_or(0));
+    if found < least && !accept_loss && !FUZZED {
+        return Err(Error::corruption(format!("scars are missing file={SCARS} found={found} known={least}")));
     }
     Ok(scars)
 }
@@ -86,8 +92,8 @@ pub(crate) fn read(storage: &dyn Storage, cut: u64, least: u64) -> Result<Vec<Sc
 /// The cuts of all scars, as far as the list can be read: who reads it for what they leave out tells of damage. Those that leave nothing out, as they
 /// were once written, are where the log went on.
 pub(crate) fn cuts(storage: &dyn Storage) -> Result<Vec<u64>> {
-    match read(storage, u64::MAX, 0) {
-        Err(Error::Corruption(_)) => Ok(Vec::new()),
+    match read(storage, u64::MAX, None, true) {
+        Err(error) if error.is_damage() => Ok(Vec::new()),
         scars => scars.map(|scars| scars.iter().filter(|scar| scar.behind > scar.cut).map(|scar| scar.cut).collect()),
     }
 }
@@ -95,8 +101,19 @@ pub(crate) fn cuts(storage: &dyn Storage) -> Result<Vec<u64>> {
 /// True if a recovery that was cut short left a scar behind the `known` ones. It must be written over: the log may go on
 /// where it lies.
 pub(crate) fn has_stale(storage: &dyn Storage, known: usize) -> Result<bool> {
-    let Some(device) = open_list(storage)? else { return Ok(false) };
-    Ok(device.bytes()? > (known * SECTOR_BYTES) as u64 && read_one(&*device, known as u64)?.is_some())
+    open_list(storage)?.map_or(Ok(false), |device| Ok(is_any_at(&*device, known)?.unwrap_or(false)))
+}
+
+/// Whether there is a scar behind the `known` ones; `None` if there is no room for one: a crash may leave a part of a sector.
+fn is_any_at(device: &dyn Device, known: usize) -> Result<Option<bool>> {
+    if device.bytes()? < ((known + 1) * SECTOR_BYTES) as u64 {
+        return Ok(None);
+    }
+    match read_one(device, known as u64) {
+        // To be written over all the more.
+        Err(error) if error.is_damage() => Ok(Some(true)),
+        read => Ok(Some(read?.is_some())),
+    }
 }
 
 /// The list, if a crash ever left something.
@@ -134,12 +151,14 @@ pub(crate) fn add(storage: &dyn Storage, known: usize, scar: Scar) -> Result<()>
     Ok(())
 }
 
-/// Leaves no scar behind the `known` ones.
+/// A sector of zeros behind the `known` ones: none follows them, and the next one has its room before the medium is full.
 pub(crate) fn end(storage: &dyn Storage, known: usize) -> Result<()> {
-    if has_stale(storage, known)? {
-        let device = storage.open(SCARS)?;
+    let listed = open_list(storage)?;
+    let is_new = listed.is_none();
+    let device = listed.map_or_else(|| storage.open(SCARS), Ok)?;
+    if is_any_at(&*device, known)? != Some(false) {
         device.write((known * SECTOR_BYTES) as u64, AlignedBuffer::new(1).bytes())?;
         device.sync()?;
     }
-    Ok(())
+    if is_new { Ok(storage.sync()?) } else { Ok(()) }
 }

@@ -2,7 +2,7 @@
 
 use crate::commit::Durability;
 use crate::device::{AlignedBuffer, SECTOR_BYTES, Segments, Storage};
-use crate::directory::Directory;
+use crate::directory::{Directory, holds_log};
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Parts};
 use crate::error::{Error, Result};
 use crate::expiry::SystemClock;
@@ -62,6 +62,11 @@ impl Verification {
 /// `Locked`, `Invalid` if there is no store, `Io`. Damage is no error here: it is in the result.
 pub fn verify(path: impl AsRef<Path>, progress: impl FnMut(u64, u64)) -> Result<Verification> {
     if !path.as_ref().join(crate::manifest::MANIFEST).exists() {
+        if holds_log(path.as_ref()) {
+            let mut found = Verification::default();
+            found.note(&no_manifest());
+            return Ok(found);
+        }
         return Err(Error::invalid(format!("there is no store path={}", path.as_ref().display())));
     }
     verify_in(Arc::new(Directory::to_read(path.as_ref())?), progress)
@@ -96,7 +101,7 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
     if or_note(advanced, &mut found)?.is_none() {
         lines::advance(&*storage, engine.log.cold_device()?, &mut state, true)?;
     }
-    let scars = or_note(scars::read(&*storage, state.cut, state.scars), &mut found)?.unwrap_or_default();
+    let scars = or_note(scars::read(&*storage, state.cut, state.scars, false), &mut found)?.unwrap_or_default();
     (found.line, found.scars) = (state.line, scars.len() as u64);
     if state.image != 0 {
         or_note(image::check(&*storage, state.image, state.identity.store_id), &mut found)?;

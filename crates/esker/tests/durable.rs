@@ -531,3 +531,83 @@ fn an_image_that_finds_no_room_is_no_harm() {
     let store = open();
     assert!((0..=10_001).all(|n| store.get(&n).unwrap() == Some(n)));
 }
+
+/// Files on a medium that may be full: then nothing gets longer, and no file is made.
+#[derive(Clone)]
+struct Full(Arc<MemoryStorage>, Arc<AtomicBool>);
+struct FullFile(Arc<dyn Device>, Arc<AtomicBool>);
+
+fn no_room() -> io::Error {
+    io::ErrorKind::StorageFull.into()
+}
+
+impl Storage for Full {
+    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
+        if self.1.load(SeqCst) && !self.0.list()?.iter().any(|there| there == name) {
+            return Err(no_room());
+        }
+        Ok(Arc::new(FullFile(self.0.open(name)?, self.1.clone())))
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.0.list()
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(name)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+}
+
+impl Device for FullFile {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read(offset, into)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if self.1.load(SeqCst) && offset + bytes.len() as u64 > self.0.bytes()? {
+            return Err(no_room());
+        }
+        self.0.write(offset, bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        self.0.bytes()
+    }
+}
+
+/// The opening had to write down where the crash was, and there was no room for that: nothing could be read until some was made.
+#[test]
+fn a_store_whose_medium_is_full_can_be_opened_and_read() {
+    let is_full = Arc::new(AtomicBool::new(false));
+    let mut files = Full(Arc::new(MemoryStorage::new()), is_full.clone());
+    let open = |files: &Full| Options::new().memory("16MiB").open_in::<u64, u64>(Arc::new(files.clone()));
+    let mut known = 0;
+    // The first crash, and one after it.
+    for _ in 0..2 {
+        let store = open(&files).unwrap();
+        (known..known + 1000).for_each(|n| store.put(&n, &n).unwrap());
+        store.commit().unwrap();
+        known += 1000;
+        is_full.store(true, SeqCst);
+        let failed = (known..10_000_000).find_map(|n| store.put(&n, &n).err()).unwrap();
+        assert!(failed.to_string().contains("full") || failed.to_string().contains("space"), "{failed}");
+        // Killed.
+        files = Full(Arc::new(files.0.copy()), is_full.clone());
+        for _ in 0..2 {
+            let store = open(&files).unwrap();
+            assert!((0..known).all(|n| store.get(&n).unwrap() == Some(n)));
+            assert_eq!(store.scan().iter().unwrap().map(|pair| pair.unwrap().0).filter(|n| *n < known).count() as u64, known);
+            store.close().unwrap();
+            files = Full(Arc::new(files.0.copy()), is_full.clone());
+        }
+        is_full.store(false, SeqCst);
+    }
+}

@@ -78,6 +78,15 @@ impl Place {
         run.stdout
     }
 
+    /// The same, where it tells of something in one line besides.
+    #[track_caller]
+    pub(crate) fn ok_telling(&self, arguments: &str, message: &str) -> String {
+        let run = self.run(arguments);
+        assert_eq!(run.code, 0, "{arguments}: {run:?}");
+        assert!(run.stderr.contains(message) && run.stderr.lines().count() == 1, "{arguments}: {run:?}");
+        run.stdout
+    }
+
     /// Runs `esker`, which must fail with exit code 1 and one line that contains `message`.
     #[track_caller]
     pub(crate) fn fails(&self, arguments: &str, message: &str) {

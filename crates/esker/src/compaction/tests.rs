@@ -210,6 +210,20 @@ fn puts_over_cold_records_do_not_make_compaction_go_below_its_target() {
     assert!((0.1..0.4).contains(&copied), "{copied} bytes copied for each that was put");
 }
 
+/// The last stretch went on into the copies that the call had made.
+#[test]
+fn compaction_copies_once_what_was_there() {
+    let options = Options::new().memory("32MiB").background(false).promotion(false).segment_bytes(1 << 20);
+    let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    (0..20_000u64).for_each(|key| store.put(&key, &FILLER[..1000]).unwrap());
+    for _ in 0..3 {
+        let before = store.stats().space;
+        store.compact().unwrap();
+        let moved = store.stats().space.moved_bytes - before.moved_bytes;
+        assert!(moved >= 20_000 * 1000 && moved <= before.live_bytes + (1 << 16), "{moved} of {before:?}");
+    }
+}
+
 /// Where keys share entries each new one may have superseded another, and a look at the oldest part finds that it lives: a read for each record of it, in the
 /// driver's time. It is short.
 #[test]
@@ -276,7 +290,7 @@ fn an_entry_says_that_its_chain_is_of_one_key() {
     shared.make_cold();
     // The first of the two dies, and what it died of was read.
     while store.engine_for_test().log.bounds.begin.load(Relaxed) <= at {
-        assert!(store.engine_for_test().compact_stretch().unwrap());
+        assert!(store.engine_for_test().compact_once().unwrap());
     }
     assert!(shared.is_sole());
     store.compact().unwrap();

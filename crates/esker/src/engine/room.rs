@@ -41,9 +41,9 @@ const FLUSH_ROUNDS: u32 = 4;
 impl Engine {
     /// What the index and the rest leave for the log must suffice to work with.
     pub(crate) fn check_index_fits(&self) -> Result<()> {
-        let (index, budget) = (self.index.bytes(), self.budget.load(Relaxed));
-        if index + FIXED_BYTES + LOG_BYTES_LEAST > budget {
-            return Err(Error::invalid(format!("the memory budget is below what this store's index needs budget={budget} index={index}")));
+        let (least, budget) = (self.index.bytes() + FIXED_BYTES + LOG_BYTES_LEAST, self.budget.load(Relaxed));
+        if least > budget {
+            return Err(Error::invalid(format!("the memory budget is below what this store's index needs budget={budget} least={least}")));
         }
         Ok(())
     }

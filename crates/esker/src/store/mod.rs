@@ -297,9 +297,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Sets the value of `key`, whatever it was. Never reads the device.
     ///
     /// # Errors
-    /// `Full` in memory, `Io` when the log cannot be written any more, `Invalid` for a key or value that is too large
-    /// and inside a closure that the store runs; nothing was changed then (but with `Durability::Always` an `Io` may come after
-    /// the change, which then is not durable).
+    /// `Full` in memory, `Invalid` for a key or value that is too large and inside a closure that the store runs, `Closed`: nothing was
+    /// changed then. `Io` when the log cannot be written any more: the change may have been made, and is not durable.
     ///
     /// # Cost
     /// In place: two cache misses. Otherwise a record at the log's tail.
@@ -470,7 +469,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Errors
     /// `Io` when the device failed: from then on all writes refuse, reads go on, and opening the store again recovers what
-    /// was durable. `Invalid` for a store in memory, and inside a closure that the store runs.
+    /// was durable. `Invalid` for a store in memory, and inside a closure that the store runs. `Closed`.
     ///
     /// # Cost
     /// What was written since the last commit, and one sync; two if that is more than a mebibyte or so, and now and then.
