@@ -16,7 +16,7 @@
 //! * **Snapshots** read what was superseded (`snapshot.rs`): while one is held a copy leads to the record that it was made of, and
 //!   a stretch is given back when all who held while it was copied have let go. Others are copied meanwhile, as far as the log went when the first
 //!   of those began, and in memory as far as there is room for the copies: then scans that follow each other let it go, again and again. A cache, which drops
-//!   what lives, begins none at all while anybody holds.
+//!   what lives, begins none at all while there is a snapshot.
 //! * **A reader** that was on its way to a record below `begin` finds nothing there, looks again, and finds the copy.
 //!
 //! **When**: dead bytes are counted where records are superseded or deleted. Above the space target, and by half a file on a device,
@@ -73,8 +73,8 @@ const SLACK_BYTES_MAX: u64 = 32 << 20;
 /// A log below this is left alone.
 const LOG_BYTES_MIN: u64 = 4 << 20;
 /// How long and how often those who need room wait for those who hold what would make it.
-const HELD_PAUSE: Duration = Duration::from_millis(1);
-const HELD_PAUSES: u32 = 16;
+pub(crate) const HELD_PAUSE: Duration = Duration::from_millis(1);
+pub(crate) const HELD_PAUSES: u32 = 16;
 /// No record is shorter; and buckets that are looked at under one pin.
 const RECORD_BYTES_MIN: u64 = 16;
 const SWEPT_AT_ONCE: usize = 64;
@@ -337,8 +337,19 @@ impl Engine {
 
     /// True if next to nothing would come of it.
     fn is_compaction_hopeless(&self) -> bool {
-        let dead = self.dead_bytes();
+        let dead = self.dead_bytes() + self.idle_bytes();
         dead < self.log_extent() / HOPELESS_PART && !self.log.is_longest_in_doubt() && !self.log.is_overdrawn(dead)
+    }
+
+    /// Bytes of a log in memory that threads took and have not come back to: no record will be there when compaction has passed. Those of who writes now, which he
+    /// would only take anew, lie in the log's newer half.
+    fn idle_bytes(&self) -> u64 {
+        if !self.is_in_memory() {
+            return 0;
+        }
+        let copied = self.log.bounds.copied.load(Relaxed);
+        let older = copied..copied + self.log_extent() / 2;
+        self.epochs.slots().filter(|slot| older.contains(&slot.cursor.load(Relaxed))).map(|slot| slot.unfilled_bytes()).sum()
     }
 
     fn finds_expired(&self) -> bool {
@@ -474,7 +485,8 @@ impl Engine {
         while !fits() {
             // Not at all when next to nothing would come of it, as far as a closer look can tell.
             let is_through = self.log.bounds.begin.load(Relaxed) >= until;
-            let would_fit = || (self.log_bytes() + bytes).saturating_sub(self.dead_bytes()) <= self.log.budget.load(Relaxed);
+            let would_fit =
+                || (self.log_bytes() + bytes).saturating_sub(self.dead_bytes() + self.idle_bytes()) <= self.log.budget.load(Relaxed);
             let is_hopeless = || !would_fit() && self.is_compaction_hopeless() && !(0..CLOSE_LOOKS).any(|_| self.finds_expired());
             if is_hopeless() || is_through && (rounds == ROUNDS || !would_fit() || self.is_compaction_hopeless()) {
                 if waits < ROUNDS && self.await_stretch() {
@@ -552,7 +564,7 @@ impl Engine {
             return Ok(true);
         }
         let is_any_held_back = !lock(&self.compaction.copied).is_empty();
-        if is_any_held_back && !self.copies_what_is_held() || caching.is_some() && self.holds.is_any() {
+        if is_any_held_back && !self.copies_what_is_held() || caching.is_some() && self.log.bounds.held.load(Acquire) != 0 {
             return Ok(false);
         }
         let from = self.log.bounds.copied.load(Acquire);

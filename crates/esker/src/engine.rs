@@ -31,8 +31,9 @@ use crate::memory;
 use crate::promotion::Lately;
 use crate::recovery::Manner;
 use crate::snapshot::Holds;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
-use crate::sync::{Mutex, MutexGuard, TryLockError};
+pub(crate) use crate::sync::{lock, try_lock};
 pub(crate) use crate::types::Layout;
 use driver::Drawn;
 pub(crate) use driver::Retries;
@@ -101,19 +102,6 @@ pub(crate) struct Home {
     pub(crate) manifest: Manifest,
     /// They go with the store: nothing need be kept at its close.
     pub(crate) is_temporary: bool,
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
-}
-
-/// The same if nobody holds it.
-pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
 }
 
 /// Wakers are foreign code: without a lock held, and a panic is the executor's matter: others wait to be woken.

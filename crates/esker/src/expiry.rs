@@ -97,6 +97,8 @@ pub(crate) struct Expiry {
     clock: Arc<dyn Clock>,
     /// Some record expires, or may.
     is_watched: AtomicBool,
+    /// The same, and never taken back.
+    has_ends: AtomicBool,
     rounds_in_vain: AtomicU64,
     /// The next bucket to look at.
     hand: AtomicU64,
@@ -117,7 +119,15 @@ struct Sample {
 impl Expiry {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
         let zero = || AtomicU64::new(0);
-        Self { clock, is_watched: AtomicBool::new(false), rounds_in_vain: zero(), hand: zero(), expired: zero(), dropped: zero() }
+        Self {
+            clock,
+            is_watched: AtomicBool::new(false),
+            has_ends: AtomicBool::new(false),
+            rounds_in_vain: zero(),
+            hand: zero(),
+            expired: zero(),
+            dropped: zero(),
+        }
     }
 
     /// The clock is a foreign one, perhaps, and asked under pins: it must not get in the way of what goes on there.
@@ -131,16 +141,18 @@ impl Expiry {
         catch_unwind(AssertUnwindSafe(|| self.now()))
     }
 
-    pub(crate) fn is_watched(&self) -> bool {
-        self.is_watched.load(Relaxed)
-    }
-
     /// There is an expiring record, or may be one.
     pub(crate) fn watch(&self) {
         if !self.is_watched.load(Relaxed) {
             self.rounds_in_vain.store(0, Relaxed);
             self.is_watched.store(true, Relaxed);
+            self.has_ends.store(true, Relaxed);
         }
+    }
+
+    /// True if there ever was an expiring record, or may have been.
+    pub(crate) fn has_ends(&self) -> bool {
+        self.has_ends.load(Relaxed)
     }
 
     /// The same of a record that ends then, or never.

@@ -4,7 +4,7 @@
 //! 0 ..... begin ........ head ........ read_only ........ tail
 //! |       | on the device | in memory, frozen | in memory, mutable |
 //! ```
-//! `near` lies at `head`, in a cache above it. Always: begin <= head <= flushed_until <= safe_read_only <= read_only, and each only grows; but `read_only` is [`NOWHERE`]
+//! `near` lies at `head`, in a cache above it. On a device head <= flushed_until <= safe_read_only <= read_only, and each only grows; `begin` may pass `head` where compaction went on in memory; `read_only` is [`NOWHERE`]
 //! while a line is drawn (`commit.rs`): then nothing at all is changed in place. What begins below `head` is on the device to its end
 //! ([`Log::overlap_bytes`]).
 //!
@@ -15,7 +15,7 @@
 //! * **The first records after that** a thread claims one by one, of just their length, behind those of others: no gap is left
 //!   between them, so threads that each commit one record share a block, where a block for each of 64 threads was written before.
 //!   Whoever claims a place there writes a header, come what may, or what lies behind would seem to be a gap.
-//! * **Boundaries** move in the driver only (`engine.rs`), each in two steps: move it, drain the epoch, then act. So a
+//! * **Boundaries** are moved by whoever holds their lock (`engine/room.rs`; mostly the driver), each in two steps: move it, drain the epoch, then act. So a
 //!   pinned thread may write what it saw at or above `read_only` and read what it saw at or above `head`.
 //! * **On the device** a block of 4080 payload bytes has a 16-byte trailer: its number and a checksum keyed by the store,
 //!   so that stale and misdirected sectors show. 4080 = 170 x 24: no pair of u64 straddles two blocks.
@@ -481,6 +481,11 @@ impl Log {
             // Before: whoever lowers the budget meanwhile sees that it is spent.
             self.bounds.populated.fetch_max(to, Relaxed);
             self.region.populate((from & self.mask) as usize, (to & self.mask) as usize);
+            // Who was held up here for long: nobody else gives back what is below.
+            let gone = self.bounds.evicted.load(Acquire).min(to);
+            if gone > from {
+                self.region.release((from & self.mask) as usize, (gone & self.mask) as usize);
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use crate::error::Result;
 #[cfg(loom)]
 pub(crate) use modelled::Region;
 
-/// Of the largest and the smallest machine, in bytes.
+/// Of the smallest and the largest machine, in bytes.
 const LOG_SPACE_MIN: u64 = 1 << 36;
 const LOG_SPACE_MAX: u64 = 1 << 42;
 
@@ -46,17 +46,16 @@ impl Region {
     }
 
     fn map(bytes: usize) -> std::io::Result<Self> {
+        // SAFETY: sysconf takes no pointers.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        if page != PAGE_BYTES as libc::c_long {
+            return Err(std::io::Error::new(
+                std::io::ErrorKind::Unsupported,
+                format!("the system has pages of {page} bytes, and {PAGE_BYTES} are needed"),
+            ));
+        }
         // SAFETY: a fresh anonymous mapping; no existing memory is affected.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
+        let base = unsafe { map_at(std::ptr::null_mut(), bytes, 0) };
         if base == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
         }
@@ -81,20 +80,48 @@ impl Region {
     /// Backs `[from, to)` with memory ahead of its first use, where the system can.
     pub(crate) fn populate(&self, from: usize, to: usize) {
         #[cfg(target_os = "linux")]
-        self.advise(from & !4095, to.next_multiple_of(4096).min(self.bytes), libc::MADV_POPULATE_WRITE);
+        self.advise(page_floor(from), to.next_multiple_of(PAGE_BYTES).min(self.bytes), libc::MADV_POPULATE_WRITE);
     }
 
-    /// Gives the whole 4 KiB pages inside `[from, to)` back.
+    /// Gives the whole pages inside `[from, to)` back.
     pub(crate) fn release(&self, from: usize, to: usize) {
-        self.advise(from.next_multiple_of(4096), to & !4095, libc::MADV_DONTNEED);
-    }
-
-    fn advise(&self, from: usize, to: usize, advice: libc::c_int) {
-        if from < to && to <= self.bytes {
-            // SAFETY: the range lies inside our own mapping; DONTNEED is asked only for bytes nobody may read any more.
-            unsafe { libc::madvise(self.base.add(from).cast(), to - from, advice) };
+        let (from, to) = (from.next_multiple_of(PAGE_BYTES), page_floor(to));
+        if !self.advise(from, to, libc::MADV_DONTNEED) {
+            // Locked memory is not given back so (`mlockall`); and zeros there must be. If this fails as well, they are written.
+            // SAFETY: the range lies inside our own mapping, and nobody may read there any more.
+            unsafe {
+                let at = self.base.add(from);
+                if map_at(at.cast(), to - from, libc::MAP_FIXED) == libc::MAP_FAILED {
+                    at.write_bytes(0, to - from);
+                }
+            }
         }
     }
+
+    /// False if the system refuses.
+    fn advise(&self, from: usize, to: usize, advice: libc::c_int) -> bool {
+        if from >= to || to > self.bytes {
+            return true;
+        }
+        // SAFETY: the range lies inside our own mapping; DONTNEED is asked only for bytes nobody may read any more.
+        unsafe { libc::madvise(self.base.add(from).cast(), to - from, advice) == 0 }
+    }
+}
+
+/// What is given back is whole pages.
+const PAGE_BYTES: usize = 4096;
+
+fn page_floor(at: usize) -> usize {
+    at / PAGE_BYTES * PAGE_BYTES
+}
+
+/// # Safety
+/// With `MAP_FIXED` the range is the caller's own, and nobody reads there.
+#[cfg(not(loom))]
+unsafe fn map_at(at: *mut libc::c_void, bytes: usize, flags: libc::c_int) -> *mut libc::c_void {
+    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: as the caller says.
+    unsafe { libc::mmap(at, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) }
 }
 
 /// Bytes of memory that the machine has.
@@ -191,6 +218,30 @@ mod modelled {
         pub(crate) fn release(&self, from: usize, to: usize) {
             let words = self.lines.iter().flat_map(|line| &line.0);
             words.take(to / 8).skip(from / 8).for_each(|word| word.store(0, Release));
+        }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    /// Locked pages are not given back by `madvise`: what was there was there again when the log had gone round.
+    #[test]
+    fn what_is_released_is_zero_when_it_is_locked_too() {
+        let region = Region::exactly(1 << 20).unwrap();
+        for locked in [false, true] {
+            let bytes = 16 * PAGE_BYTES;
+            // SAFETY: all within the region, which is ours alone.
+            unsafe {
+                region.base().write_bytes(7, bytes);
+                let refused = locked && libc::mlock(region.base().cast(), bytes) != 0;
+                region.release(10, bytes - 10);
+                let all = std::slice::from_raw_parts(region.base(), bytes);
+                let (first, last) = (PAGE_BYTES, bytes - PAGE_BYTES);
+                assert!(all[first..last].iter().all(|byte| *byte == 0), "locked {locked}, refused {refused}");
+                assert!(all[..first].iter().chain(&all[last..]).all(|byte| *byte == 7));
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Promotion: what is read again and again on the device comes back into memory.
 //!
-//! A cold record that a get has just read is appended once more, exactly as compaction would move it: a verbatim copy, published
+//! A cold record that a get has just read is appended once more, exactly as compaction would move it: a copy, without room to grow if it had some, published
 //! over the very entry that led to the record. So a copy changes nothing, resurrects nothing, is an ordinary record for
 //! lines, recovery and compaction, and needs no second place to look in; the record it stands for is dead from then on.
 //! It is evicted like any other record when the log has moved on by the budget.
@@ -52,8 +52,10 @@ pub(crate) struct ColdFind<'a> {
     /// Where its chain begins to be cold.
     pub(crate) start: u64,
     pub(crate) at: u64,
-    /// All of it.
+    /// All of it, perhaps without the room behind its value.
     pub(crate) bytes: &'a [u8],
+    /// So much of the log it takes there.
+    pub(crate) room: u64,
 }
 
 impl Engine {
@@ -73,7 +75,7 @@ impl Engine {
     }
 
     #[cold]
-    fn copy_to_tail(&self, hash: u64, &ColdFind { start, at, bytes }: &ColdFind<'_>) {
+    fn copy_to_tail(&self, hash: u64, &ColdFind { start, at, bytes, room }: &ColdFind<'_>) {
         let Ok(pin) = self.epochs.pin() else { return };
         let seen = self.index.lookup(hash);
         let key = &bytes[key_range(self.layout, bytes)];
@@ -92,7 +94,7 @@ impl Engine {
         copy.write_copy(self.layout, bytes, previous, self.log.line_flag());
         match self.index.publish(hash, &seen, to, Keys::OwnIsThere, &mut false, |previous| copy.set_previous(previous)) {
             Published::Done => {
-                pin.slot.count(Counter::DeadByte, bytes.len() as u64);
+                pin.slot.count(Counter::DeadByte, room);
                 pin.slot.count(Counter::Promotion, 1);
             }
             _ => self.give_up(&pin, copy),

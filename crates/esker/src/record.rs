@@ -248,7 +248,7 @@ impl Record {
     }
 
     /// Fills a fresh record with a copy of another one's bytes, leading to `previous`; it is published later. Nobody holds its latch, though damage
-    /// that no checksum told of may say so.
+    /// that no checksum told of may say so. The bytes may lack the room behind the value: then it has none.
     pub(crate) fn write_copy(&self, layout: Layout, bytes: &[u8], previous: u64, flags: u64) {
         let kept = match word_at(bytes, 0) & (ABSENT | EXPIRES) {
             0 => 0,
@@ -258,6 +258,9 @@ impl Record {
         unsafe { std::ptr::copy_nonoverlapping(bytes[8..].as_ptr(), self.at.add(8), bytes.len() - 8) };
         if matches!(layout, Layout::Bytes) {
             self.word(8).fetch_and(!LATCH, Relaxed);
+            let key = padded((word_at(bytes, 8) & KEY_BITS) as usize);
+            let capacity = bytes.len() as u64 - BYTES_HEADER_BYTES - key - expiry_bytes(kept);
+            self.word(16).store(capacity << 32 | word_at(bytes, 16) & u64::from(u32::MAX), Relaxed);
         }
         self.header().store(previous | kept | flags | VALID, Release);
     }
@@ -439,6 +442,8 @@ impl Latched {
 
 /// A record's facts, read from bytes that came from the device.
 pub(crate) struct ColdRecord<'a> {
+    /// What was read of it: all but the room behind its value.
+    pub(crate) bytes: &'a [u8],
     pub(crate) header: u64,
     pub(crate) key: &'a [u8],
     pub(crate) value: &'a [u8],
@@ -498,7 +503,7 @@ pub(crate) fn first_bytes(layout: Layout) -> u64 {
 
 pub(crate) fn parse_word(bytes: &[u8], key_width: usize) -> ColdRecord<'_> {
     let key = &bytes[8..8 + key_width];
-    ColdRecord { header: word_at(bytes, 0), key, value: &bytes[8 + padded(key_width) as usize..], expires: expiry_of(bytes) }
+    ColdRecord { bytes, header: word_at(bytes, 0), key, value: &bytes[8 + padded(key_width) as usize..], expires: expiry_of(bytes) }
 }
 
 /// Key and value in the bytes of a whole record.
@@ -519,6 +524,7 @@ pub(crate) fn parse_bytes(bytes: &[u8]) -> Option<ColdRecord<'_>> {
     let from = BYTES_HEADER_BYTES as usize;
     let value = from + padded(key_len) as usize;
     Some(ColdRecord {
+        bytes,
         header: word_at(bytes, 0),
         key: bytes.get(from..from + key_len)?,
         value: bytes.get(value..value + value_len)?,

@@ -11,19 +11,17 @@
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::{
     hint,
-    sync::{Mutex, MutexGuard, TryLockError, atomic},
+    sync::{Mutex, MutexGuard, atomic},
     thread, thread_local,
 };
 
 #[cfg(shuttle)]
-pub(crate) use {
-    shuttle::{
-        hint,
-        sync::{Mutex, MutexGuard},
-        thread, thread_local,
-    },
-    std::sync::TryLockError,
+pub(crate) use shuttle::{
+    hint,
+    sync::{Mutex, MutexGuard},
+    thread, thread_local,
 };
+use std::sync::TryLockError;
 
 /// Waiting that no loom model reaches.
 pub(crate) mod waiting {
@@ -76,7 +74,21 @@ pub(crate) use loom::{
     thread,
 };
 #[cfg(loom)]
-pub(crate) use {loom_local as thread_local, std::sync::TryLockError};
+pub(crate) use loom_local as thread_local;
+
+/// What a panic left behind a mutex is as whole as anywhere: nothing is torn under one by foreign code.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// The same if nobody holds it.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
 
 /// Statics with a constant value; under loom and shuttle each execution gets fresh ones.
 #[cfg(not(any(loom, shuttle)))]

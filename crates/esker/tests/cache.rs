@@ -1,9 +1,12 @@
 //! A cache is bounded, makes room, keeps what is asked for, loads once, and tells what it drops.
 
 mod common;
+#[path = "common/raise.rs"]
+mod raise;
 
 use common::block_on;
 use esker::{Cache, Durability, Error, Eviction, Loading, ManualClock, MemoryStorage, Options, Storage, Store, Ttl, Value};
+use raise::Raise;
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::future::Future;
@@ -1502,4 +1505,38 @@ fn reads_of_many_keep_in_memory_what_will_soon_be_cold() {
         }
     }
     assert!(reads < 400, "{reads} device reads");
+}
+
+/// The leader of a load looks once more, and that counted as a get and a miss.
+#[test]
+fn a_load_is_one_get_and_one_miss() {
+    let words: Store<u64, u64> = Options::new().memory("16MiB").cache(Cache::new()).in_memory().unwrap();
+    let bytes: Store<u64, [u8]> = Options::new().memory("16MiB").cache(Cache::new()).in_memory().unwrap();
+    for _ in 0..2 {
+        (0..100).for_each(|key| assert_eq!(words.get_or_insert_with(&key, || Ok::<_, Error>(key)).unwrap(), key));
+        (0..100).for_each(|key| assert_eq!(bytes.get_or_insert_with(&key, || Ok::<_, Error>(vec![7])).unwrap(), [7]));
+    }
+    for stats in [words.stats(), bytes.stats()] {
+        assert_eq!((stats.operations.gets, stats.operations.misses), (200, 100), "{stats:?}");
+    }
+}
+
+/// While somebody paged through a full cache nothing could be dropped, and puts were refused at once.
+#[test]
+fn a_full_cache_takes_puts_beside_pages() {
+    let store = pages(false);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _over = Raise(&stop);
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut at = esker::Cursor::START;
+                while !stop.load(SeqCst) {
+                    at = store.scan_page(at, 64).unwrap().next.unwrap_or(esker::Cursor::START);
+                }
+            });
+        }
+        (0..400_000).for_each(|n| store.put(&n, &[1; 100]).unwrap_or_else(|error| panic!("put {n}: {error}")));
+    });
+    assert!(store.stats().cache.unwrap().evictions > 100_000);
 }

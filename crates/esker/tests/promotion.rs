@@ -64,6 +64,27 @@ fn records_of_bytes_come_back_too() {
     assert_eq!(store.append(&500, b"more").unwrap(), 504);
 }
 
+/// What had been appended to was never copied: of its room to grow only a part had been read.
+#[test]
+fn records_with_room_to_grow_come_back_too() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).open_temporary().unwrap();
+    for key in 0..4_000u64 {
+        store.append(&key, &[1; 3000]).unwrap();
+        store.append(&key, &[2; 3000]).unwrap();
+    }
+    let value = [[1; 3000], [2; 3000]].concat();
+    let dead = store.stats().space.dead_bytes;
+    for key in [3u64, 500, 700] {
+        (0..3).for_each(|_| assert_eq!(store.get(&key).unwrap().unwrap(), value));
+    }
+    let stats = store.stats();
+    assert_eq!(stats.operations.promotions, 3);
+    // With their room.
+    assert!(stats.space.dead_bytes >= dead + 3 * 6500, "{dead}, then {:?}", stats.space);
+    assert_eq!(store.append(&500, b"more").unwrap(), 6004);
+    assert_eq!(store.get(&500).unwrap().unwrap(), [&value[..], b"more"].concat());
+}
+
 #[test]
 fn nothing_is_copied_without_reason() {
     let store = spilled(Options::new().promotion(false));

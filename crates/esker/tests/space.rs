@@ -7,8 +7,8 @@ use esker::{Error, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, Storage, 
 use raise::Raise;
 use std::collections::VecDeque;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, Barrier};
 
 /// What the files of a directory have, in bytes: what `ls` shows and `du` too, for no file has holes.
 fn disk_bytes(directory: &Path) -> u64 {
@@ -979,4 +979,31 @@ fn what_takes_the_place_of_as_much_leaves_room_for_the_longest() {
     }
     assert!(store.delete(&0).unwrap());
     assert!((1..=400).all(|key| store.get(&key).unwrap().as_deref() == Some(&[4; 15_000][..])));
+}
+
+/// What threads had taken of the log and not filled was dead for nobody: a store with many that write seldom was full when a third of it held nothing.
+#[test]
+fn what_idle_threads_have_not_filled_is_no_loss() {
+    let fill = |idle: u64| {
+        let store: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
+        let next = AtomicU64::new(0);
+        let put = || store.put(&next.fetch_add(1, Relaxed), &7);
+        let (filled, stop) = (Barrier::new(idle as usize + 1), Barrier::new(idle as usize + 1));
+        std::thread::scope(|scope| {
+            for _ in 0..idle {
+                scope.spawn(|| {
+                    // The last one is the first of a piece.
+                    (0..2593).for_each(|_| put().unwrap());
+                    filled.wait();
+                    stop.wait();
+                });
+            }
+            filled.wait();
+            while put().is_ok() {}
+            stop.wait();
+        });
+        next.load(Relaxed)
+    };
+    let (alone, beside) = (fill(0), fill(60));
+    assert!(beside as f64 > 0.9 * alone as f64, "{beside} records, {alone} without threads");
 }

@@ -1,7 +1,7 @@
 //! Dropping the oldest stretch: by the driver ahead of need, by whoever needs room when the driver is late.
 
 use super::Caching;
-use crate::compaction::sectors;
+use crate::compaction::{HELD_PAUSE, HELD_PAUSES, sectors};
 use crate::device::{SECTOR_BYTES, ZEROS_BYTES_MAX};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -37,7 +37,7 @@ impl Engine {
     pub(crate) fn evict_for(&self, caching: &Caching, bytes: u64) -> Result<()> {
         self.move_near(caching);
         let has_room = || self.has_room(caching, bytes);
-        let mut result = Ok(());
+        let (mut result, mut pauses) = (Ok(()), 0);
         let round = self.log.tail();
         while !has_room() && result.is_ok() {
             // Once through the log what is kept has left too little room.
@@ -47,6 +47,12 @@ impl Engine {
             result = match self.move_stretch_for_room(Some(caching), || !has_room()) {
                 Ok(true) => Ok(()),
                 Ok(false) if self.epochs.is_closed() => Err(Error::Closed),
+                // A page or a transaction that reads ends soon, a scan may not.
+                Ok(false) if self.holds.is_any() && pauses < HELD_PAUSES => {
+                    std::thread::sleep(HELD_PAUSE);
+                    pauses += 1;
+                    Ok(())
+                }
                 Ok(false) => Err(Error::Full),
                 Err(error) => Err(error),
             };

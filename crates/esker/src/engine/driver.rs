@@ -1,6 +1,6 @@
 //! The driver: a thread of the store's that does early what others would have to wait for.
 
-use super::{Engine, lock};
+use super::{Engine, lock, try_lock};
 use crate::commit::Durability;
 use crate::error::Result;
 use crate::sync::Mutex;
@@ -101,7 +101,7 @@ impl Engine {
     /// A line, if durability asks for one by now, and a slot that speaks of those that told of themselves.
     pub(super) fn draw_due_line(&self) {
         // Whoever is at it does it for all.
-        let Ok(mut drawn) = self.drawn.try_lock() else { return };
+        let Some(mut drawn) = try_lock(&self.drawn) else { return };
         if let Durability::Every(interval) = self.durability
             && drawn.line.elapsed() >= interval
         {

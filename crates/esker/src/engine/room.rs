@@ -7,7 +7,7 @@
 //! **Who needs room makes it**, under the lock of the boundaries: freeze, write, evict, each behind a drain. The driver does the same earlier. In memory
 //! compaction makes it, in a cache eviction. Each step is a sixteenth of the log's share.
 
-use super::{Engine, lock};
+use super::{Engine, lock, try_lock};
 use crate::cache;
 use crate::epoch::{Counter, Pin, Slot};
 use crate::error::{Error, Result};
@@ -117,9 +117,15 @@ impl Engine {
         let index = self.index.bytes();
         let log = budget.saturating_sub(index + FIXED_BYTES);
         let reserve = self.log.reserve_of(log);
-        set(&self.log.reserve, reserve);
         let log = log.saturating_sub(reserve);
-        set(&self.log.budget, log);
+        // What one of them gives the other is nobody's in between.
+        if reserve > self.log.reserve.load(Relaxed) {
+            set(&self.log.budget, log);
+            set(&self.log.reserve, reserve);
+        } else {
+            set(&self.log.reserve, reserve);
+            set(&self.log.budget, log);
+        }
         // The driver need not come before a quarter of what it keeps free is gone.
         set(&self.log.bell.little_room, log - self.spare_of(log) / 4 * 3);
         // A cache makes room for its index.
@@ -257,7 +263,7 @@ impl Engine {
         let budget = self.log.budget.load(Relaxed);
         // Half of what is spare is used up: each step is a drain, and pages given back are an interrupt to other processors.
         let is_due = !self.is_in_memory() && self.log_bytes() + budget / 32 > budget;
-        if is_due && let Ok(guard) = self.boundaries.try_lock() {
+        if is_due && let Some(guard) = try_lock(&self.boundaries) {
             // A failure is latched; whoever writes hears of it.
             let _ = self.shift_boundaries(&guard, 0);
         }

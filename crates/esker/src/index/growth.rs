@@ -14,7 +14,7 @@ use super::bucket::{Bucket, ENTRIES, MARKS, address_of, entry_word, tag_of};
 use super::{BUCKET_BITS, DOUBLING, FULL, Index, Shape, TURNING, base, full_tag, valid_bits};
 use crate::memory::{ahead, prefetch_to_write};
 use crate::sync::atomic::{Ordering::*, fence};
-use crate::sync::{MutexGuard, Rule, TryLockError, broken, thread};
+use crate::sync::{MutexGuard, Rule, broken, lock, thread, try_lock};
 
 /// Splits done at once, at most: some microseconds.
 const SPLITS_PER_TURN: u64 = 32;
@@ -110,15 +110,11 @@ impl Index {
         if due == 0 {
             return false;
         }
-        let mut workspace = match self.growing.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(guard)) => guard.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                if due == SPLITS_PER_TURN {
-                    thread::yield_now();
-                }
-                return false;
+        let Some(mut workspace) = try_lock(&self.growing) else {
+            if due == SPLITS_PER_TURN {
+                thread::yield_now();
             }
+            return false;
         };
         // Another thread may have done it just now.
         let due = self.splits_due();
@@ -139,7 +135,7 @@ impl Index {
 
     /// Splits until the table has the shape of `word`, however few its entries are. Before the store is shared.
     pub(crate) fn grow_to(&self, word: u64, records: &impl Records) {
-        let mut workspace = self.growing.lock().unwrap_or_else(|e| e.into_inner());
+        let mut workspace = lock(&self.growing);
         while self.shape().buckets() < Shape(word).buckets() {
             self.split_next(&mut workspace, records);
         }
@@ -147,7 +143,7 @@ impl Index {
 
     /// Keeps everybody else from splitting, for whoever needs the shape to stand still.
     pub(crate) fn hold(&self) -> MutexGuard<'_, impl Sized> {
-        self.growing.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.growing)
     }
 
     /// Starts fetching what later splits will touch, each thing as many splits ahead as the thing that leads to it takes to

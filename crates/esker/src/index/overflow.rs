@@ -11,7 +11,7 @@ use super::bucket::{Bucket, TAG_FIELD_BITS};
 use crate::error::Result;
 use crate::memory::Region;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
-use crate::sync::{Mutex, MutexGuard, Rule, broken};
+use crate::sync::{Mutex, MutexGuard, Rule, broken, lock};
 
 /// Free buckets that may stay between those in use.
 const SLACK: u64 = 64;
@@ -75,7 +75,7 @@ impl Overflow {
     }
 
     fn lock(&self) -> MutexGuard<'_, List> {
-        self.list.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.list)
     }
 
     fn show(&self, list: &List) {

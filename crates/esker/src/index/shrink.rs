@@ -30,7 +30,7 @@ use super::growth::Workspace;
 use super::{Bucket, DOUBLING, FIRST_LEVEL, FULL, Index, Shape, TAG_BITS, TURNING, base, full_tag, match_bits, valid_bits};
 use crate::memory::prefetch_to_write;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
-use crate::sync::{MutexGuard, Rule, TryLockError, broken};
+use crate::sync::{MutexGuard, Rule, broken, try_lock};
 
 /// Merges done at once, at most: some microseconds.
 const MERGES_PER_TURN: u64 = 64;
@@ -117,11 +117,7 @@ impl Index {
     }
 
     fn try_hold(&self) -> Option<MutexGuard<'_, Workspace>> {
-        match self.growing.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        try_lock(&self.growing)
     }
 
     fn fetch_merges(&self, merges: u64) {

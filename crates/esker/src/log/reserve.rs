@@ -39,7 +39,9 @@ impl Longest {
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.below.load(Relaxed).max(self.above.load(Relaxed))
+        // Acquire, and in this order: who finds it gone above finds it below.
+        let above = self.above.load(Acquire);
+        above.max(self.below.load(Relaxed))
     }
 
     pub(super) fn note(&self, bytes: u64) {

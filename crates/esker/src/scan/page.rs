@@ -216,9 +216,12 @@ pub struct Iter<'a, K: Key + ?Sized, V: Value + ?Sized> {
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Iter<'_, K, V> {
     fn fill(&mut self, from: u64) -> Result<()> {
-        self.next = self.frame.walk(&mut self.walker, from, u64::MAX, BUCKETS, &mut self.rows)?;
+        let next = self.frame.walk(&mut self.walker, from, u64::MAX, BUCKETS, &mut self.rows)?;
         let pairs = &mut self.pairs;
-        take(&self.frame, self.filter.as_deref(), &mut self.walker, &mut self.rows, &mut |pair| pairs.push_back(pair))
+        take(&self.frame, self.filter.as_deref(), &mut self.walker, &mut self.rows, &mut |pair| pairs.push_back(pair))?;
+        // Last: behind a filter that panicked there is nothing more, for its rows were taken in part.
+        self.next = next;
+        Ok(())
     }
 }
 

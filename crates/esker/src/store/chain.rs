@@ -93,14 +93,13 @@ impl Walk {
             if record.header & ABSENT != 0 {
                 return Ok(Walked::Absent);
             }
-            if let Some((hash, start)) = self.get
-                && !engine.has_passed(record.expires)
-                && let Some(bytes) = whole_record(engine.layout, at, &cold)
-            {
-                engine.promote(hash, &ColdFind { start, at, bytes });
-            }
             let first = cold.get(at, record::first_bytes(engine.layout));
             let bytes = first.and_then(|first| record::scanned_record_bytes(engine.layout, first)).unwrap_or(0);
+            if let Some((hash, start)) = self.get
+                && !engine.has_passed(record.expires)
+            {
+                engine.promote(hash, &ColdFind { start, at, bytes: record.bytes, room: bytes });
+            }
             return Ok(Walked::Value { at, value: record.value, expires: record.expires, bytes });
         }
         *self = Self { get: self.get, ..Self::new(engine, record.header & ADDRESS_MASK) };
@@ -132,12 +131,6 @@ pub(crate) fn parse<'r>(layout: Layout, at: u64, cold: &ColdBytes<'r>) -> Result
         Layout::Bytes => record::parse_bytes(whole).ok_or_else(damaged)?,
     };
     if record.header & record::VALID == 0 { Err(damaged()) } else { Ok(Parsed::Record(record)) }
-}
-
-/// All bytes of the record at `at`, spare room included, if they were read.
-fn whole_record<'r>(layout: Layout, at: u64, cold: &ColdBytes<'r>) -> Option<&'r [u8]> {
-    let first = cold.get(at, record::first_bytes(layout))?;
-    cold.get(at, record::scanned_record_bytes(layout, first)?)
 }
 
 /// What the key holds at the end of the chain that begins at `at`, `None` if nothing. Not under a pin. `get`: the hash of the key

@@ -204,7 +204,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Joined::Leads(lead) => {
                     let duty = matches!(asking.waits, Waits::Here).then(Duty::begin);
                     // Another flight may have landed since we looked.
-                    let (old, ends) = match asking.look(None).await? {
+                    let (old, ends) = match asking.look(Some(asking.again().await?)).await? {
                         (Looked::Answer(value), _) => return lead.finish::<V, _>(Ok(value)),
                         (Looked::Due(old), ends) => (old, ends),
                     };
@@ -273,6 +273,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         let wants_end = value.is_some() && !self.loading.ahead.is_zero();
         let ends = if wants_end { self.store.ends_by(self.waits, self.key).await?.unwrap_or(NEVER) } else { NEVER };
         Ok((self.judge(value, ends), ends))
+    }
+
+    /// What there is by now; the get was counted.
+    async fn again(&self) -> Result<Option<V::Owned>> {
+        let (key, hash) = (self.key.bytes(), self.hash());
+        let held = self.store.run_by(self.waits, key, |known| self.store.get_step(key, hash, known)).await?;
+        Ok(held.map(|held| V::own(&held.value)))
     }
 
     async fn wait(&self, flight: &Flight) -> Result<Landed> {

@@ -235,7 +235,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     fn set_deleted(&mut self, key: &K, is_there: bool) -> Result<()> {
         let at = self.touch(key)?;
         // What a cache drops may come back in a crash, and what has ended when the clock is set back: whether anything need be written the commit knows.
-        let may_come_back = self.store.engine.caching.is_some() || self.store.engine.expiry.is_watched();
+        let may_come_back = self.store.engine.caching.is_some() || self.store.engine.expiry.has_ends();
         let touched = &mut self.touched[at];
         touched.is_deleted = true;
         if is_there || may_come_back {
