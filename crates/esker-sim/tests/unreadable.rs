@@ -90,6 +90,35 @@ fn what_cannot_be_read_is_refused_told_and_given_up() {
     assert!(refused > 10 && lost > 10, "{refused} {lost}");
 }
 
+/// What lies before the place that cannot be read is whole, in whatever pieces the log is read: hundreds of blocks went with one.
+#[test]
+fn nothing_before_the_place_is_given_up() {
+    const PER_BLOCK: u64 = 170;
+    let storage = SimStorage::new();
+    let store = open(&storage, false).unwrap();
+    let keys = PER_BLOCK * 700;
+    (0..keys).for_each(|n| store.put(&n, &!n).unwrap());
+    store.commit().unwrap();
+    let disk = storage.restarted();
+    let log = "esker.log.00000000";
+    for sector in [3, 200, 255, 256, 257, 300, 511, 600, 690] {
+        for is_cut in [false, true] {
+            let damaged = disk.restarted();
+            match is_cut {
+                true => damaged.truncate(log, sector * SECTOR as u64),
+                false => damaged.spoil_sector(log, sector),
+            }
+            let refused = open(&damaged.restarted(), false).unwrap_err();
+            assert!(matches!(refused, Error::Io(_) | Error::Corruption(_)), "{refused}");
+            let store = open(&damaged, true).unwrap();
+            let there = (0..keys).filter(|n| store.get(n).unwrap() == Some(!n)).count() as u64;
+            // The first block is the log's beginning, where nothing is.
+            let whole = (sector - 1) * PER_BLOCK;
+            assert!(there + PER_BLOCK >= whole && there <= whole, "sector {sector}, cut {is_cut}: {there} of {whole}");
+        }
+    }
+}
+
 /// The log has everything that an image has, and of a manifest's slot there are two.
 #[test]
 fn nothing_is_lost_with_an_image_or_a_copy_of_a_slot() {

@@ -39,7 +39,8 @@ pub(crate) fn read_ahead(log: &Log, blocks: Range<u64>, piece_blocks: u64, mut t
     let (give_back, spare): (Sender<DeviceRead>, _) = channel();
     std::thread::scope(|scope| {
         let pending = VecDeque::new();
-        let mut ahead = Ahead { log, blocks: blocks.clone(), piece_blocks, pieces: pending, first: 0, send, spare, is_stopped: false };
+        let mut ahead =
+            Ahead { log, device, blocks: blocks.clone(), piece_blocks, pieces: pending, first: 0, send, spare, is_stopped: false };
         if std::thread::Builder::new().spawn_scoped(scope, move || device.read_stream(&mut ahead)).is_err() {
             return read_in_turn(log, device, blocks, piece_blocks, take);
         }
@@ -61,7 +62,7 @@ fn read_in_turn(
     for first in blocks.clone().step_by(piece_blocks as usize) {
         let mut read = new_read(&(first..blocks.end.min(first + piece_blocks)), 0);
         let result = device.read(read.offset(), read.bytes_mut());
-        take(Piece::open(log, read, result))?;
+        take(Piece::open(log, device, read, result))?;
     }
     Ok(())
 }
@@ -75,15 +76,16 @@ struct Piece {
 }
 
 impl Piece {
-    /// What a block's payload holds is moved together, in place.
-    fn open(log: &Log, mut read: DeviceRead, result: io::Result<()>) -> Self {
-        let first = read.offset() / SECTOR_BYTES as u64;
-        let mut bytes = 0;
-        let mut ended = result.map_err(|error| of_reading(error, first));
+    /// What a block's payload holds is moved together, in place. Where the read as a whole failed each block is read by itself, up to the one to blame.
+    fn open(log: &Log, device: &dyn Device, mut read: DeviceRead, result: io::Result<()>) -> Self {
+        let (first, offset) = (read.offset() / SECTOR_BYTES as u64, read.offset());
+        let (mut bytes, mut ended) = (0, Ok(()));
         let sectors = read.bytes_mut();
-        for at in 0..if ended.is_ok() { sectors.len() / SECTOR_BYTES } else { 0 } {
-            let from = at * SECTOR_BYTES;
-            if let Err(error) = log.verify_block(first + at as u64, &sectors[from..from + SECTOR_BYTES]) {
+        for at in 0..sectors.len() / SECTOR_BYTES {
+            let (block, from) = (first + at as u64, at * SECTOR_BYTES);
+            let sector = &mut sectors[from..from + SECTOR_BYTES];
+            let there = if result.is_ok() { Ok(()) } else { device.read(offset + from as u64, sector) };
+            if let Err(error) = there.map_err(|error| of_reading(error, block)).and_then(|()| log.verify_block(block, sector).map(drop)) {
                 ended = Err(error);
                 break;
             }
@@ -95,7 +97,7 @@ impl Piece {
 }
 
 /// A file that ends too early is damage like any other.
-fn of_reading(error: io::Error, block: u64) -> Error {
+pub(crate) fn of_reading(error: io::Error, block: u64) -> Error {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => Error::corruption(format!("the log ends too early file={LOG} address={}", block * BLOCK_BYTES)),
         _ => error.into(),
@@ -109,6 +111,7 @@ fn new_read(blocks: &Range<u64>, token: u64) -> DeviceRead {
 /// The reads, handed on in order, however they end.
 struct Ahead<'a> {
     log: &'a Log,
+    device: &'a dyn Device,
     /// What is still to be read.
     blocks: Range<u64>,
     piece_blocks: u64,
@@ -136,7 +139,7 @@ impl ReadSource for Ahead<'_> {
 
     fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
         let place = (read.token() - self.first) as usize;
-        self.pieces[place] = Some(Piece::open(self.log, read, result));
+        self.pieces[place] = Some(Piece::open(self.log, self.device, read, result));
         while let Some(Some(_)) = self.pieces.front()
             && let Some(Some(piece)) = self.pieces.pop_front()
         {

@@ -18,6 +18,7 @@
 //! backup that is opened and written becomes a store of a lineage of its own (`manifest.rs`), and neither is
 //! then a backup of the other.
 
+use crate::ahead::of_reading;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Segments, Storage, segment_name};
 use crate::directory::{self, Directory};
 use crate::engine::{Engine, lock};
@@ -277,7 +278,7 @@ impl Source<'_> {
             match earlier.filter(|_| at < earlier_end) {
                 Some(earlier) => earlier.read(at, bytes).and_then(|()| self.check(at, bytes)).map_err(in_earlier)?,
                 None => {
-                    device.read(at * SECTOR_BYTES as u64, bytes)?;
+                    device.read(at * SECTOR_BYTES as u64, bytes).map_err(|error| of_reading(error, at))?;
                     self.check(at, bytes)?;
                 }
             }

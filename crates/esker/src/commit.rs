@@ -262,8 +262,10 @@ impl Engine {
             return Ok(());
         }
         let Home { storage, manifest, .. } = home;
-        image::remove_all(&**storage, state.image).map_err(|error| self.latch(error))?;
-        let written = image::write_whole(&**storage, state.image + 1, state.identity.store_id, &self.index, || false);
+        let cleared = self.remove_images(&**storage, state.image);
+        self.check_writable()?;
+        let write = || image::write_whole(&**storage, state.image + 1, state.identity.store_id, &self.index, || false);
+        let written = cleared.and_then(|()| write());
         // What is given up needs one; else without it the next opening reads more of the log.
         if anew {
             written.as_ref().map_err(|error| self.latch(error.clone()))?;
@@ -284,8 +286,11 @@ impl Engine {
                 self.index.forget_finest();
                 self.image_stands_for(cut);
             }
-            image::remove_all(&**storage, if has_image { state.image + 1 } else { state.image })
+            Ok(())
         });
-        saved.map_err(|error| self.latch(error))
+        saved.map_err(|error| self.latch(error))?;
+        // What is left of older ones the next image removes.
+        let _ = self.remove_images(&**storage, if has_image { state.image + 1 } else { state.image });
+        self.check_writable()
     }
 }

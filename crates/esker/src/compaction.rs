@@ -310,8 +310,11 @@ impl Engine {
         is_nearly_full || extent > LOG_BYTES_MIN && self.taken_to_allowed() > 1.0
     }
 
-    /// True if the oldest part of the log may be dead, though it was not counted.
+    /// True if the oldest part of the log may be dead, though it was not counted: where values have one length, all that died was.
     fn is_glance_due(&self) -> bool {
+        if self.value_width.is_some() {
+            return false;
+        }
         let Compaction { glanced_at, guesses, .. } = &self.compaction;
         let is_longer =
             self.log_extent() as f64 > (GLANCE * glanced_at.load(Relaxed) as f64).max((LOG_BYTES_MIN + slack(self.segment_bytes)) as f64);

@@ -52,7 +52,7 @@ pub(crate) struct Engine {
     pub(crate) latches: Latches,
     pub(crate) layout: Layout,
     /// The width of values where all have the same.
-    value_width: Option<usize>,
+    pub(crate) value_width: Option<usize>,
     pub(crate) hasher: Hasher,
     /// Where the store lives, until it closes; none for a store in memory or on a bare device.
     pub(crate) home: Mutex<Option<Home>>,
@@ -152,7 +152,8 @@ impl Engine {
             home: Mutex::new(parts.home),
             commits: Commits::default(),
             compaction: Compaction::default(),
-            is_promoting: parts.promotion && has_device,
+            // What nobody has checked is not written once more, under a checksum that is right.
+            is_promoting: parts.promotion && has_device && parts.verifies_reads,
             keeps_versions: parts.keeps_versions,
             lately: Lately::default(),
             images: Images::default(),

@@ -120,6 +120,11 @@ impl Engine {
         }
     }
 
+    /// Removes all images `but` one. One that cannot be is no harm; that it has gone must become durable.
+    pub(crate) fn remove_images(&self, storage: &dyn Storage, but: u64) -> Result<()> {
+        if remove(storage, but)? { storage.sync().map_err(|error| self.latch(error)) } else { Ok(()) }
+    }
+
     fn take_image_alone(&self) -> Result<()> {
         // Before the line: what is published above it is published in this shape.
         let growth = self.index.hold();
@@ -129,7 +134,7 @@ impl Engine {
         let home = lock(&self.home).as_ref().map(|home| (home.storage.clone(), home.manifest.state.clone()));
         let Some((storage, state)) = home else { return Err(Error::invalid("a store on a bare device has no place for an image")) };
         let (number, store_id) = (state.image + 1, state.identity.store_id);
-        remove_all(&*storage, state.image).map_err(|error| self.latch(error))?;
+        self.remove_images(&*storage, state.image)?;
         write_whole(&*storage, number, store_id, &self.index, || self.epochs.is_closed())?;
         storage.sync().map_err(|error| self.latch(error))?;
         // Until all that the image may have seen is in a line: see above.
@@ -146,14 +151,19 @@ impl Engine {
             self.index.forget_finest();
         }
         drop(growth);
-        named.and_then(|()| remove_all(&*storage, number)).map_err(|error| self.latch(error))?;
+        named.map_err(|error| self.latch(error))?;
         self.image_stands_for(until);
-        Ok(())
+        self.remove_images(&*storage, number)
     }
 }
 
 /// Removes all images `but` one: what an interrupted close or recovery left, or what is out of date.
 pub(crate) fn remove_all(storage: &dyn Storage, but: u64) -> Result<()> {
+    if remove(storage, but)? { Ok(storage.sync()?) } else { Ok(()) }
+}
+
+/// The same, not durable yet; true if there were any.
+fn remove(storage: &dyn Storage, but: u64) -> Result<bool> {
     let keep = name(but);
     let images = storage.list()?.into_iter().filter(|name| is_image(name) && *name != keep);
     let mut removed = false;
@@ -161,10 +171,7 @@ pub(crate) fn remove_all(storage: &dyn Storage, but: u64) -> Result<()> {
         storage.remove(&name)?;
         removed = true;
     }
-    if removed {
-        storage.sync()?;
-    }
-    Ok(())
+    Ok(removed)
 }
 
 /// Writes the image `number` as [`write`], or leaves nothing. That it cannot be written, for want of room perhaps, is no harm to the store: nothing that the log holds

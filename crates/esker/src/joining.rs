@@ -90,6 +90,10 @@ impl Engine {
     /// Makes one chain lead to another; `None` if that cannot be done now.
     fn join(&self, collision: Collision) -> Result<Option<Covers>> {
         self.check_writable()?;
+        // Before anything is read for it, and once more below.
+        if self.log.bounds.held.load(Acquire) != 0 {
+            return Ok(None);
+        }
         self.freeze_all_above(collision.chain);
         let Some(newest) = self.newest_of_chain(collision.chain)? else { return Ok(None) };
         let pin = self.epochs.pin()?;
@@ -97,14 +101,15 @@ impl Engine {
         if self.log.bounds.held.load(Acquire) != 0 {
             return Ok(None);
         }
-        let mut own: Vec<&Newest> = Vec::new();
+        // Those of one entry. A split that cannot tell leaves two that lead to one chain: the other's keys have their turn when it collides.
+        let (mut own, mut entry): (Vec<&Newest>, Option<Seen>) = (Vec::new(), None);
         for one in &newest {
             let seen = self.index.lookup(one.hash);
             // In a bucket that moved meanwhile it may have been missed, and would be lost.
             if !self.index.is_settled(&seen) {
                 return Ok(None);
             }
-            if seen.address() == collision.chain {
+            if seen.address() == collision.chain && entry.get_or_insert(seen).is_same_entry(&seen) {
                 own.push(one);
             }
         }

@@ -109,8 +109,10 @@ impl Region {
 }
 
 /// What is given back is whole pages.
+#[cfg(not(loom))]
 const PAGE_BYTES: usize = 4096;
 
+#[cfg(not(loom))]
 fn page_floor(at: usize) -> usize {
     at / PAGE_BYTES * PAGE_BYTES
 }

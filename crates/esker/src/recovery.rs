@@ -214,15 +214,16 @@ impl Engine {
         let sound_until = |from| {
             let span = Span::new(from, state, scars);
             match self.scan(&span, &mut Ignoring) {
-                Err(error) if error.is_damage() => Ok(block_ceil(span.reached_whole())),
+                Err(error) if error.is_damage() => Ok(span.reached_whole()),
                 end => end.map(|()| state.cut),
             }
         };
-        let cut = sound_until(image.until)?;
-        if image.top < cut {
-            return Ok((image, cut));
+        let reached = sound_until(image.until)?;
+        // The last of the records that the image leads to may lie across the end.
+        if image.top < reached {
+            return Ok((image, block_ceil(reached)));
         }
-        Ok((self.restore_nothing(state, true)?, sound_until(state.begin)?))
+        Ok((self.restore_nothing(state, true)?, block_ceil(sound_until(state.begin)?)))
     }
 
     /// Brings the index from the image to the line.

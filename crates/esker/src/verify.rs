@@ -1,10 +1,11 @@
 //! Verification at rest: every byte that the last line made durable is read and checked; nothing is changed.
 
+use crate::ahead::of_reading;
 use crate::commit::Durability;
 use crate::device::{AlignedBuffer, SECTOR_BYTES, Segments, Storage};
 use crate::directory::{Directory, holds_log};
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Parts};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, is_unreadable};
 use crate::expiry::SystemClock;
 use crate::image;
 use crate::lines;
@@ -167,8 +168,11 @@ fn check_blocks(engine: &Engine, part: std::ops::Range<u64>, found: &mut Verific
         if read.is_err() || engine.log.append_payloads(block, &buffer, count as usize, &mut payload).is_err() {
             for number in block..block + count {
                 payload.clear();
-                let read = device.read(number * SECTOR_BYTES as u64, one.bytes_mut()).map_err(|error| {
-                    Error::corruption(format!("the block cannot be read file={LOG} address={} error={error}", number * BLOCK_BYTES))
+                let read = device.read(number * SECTOR_BYTES as u64, one.bytes_mut()).map_err(|error| match is_unreadable(&error) {
+                    true => {
+                        Error::corruption(format!("the block cannot be read file={LOG} address={} error={error}", number * BLOCK_BYTES))
+                    }
+                    false => of_reading(error, number),
                 });
                 or_note(read.and_then(|()| engine.log.append_payloads(number, &one, 1, &mut payload)), found)?;
             }

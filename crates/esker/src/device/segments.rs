@@ -221,6 +221,8 @@ impl Segments {
             return Err(io::Error::other("an earlier sync has failed"));
         }
         let sync_names = || if owed.is_name_new { self.storage()?.sync() } else { Ok(()) };
+        // Until it is known: a device is foreign code, and may panic.
+        *has_failed = true;
         let settled = owed.written.values().try_for_each(|device| device.sync()).and_then(|()| sync_names());
         *has_failed = settled.is_err();
         settled

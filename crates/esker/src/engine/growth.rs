@@ -27,6 +27,15 @@ impl Engine {
     }
 }
 
+#[cfg(all(test, not(any(loom, shuttle))))]
+impl Engine {
+    /// An index of 2^level buckets, as if entries had come.
+    pub(crate) fn grow_to_for_test(&self, level: u32) {
+        let _pin = self.epochs.pin().unwrap();
+        self.index.grow_to(((1 << level) - 1) << 6, &PinnedRecords(self));
+    }
+}
+
 /// The records that index entries point at, for a caller that holds a pin.
 struct PinnedRecords<'a>(&'a Engine);
 

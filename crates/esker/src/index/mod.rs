@@ -100,6 +100,11 @@ impl Seen {
         address_of(self.entry)
     }
 
+    /// True if both saw one entry, and it was the same.
+    pub(crate) fn is_same_entry(&self, other: &Self) -> bool {
+        (self.entry, self.offset) == (other.entry, other.offset)
+    }
+
     /// True if the entry has a full tag. One that is shorter may match where the key's own was missed, while a bucket moves, and lead to what the key
     /// held before: a crash leaves such tags (`Index::raise`), and keys that were joined have two ways to their records.
     #[inline(always)]

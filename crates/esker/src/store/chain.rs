@@ -5,7 +5,8 @@
 //! and the reader thread need not know the store's types.
 
 use super::step::Held;
-use crate::device::DeviceRead;
+use crate::ahead::of_reading;
+use crate::device::{DeviceRead, SECTOR_BYTES};
 use crate::engine::{Engine, Layout};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
@@ -130,7 +131,8 @@ pub(crate) fn parse<'r>(layout: Layout, at: u64, cold: &ColdBytes<'r>) -> Result
         }
         Layout::Bytes => record::parse_bytes(whole).ok_or_else(damaged)?,
     };
-    if record.header & record::VALID == 0 { Err(damaged()) } else { Ok(Parsed::Record(record)) }
+    // Chains descend.
+    if record.header & record::VALID == 0 || record.header & ADDRESS_MASK >= at { Err(damaged()) } else { Ok(Parsed::Record(record)) }
 }
 
 /// What the key holds at the end of the chain that begins at `at`, `None` if nothing. Not under a pin. `get`: the hash of the key
@@ -144,7 +146,7 @@ pub(super) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Re
     loop {
         engine.epochs.slot()?.count(Counter::DeviceRead, 1);
         let mut read = walk.read(0);
-        device.read(read.offset(), read.bytes_mut())?;
+        device.read(read.offset(), read.bytes_mut()).map_err(|error| of_reading(error, read.offset() / SECTOR_BYTES as u64))?;
         if let Some(held) = walk.advance(engine, &mut read, key)?.held() {
             return Ok(held);
         }
@@ -166,7 +168,7 @@ pub(super) fn visit_in(
     while at >= view.begin {
         engine.epochs.slot()?.count(Counter::DeviceRead, 1);
         let mut read = Log::cold_read(at, bytes, 0);
-        device.read(read.offset(), read.bytes_mut())?;
+        device.read(read.offset(), read.bytes_mut()).map_err(|error| of_reading(error, read.offset() / SECTOR_BYTES as u64))?;
         match parse(engine.layout, at, &engine.log.open_record(&mut read)?)? {
             Parsed::Short(whole) if whole > bytes => bytes = whole,
             Parsed::Short(_) => return Err(too_long(at)),

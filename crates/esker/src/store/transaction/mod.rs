@@ -238,7 +238,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
         let may_come_back = self.store.engine.caching.is_some() || self.store.engine.expiry.has_ends();
         let touched = &mut self.touched[at];
         touched.is_deleted = true;
-        if is_there || may_come_back {
+        // What it put before, with an end that has passed, goes as well.
+        if is_there || may_come_back || touched.write.is_some() {
             touched.write = Some(Write::Delete);
         }
         Ok(())
