@@ -48,6 +48,11 @@ pub trait Subject: Sync {
     /// # Errors
     /// The store's, in words.
     fn open(&self, layout: Layout, storage: &SimStorage) -> Result<Self::Live, String>;
+
+    /// Whether a look at the files at rest tells of damage; `None` if such a store has no such look.
+    fn tells_damage(&self, _storage: &SimStorage) -> Option<bool> {
+        None
+    }
 }
 
 /// An open store.

@@ -2,7 +2,7 @@
 //!
 //! The theory: whatever becomes of its bytes, a store says that they are damaged or says what was written; never anything else. Four
 //! verdicts: refused (an error, at the opening or at a read), right (the damage lay where nothing is), shorter (an older state:
-//! damage taken for a torn tail, which loses what was acknowledged), wrong (a state that never was, or a panic).
+//! damage taken for a torn tail, which loses what was acknowledged), wrong (a state that never was, a panic, or refused where a look at rest finds nothing).
 
 use super::life::{Past, live};
 use super::program::{Program, keys};
@@ -103,6 +103,7 @@ impl<S: Subject> Lane<'_, S> {
     fn try_one(&mut self, damage: impl FnOnce(&SimStorage), what: impl FnOnce() -> String) {
         let storage = self.storage.restarted();
         damage(&storage);
+        let at_rest = storage.restarted();
         if storage.print() == self.storage.print() {
             return;
         }
@@ -121,6 +122,11 @@ impl<S: Subject> Lane<'_, S> {
             Err(panic) if panic.starts_with("PANIC") => {
                 self.report.wrong += 1;
                 self.report.examples.push(print("wrong", &panic));
+            }
+            // Whoever verifies must hear of it, too.
+            Err(refusal) if self.subject.tells_damage(&at_rest) == Some(false) => {
+                self.report.wrong += 1;
+                self.report.examples.push(print("wrong", &format!("verified as sound, then {refusal}")));
             }
             Err(_) => self.report.refused += 1,
         }

@@ -43,6 +43,11 @@ impl Subject for Esker {
         let store = subject::open_by(layout, Options::new().memory(BUDGET_BYTES), &place, storage.clock()).map_err(words)?;
         Ok(LiveEsker { store, layout, storage: storage.clone() })
     }
+
+    fn tells_damage(&self, storage: &SimStorage) -> Option<bool> {
+        // What is no store at all any more is an error.
+        Some(!esker::verify_in(Arc::new(storage.clone()), |_, _| ()).is_ok_and(|found| found.is_sound()))
+    }
 }
 
 impl Live for LiveEsker {
