@@ -2,10 +2,13 @@
 //! an exact cut. Each thread's part of it is a prefix of what that thread did, and holds all that had returned when the
 //! commit was asked for.
 
+#[path = "common/minded.rs"]
+mod minded;
 #[path = "common/raise.rs"]
 mod raise;
 
-use esker::{Device, Durability, MemoryStorage, Options, Storage, Store};
+use esker::{Durability, MemoryStorage, Options, Storage, Store};
+use minded::{Call, Minded};
 use raise::Raise;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -320,56 +323,6 @@ fn a_store_of_other_types_is_refused() {
 /// What is to happen when the log is synced, the last of the list first.
 type Hooks = Arc<Mutex<Vec<Box<dyn FnOnce() + Send>>>>;
 
-/// Files of which the log's syncs run the hooks.
-struct Hooked {
-    files: Arc<MemoryStorage>,
-    hooks: Hooks,
-}
-
-struct HookedFile {
-    file: Arc<dyn Device>,
-    hooks: Option<Hooks>,
-}
-
-impl Storage for Hooked {
-    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
-        let hooks = name.starts_with("esker.log").then(|| self.hooks.clone());
-        Ok(Arc::new(HookedFile { file: self.files.open(name)?, hooks }))
-    }
-
-    fn list(&self) -> io::Result<Vec<String>> {
-        self.files.list()
-    }
-
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.files.remove(name)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.files.sync()
-    }
-}
-
-impl Device for HookedFile {
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file.read(offset, into)
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.file.write(offset, bytes)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        let hook = self.hooks.as_ref().and_then(|hooks| hooks.lock().unwrap().pop());
-        hook.into_iter().for_each(|hook| hook());
-        self.file.sync()
-    }
-
-    fn bytes(&self) -> io::Result<u64> {
-        self.file.bytes()
-    }
-}
-
 /// A line that was cut before compaction made its copies once said that the log begins behind what was copied: a crash before the next
 /// line lost it all.
 #[test]
@@ -378,7 +331,17 @@ fn the_log_does_not_begin_behind_records_whose_copies_are_of_the_next_line() {
     let (files, hooks) = (Arc::new(MemoryStorage::new()), Hooks::default());
     // One file, so that a line syncs the log once.
     let options = || Options::new().memory("16MiB").background(false).segment_bytes(64 << 20);
-    let store: Store<u64, u64> = options().open_in(Arc::new(Hooked { files: files.clone(), hooks: hooks.clone() })).unwrap();
+    let run_hook = {
+        let hooks = hooks.clone();
+        move |name: &str, call| {
+            if name.starts_with("esker.log") && call == Call::Sync {
+                let hook = hooks.lock().unwrap().pop();
+                hook.into_iter().for_each(|hook| hook());
+            }
+            Ok(())
+        }
+    };
+    let store: Store<u64, u64> = options().open_in(Arc::new(Minded::new(files.clone(), run_hook))).unwrap();
     (0..2 * COUNT).for_each(|n| store.put(&n, &n).unwrap());
     store.commit().unwrap();
     // Long enough for the manifest to speak of it.
@@ -414,46 +377,17 @@ fn the_log_does_not_begin_behind_records_whose_copies_are_of_the_next_line() {
     }
 }
 
-/// A storage whose devices panic once in their syncs, when told to.
-struct Panicking(MemoryStorage, Arc<AtomicBool>);
-struct PanickingDevice(Arc<dyn Device>, Arc<AtomicBool>);
-
-impl Storage for Panicking {
-    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
-        Ok(Arc::new(PanickingDevice(self.0.open(name)?, self.1.clone())))
-    }
-    fn list(&self) -> io::Result<Vec<String>> {
-        self.0.list()
-    }
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.0.remove(name)
-    }
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Device for PanickingDevice {
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.0.read(offset, into)
-    }
-    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.0.write(offset, bytes)
-    }
-    fn sync(&self) -> io::Result<()> {
-        assert!(!self.1.swap(false, SeqCst), "the device panics");
-        self.0.sync()
-    }
-    fn bytes(&self) -> io::Result<u64> {
-        self.0.bytes()
-    }
-}
-
 /// Whoever drew the line is told, and those who commit later: what the panic left is not durable, and nobody waits for ever.
 #[test]
 fn a_device_that_panics_in_a_line_leaves_nobody_waiting() {
     let panics = Arc::new(AtomicBool::new(false));
-    let storage = Panicking(MemoryStorage::new(), panics.clone());
+    let storage = {
+        let panics = panics.clone();
+        Minded::new(Arc::new(MemoryStorage::new()), move |_, call| {
+            assert!(call != Call::Sync || !panics.swap(false, SeqCst), "the device panics");
+            Ok(())
+        })
+    };
     let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(Arc::new(storage)).unwrap();
     store.put(&1, &1).unwrap();
     panics.store(true, SeqCst);
@@ -465,50 +399,17 @@ fn a_device_that_panics_in_a_line_leaves_nobody_waiting() {
     assert!(!panics.load(SeqCst));
 }
 
-/// Files of which images of the index find no room, while told so.
-struct Short(Arc<MemoryStorage>, Arc<AtomicBool>);
-struct ShortFile(Arc<dyn Device>, Option<Arc<AtomicBool>>);
-
-impl Storage for Short {
-    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
-        Ok(Arc::new(ShortFile(self.0.open(name)?, name.starts_with("index.").then(|| self.1.clone()))))
-    }
-    fn list(&self) -> io::Result<Vec<String>> {
-        self.0.list()
-    }
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.0.remove(name)
-    }
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
-    }
-}
-
-impl Device for ShortFile {
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.0.read(offset, into)
-    }
-    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        match &self.1 {
-            Some(is_full) if is_full.load(SeqCst) => Err(io::ErrorKind::StorageFull.into()),
-            _ => self.0.write(offset, bytes),
-        }
-    }
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
-    }
-    fn bytes(&self) -> io::Result<u64> {
-        self.0.bytes()
-    }
-}
-
 /// The index is only a shortcut, but a store whose image found no room was latched; what was written since its last line was lost by a close, and the image's
 /// beginning kept the room that the next opening needed.
 #[test]
 fn an_image_that_finds_no_room_is_no_harm() {
     let (files, is_full) = (Arc::new(MemoryStorage::new()), Arc::new(AtomicBool::new(true)));
     let open = || -> Store<u64, u64> {
-        let place = Short(files.clone(), is_full.clone());
+        let is_full = is_full.clone();
+        let place = Minded::new(files.clone(), move |name, call| {
+            let is_short = name.starts_with("index.") && matches!(call, Call::Write { .. }) && is_full.load(SeqCst);
+            if is_short { Err(no_room()) } else { Ok(()) }
+        });
         Options::new().memory("16MiB").background(false).open_in(Arc::new(place)).unwrap()
     };
     let store = open();
@@ -532,63 +433,23 @@ fn an_image_that_finds_no_room_is_no_harm() {
     assert!((0..=10_001).all(|n| store.get(&n).unwrap() == Some(n)));
 }
 
-/// Files on a medium that may be full: then nothing gets longer, and no file is made.
-#[derive(Clone)]
-struct Full(Arc<MemoryStorage>, Arc<AtomicBool>);
-struct FullFile(Arc<dyn Device>, Arc<AtomicBool>);
-
 fn no_room() -> io::Error {
     io::ErrorKind::StorageFull.into()
-}
-
-impl Storage for Full {
-    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
-        if self.1.load(SeqCst) && !self.0.list()?.iter().any(|there| there == name) {
-            return Err(no_room());
-        }
-        Ok(Arc::new(FullFile(self.0.open(name)?, self.1.clone())))
-    }
-
-    fn list(&self) -> io::Result<Vec<String>> {
-        self.0.list()
-    }
-
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.0.remove(name)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
-    }
-}
-
-impl Device for FullFile {
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.0.read(offset, into)
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        if self.1.load(SeqCst) && offset + bytes.len() as u64 > self.0.bytes()? {
-            return Err(no_room());
-        }
-        self.0.write(offset, bytes)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
-    }
-
-    fn bytes(&self) -> io::Result<u64> {
-        self.0.bytes()
-    }
 }
 
 /// The opening had to write down where the crash was, and there was no room for that: nothing could be read until some was made.
 #[test]
 fn a_store_whose_medium_is_full_can_be_opened_and_read() {
     let is_full = Arc::new(AtomicBool::new(false));
-    let mut files = Full(Arc::new(MemoryStorage::new()), is_full.clone());
-    let open = |files: &Full| Options::new().memory("16MiB").open_in::<u64, u64>(Arc::new(files.clone()));
+    // Then nothing gets longer, and no file is made.
+    let mut files = {
+        let is_full = is_full.clone();
+        Minded::new(Arc::new(MemoryStorage::new()), move |_, call| {
+            let takes_room = matches!(call, Call::Make | Call::Write { grows: true });
+            if takes_room && is_full.load(SeqCst) { Err(no_room()) } else { Ok(()) }
+        })
+    };
+    let open = |files: &Minded| Options::new().memory("16MiB").open_in::<u64, u64>(Arc::new(files.clone()));
     let mut known = 0;
     // The first crash, and one after it.
     for _ in 0..2 {
@@ -600,14 +461,42 @@ fn a_store_whose_medium_is_full_can_be_opened_and_read() {
         let failed = (known..10_000_000).find_map(|n| store.put(&n, &n).err()).unwrap();
         assert!(failed.to_string().contains("full") || failed.to_string().contains("space"), "{failed}");
         // Killed.
-        files = Full(Arc::new(files.0.copy()), is_full.clone());
+        files = files.copy();
         for _ in 0..2 {
             let store = open(&files).unwrap();
             assert!((0..known).all(|n| store.get(&n).unwrap() == Some(n)));
             assert_eq!(store.scan().iter().unwrap().map(|pair| pair.unwrap().0).filter(|n| *n < known).count() as u64, known);
             store.close().unwrap();
-            files = Full(Arc::new(files.0.copy()), is_full.clone());
+            files = files.copy();
         }
         is_full.store(false, SeqCst);
+    }
+}
+
+/// A process out of file handles cannot list a directory, and some names cannot be removed: an image is not made then, and what was put is kept.
+#[test]
+fn a_close_that_cannot_tidy_loses_nothing() {
+    for call in [Call::List, Call::Remove] {
+        let fails = Arc::new(AtomicBool::new(false));
+        let files = {
+            let fails = fails.clone();
+            Minded::new(Arc::new(MemoryStorage::new()), move |_, now| {
+                if now == call && fails.load(SeqCst) { Err(io::Error::from_raw_os_error(24)) } else { Ok(()) }
+            })
+        };
+        let open = || Options::new().memory("16MiB").background(false).open_in::<u64, u64>(Arc::new(files.clone())).unwrap();
+        let store = open();
+        (0..1000).for_each(|n| store.put(&n, &n).unwrap());
+        // What an earlier one has left.
+        drop(files.files.open("index.9").unwrap());
+        fails.store(true, SeqCst);
+        assert!(matches!(store.save_index(), Err(esker::Error::Io(_))));
+        (1000..2000).for_each(|n| store.put(&n, &n).unwrap());
+        store.commit().unwrap();
+        (2000..3000).for_each(|n| store.put(&n, &n).unwrap());
+        store.close().unwrap();
+        fails.store(false, SeqCst);
+        let store = open();
+        assert!((0..3000).all(|n| store.get(&n).unwrap() == Some(n)), "{call:?}");
     }
 }
