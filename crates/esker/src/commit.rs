@@ -41,7 +41,6 @@ use crate::log::NOWHERE;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
 use crate::sync::waiting::Mutex;
 use crate::sync::{MutexGuard, Rule, broken};
-use std::panic::resume_unwind;
 use std::time::Duration;
 
 /// When writes become durable without being asked to (a `commit` always makes them so).
@@ -200,7 +199,7 @@ impl Engine {
         });
         bounds.floor.store(cut, SeqCst);
         bounds.read_only.store(cut, SeqCst);
-        let now = self.expiry.try_now();
+        let now = self.expiry.now();
         // Release: a transaction that finds it open again finds all of the above.
         self.commits.is_cutting.store(false, Release);
         if !broken(Rule::LinesDrain) {
@@ -208,8 +207,6 @@ impl Engine {
         }
         bounds.safe_read_only.store(cut, Release);
         let window = bounds.drawn.swap(cut, Relaxed);
-        // Only now that the line is drawn, or the next one would take this one's records for its own.
-        let now = now.unwrap_or_else(|panic| resume_unwind(panic));
         // Records of the next line may lie in the window, unless nobody had taken a place there.
         let whole = if tail == window || broken(Rule::LinesLeaveRecords) { cut } else { window };
         let line = Line { number, window, cut, whole, begin, now };
@@ -223,10 +220,9 @@ impl Engine {
         let line = last.filter(|line| line.whole == self.log.tail())?;
         // The time is to fall between transactions, as that of a new line does.
         self.hold_transactions();
-        let now = self.expiry.try_now();
+        let now = self.expiry.now();
         let is_still = self.log.tail() == line.whole;
         self.commits.is_cutting.store(false, Release);
-        let now = now.unwrap_or_else(|panic| resume_unwind(panic));
         is_still.then_some(Line { now, ..line })
     }
 

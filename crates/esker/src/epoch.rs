@@ -237,6 +237,24 @@ impl Drop for Withdrawn {
     }
 }
 
+/// While it lives this thread's calls of any store are `Invalid`: what runs meanwhile is foreign code in the midst of what the store does, under its locks perhaps.
+pub(crate) struct Barred {
+    _withdrawn: Withdrawn,
+    was: bool,
+}
+
+impl Barred {
+    pub(crate) fn thread() -> Self {
+        Self { _withdrawn: Withdrawn::slot(), was: IS_BARRED.with(|is| is.replace(true)) }
+    }
+}
+
+impl Drop for Barred {
+    fn drop(&mut self) {
+        IS_BARRED.with(|is| is.set(self.was));
+    }
+}
+
 impl<'a> std::ops::Deref for WaryPin<'a> {
     type Target = Pin<'a>;
 
@@ -419,7 +437,7 @@ impl Epochs {
 
     fn slot_outside(&self) -> Result<&Slot> {
         let slot = self.slot()?;
-        if slot.is_inside() {
+        if slot.is_inside() || IS_BARRED.with(Cell::get) {
             return Err(match self.is_closed() {
                 true => Error::Closed,
                 false => Error::invalid("the store was called from inside a closure that it runs"),
@@ -428,9 +446,9 @@ impl Epochs {
         Ok(slot)
     }
 
-    /// True in a closure that the store runs under a pin of this thread.
+    /// True in a closure that the store runs under a pin of this thread, and in a clock.
     pub(crate) fn is_inside(&self) -> bool {
-        self.slot().is_ok_and(Slot::is_inside)
+        IS_BARRED.with(Cell::get) || self.slot().is_ok_and(Slot::is_inside)
     }
 
     /// This thread's own slot.
@@ -558,6 +576,7 @@ thread_local! {
     static LAST_SLOT: Cell<(u64, *const Slot)> = const { Cell::new((0, ptr::null())) };
     static INDEX: Cell<usize> = const { Cell::new(usize::MAX) };
     static REGISTRATION: Cell<Option<Registration>> = const { Cell::new(None) };
+    static IS_BARRED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A small number that no other living thread has.

@@ -9,7 +9,7 @@
 //! the driver looks only while it has reason to believe that there are some.
 
 use crate::engine::Engine;
-use crate::epoch::Withdrawn;
+use crate::epoch::Barred;
 use crate::error::Result;
 use crate::record::{self, NEVER, Record};
 use crate::store::chain;
@@ -22,8 +22,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What tells a store the time. Expiry goes by the wall clock, so that it means the same after a restart.
 pub trait Clock: Send + Sync + Debug {
-    /// The time now. Should it step back, what had expired and was not yet dropped is there again. Asked in the midst of calls: using the store from inside
-    /// is [`Error::Invalid`](crate::Error::Invalid), and a panic may end a commit as a failing device would.
+    /// The time now. Should it step back, what had expired and was not yet dropped is there again. Asked in the midst of calls: using a store from inside
+    /// is [`Error::Invalid`](crate::Error::Invalid), and a clock that panics is taken to say what it said before.
     fn now(&self) -> SystemTime;
 }
 
@@ -84,6 +84,8 @@ pub(crate) fn whole_millis(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(NEVER)
 }
 
+/// What the clock says is written down when it is so much later: others look at that.
+const SAID_MILLIS: u64 = 1000;
 /// Entries looked at in a round, and what a round weighs against those before it: an eighth of a second's worth of reads at most.
 const SAMPLE: u64 = 128;
 const ROUND_SHARE: u64 = 4;
@@ -95,6 +97,8 @@ const STRIDE: f64 = 0.618_033_988_749_895;
 /// What an engine knows of time.
 pub(crate) struct Expiry {
     clock: Arc<dyn Clock>,
+    /// What the clock said, to within [`SAID_MILLIS`].
+    said: AtomicU64,
     /// Some record expires, or may.
     is_watched: AtomicBool,
     /// The same, and never taken back.
@@ -121,6 +125,7 @@ impl Expiry {
         let zero = || AtomicU64::new(0);
         Self {
             clock,
+            said: zero(),
             is_watched: AtomicBool::new(false),
             has_ends: AtomicBool::new(false),
             rounds_in_vain: zero(),
@@ -130,15 +135,15 @@ impl Expiry {
         }
     }
 
-    /// The clock is a foreign one, perhaps, and asked under pins: it must not get in the way of what goes on there.
+    /// The clock is a foreign one, perhaps, and asked under pins and locks: it must not get in the way of what goes on there, nor tear anybody from it.
     pub(crate) fn now(&self) -> u64 {
-        let _withdrawn = Withdrawn::slot();
-        millis(self.clock.now())
-    }
-
-    /// The same for who must not be torn from what he does by a clock that panics.
-    pub(crate) fn try_now(&self) -> std::thread::Result<u64> {
-        catch_unwind(AssertUnwindSafe(|| self.now()))
+        let _barred = Barred::thread();
+        let said = self.said.load(Relaxed);
+        let now = catch_unwind(AssertUnwindSafe(|| millis(self.clock.now()))).unwrap_or(said);
+        if now.abs_diff(said) >= SAID_MILLIS {
+            self.said.store(now, Relaxed);
+        }
+        now
     }
 
     /// There is an expiring record, or may be one.

@@ -9,7 +9,7 @@ use std::borrow::Borrow;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -728,4 +728,78 @@ fn what_has_ended_is_deleted_all_the_same() {
     }
     of(7u64);
     of([7u8; 32]);
+}
+
+/// A clock that uses the store that asks it, and counts what it was refused.
+#[derive(Default)]
+struct Nosy {
+    store: OnceLock<Store<u64, u64>>,
+    refused: AtomicU64,
+    panics: AtomicBool,
+}
+
+impl std::fmt::Debug for Nosy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Nosy")
+    }
+}
+
+impl esker::Clock for Nosy {
+    fn now(&self) -> SystemTime {
+        assert!(!self.panics.swap(false, SeqCst), "the clock panics, once");
+        if let Some(store) = self.store.get() {
+            let calls: [&dyn Fn() -> Option<Error>; 5] = [
+                &|| store.get(&1).err(),
+                &|| store.rmw(&1, |_| 9).err(),
+                &|| store.commit().err(),
+                &|| store.scan().for_each(|_, _| ()).err(),
+                &|| store.close().err(),
+            ];
+            for call in calls {
+                assert!(matches!(call(), Some(Error::Invalid(_))));
+                self.refused.fetch_add(1, SeqCst);
+            }
+        }
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000)
+    }
+}
+
+/// Under a lock of the store's own, and no pin, such a clock waited for itself.
+#[test]
+fn a_clock_that_uses_the_store_is_refused() {
+    let clock = Arc::new(Nosy::default());
+    let folder = tempfile::tempdir().unwrap();
+    let store: Store<u64, u64> = Options::new().memory("16MiB").clock(clock.clone()).open(folder.path()).unwrap();
+    store.put_with_ttl(&1, &7, SECOND).unwrap();
+    assert!(clock.store.set(store.clone()).is_ok());
+    assert_eq!(store.get(&1).unwrap(), Some(7));
+    store.scan().for_each(|_, value| assert_eq!(value, 7)).unwrap();
+    store.put(&2, &8).unwrap();
+    store.commit().unwrap();
+    let refused = clock.refused.load(SeqCst);
+    assert!(refused >= 15, "{refused}");
+    assert_eq!(store.get(&2).unwrap(), Some(8));
+    store.close().unwrap();
+}
+
+/// Wherever it is asked: half a transaction was left in the log, and the driver's question latched the store.
+#[test]
+fn a_clock_that_panics_says_what_it_said() {
+    let clock = Arc::new(Nosy::default());
+    let store: Store<u64, u64> = Options::new().memory("16MiB").clock(clock.clone()).in_memory().unwrap();
+    for _ in 0..3 {
+        store.put_with_ttl(&1, &7, SECOND).unwrap();
+        clock.panics.store(true, SeqCst);
+        assert_eq!(store.get(&1).unwrap(), Some(7));
+        assert!(!clock.panics.load(SeqCst));
+        // The driver looks for what has ended.
+        clock.panics.store(true, SeqCst);
+        while clock.panics.load(SeqCst) {
+            std::thread::yield_now();
+        }
+        store.put(&2, &8).unwrap();
+        clock.panics.store(true, SeqCst);
+        store.transaction(|tx| tx.rmw(&1, |old| old.unwrap())).unwrap();
+    }
+    assert!(store.stats().latched.is_none());
 }
