@@ -394,7 +394,7 @@ impl Log {
             }
             // The last block that it reaches into must lie before the region's end as a whole.
             let wraps = (at & self.mask) + (block_ceil(to) - at) > self.mask + 1;
-            // At the region's end the rest of it stays empty; the next piece starts in the first whole block behind it.
+            // At the region's end the rest of it stays empty; the next piece starts behind the block that straddles it.
             let to = if wraps { (tail | self.mask).next_multiple_of(BLOCK_BYTES) + BLOCK_BYTES } else { to };
             if broken(Rule::TailIsClaimed) {
                 self.bounds.tail.0.store(to, Release);

@@ -204,7 +204,7 @@ pub struct ExpiryStats {
     pub dropped_records: u64,
 }
 
-/// Loads by `get_or_insert_with` since the store was opened.
+/// Loads by `get_or_insert_with` and `get_or_load` since the store was opened.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct LoadStats {
@@ -220,7 +220,7 @@ pub struct LoadStats {
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct CacheStats {
-    /// Bytes of a disk that the log may take; 0 in memory.
+    /// Bytes of a disk that the directory may take, images included; 0 in memory.
     pub disk_bytes_max: u64,
     /// Living pairs that were dropped for want of room.
     pub evictions: u64,

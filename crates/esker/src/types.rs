@@ -119,7 +119,7 @@ impl Value for str {
     }
 
     fn view(bytes: &[u8]) -> &str {
-        // Only `str::bytes` and appends of whole `str`s come here, and every block is checksummed on its way back.
+        // What a store of `str` was given; but a directory of `[u8]` may be opened as one, too.
         std::str::from_utf8(bytes).unwrap_or("\u{fffd}")
     }
 

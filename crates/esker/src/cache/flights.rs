@@ -82,7 +82,7 @@ struct State {
 pub(crate) struct Flight {
     state: Waited<State>,
     came: Condvar,
-    /// The key was deleted meanwhile, or dropped: what is brought may be no longer so. Set under the board's lock.
+    /// The key was deleted meanwhile, or dropped: what is brought may be no longer so.
     is_outdated: AtomicBool,
     /// Held during an attempt to keep what was loaded. Not the board's lock: an attempt may have to wait for a record's latch.
     keeping: Mutex<()>,

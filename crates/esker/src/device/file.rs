@@ -21,7 +21,7 @@ impl FileDevice {
         options.read(true).write(is_writable).create(is_writable).truncate(false);
         #[cfg(target_os = "linux")]
         if direct {
-            // EINVAL: the file system knows no direct I/O (tmpfs before Linux 6.6); the page cache serves then.
+            // EINVAL: the file system knows no direct I/O (tmpfs before Linux 6.6); the page cache serves then. Any other reason meets the plain open, too.
             if let Ok(file) = options.clone().custom_flags(libc::O_DIRECT).open(path) {
                 return Ok(Self { file: Arc::new(file), is_writable });
             }

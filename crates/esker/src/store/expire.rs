@@ -2,7 +2,7 @@
 //!
 //! | record is                     | its end changes                                                        |
 //! |-------------------------------|------------------------------------------------------------------------|
-//! | mutable, with room for an end | in place: one atomic                                                   |
+//! | mutable, with room for an end | in place: a word by one atomic, bytes with their value, under its latch |
 //! | mutable, without, bytes       | under its latch, by a new record                                       |
 //! | mutable, without, a word      | it *leaves*, those who were at it are waited for, then by a new record |
 //! | frozen, or on the device      | by a new record                                                        |

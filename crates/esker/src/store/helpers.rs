@@ -1,7 +1,7 @@
 //! The threads that wait in place of asynchronous calls: one reads chains from the device, one
 //! makes room in the log and draws lines, one lets time pass, and one tells a cache's listener.
 //!
-//! Each is started by the first call that needs it, so a store that is used by blocking calls alone has neither. A call
+//! Each is started by the first call that needs it, so a store that is used by blocking calls alone has none. A call
 //! leaves a job and gets a [`Reply`] to await. The job owns all it needs (a copy of the key, its buffers), so a reply
 //! may be dropped at any time; a job whose reply is gone is skipped. A job that is dropped unanswered answers `Closed`:
 //! that is how closing the store ends every wait.
