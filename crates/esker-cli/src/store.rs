@@ -78,7 +78,9 @@ fn must_exist(dir: &Path) -> Outcome {
 
 /// Refuses what would be written among a store's own files.
 pub(crate) fn refuse_inside(dir: &Path, target: &Path) -> Outcome {
-    let target = std::path::absolute(target)?;
+    // Where a link leads, though nothing may be there yet.
+    let link = fs::read_link(target).ok();
+    let target = std::path::absolute(link.map_or_else(|| target.to_owned(), |link| target.with_file_name("").join(link)))?;
     let whereabouts = target.ancestors().find_map(|path| path.canonicalize().ok());
     match (dir.canonicalize(), whereabouts) {
         (Ok(dir), Some(place)) if place.starts_with(&dir) => Err(Failure::about(target.display(), "this is in the store's own directory")),

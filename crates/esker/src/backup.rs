@@ -203,7 +203,9 @@ impl Source<'_> {
             scars::add(&*to, known, *scar)?;
         }
         // Somebody may have looked into the backup: what his opening and his close left means nothing.
-        scars::end(&*to, self.scars.len())?;
+        if scars::has_stale(&*to, self.scars.len())? {
+            scars::end(&*to, self.scars.len())?;
+        }
         image::remove_all(&*to, grown.as_ref().map_or(0, |grown| grown.state.image))?;
         if self.state.image != 0 {
             self.copy_image(&*to)?;

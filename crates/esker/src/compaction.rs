@@ -229,7 +229,14 @@ impl Engine {
 
     /// Bytes of records that are superseded or deleted, as far as was noticed.
     pub(crate) fn superseded_bytes(&self) -> u64 {
-        self.counted_dead_bytes().saturating_sub(self.compaction.given_back.load(Relaxed)).min(self.log_extent())
+        let counted = self.counted_dead_bytes() + self.passed_bytes();
+        counted.saturating_sub(self.compaction.given_back.load(Relaxed)).min(self.log_extent())
+    }
+
+    /// Bytes that threads took and did not fill, and that were given back: they count them when they come back.
+    fn passed_bytes(&self) -> u64 {
+        let compacted = self.log.bounds.compacted.load(Relaxed);
+        self.epochs.slots().filter(|slot| slot.cursor.load(Relaxed) < compacted).map(|slot| slot.unfilled_bytes()).sum()
     }
 
     /// The same for a line, which still has what was copied and is held.
@@ -567,7 +574,7 @@ impl Engine {
             return Ok(true);
         }
         let is_any_held_back = !lock(&self.compaction.copied).is_empty();
-        if is_any_held_back && !self.copies_what_is_held() || caching.is_some() && self.log.bounds.held.load(Acquire) != 0 {
+        if is_any_held_back && !self.copies_what_is_held() || caching.is_some() && self.is_snapshot_held() {
             return Ok(false);
         }
         let from = self.log.bounds.copied.load(Acquire);

@@ -152,8 +152,8 @@ impl Engine {
             home: Mutex::new(parts.home),
             commits: Commits::default(),
             compaction: Compaction::default(),
-            // What nobody has checked is not written once more, under a checksum that is right.
-            is_promoting: parts.promotion && has_device && parts.verifies_reads,
+            // What nobody has checked is not written once more, under a checksum that is right; but a cache drops what it does not copy.
+            is_promoting: parts.promotion && has_device && (parts.verifies_reads || parts.cache.is_some()),
             keeps_versions: parts.keeps_versions,
             lately: Lately::default(),
             images: Images::default(),

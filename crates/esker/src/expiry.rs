@@ -139,7 +139,9 @@ impl Expiry {
     pub(crate) fn now(&self) -> u64 {
         let _barred = Barred::thread();
         let said = self.said.load(Relaxed);
-        let now = catch_unwind(AssertUnwindSafe(|| millis(self.clock.now()))).unwrap_or(said);
+        let now = catch_unwind(AssertUnwindSafe(|| millis(self.clock.now())));
+        // At its very first word there is only the system's.
+        let now = now.unwrap_or_else(|_| if said == 0 { millis(SystemTime::now()) } else { said });
         if now.abs_diff(said) >= SAID_MILLIS {
             self.said.store(now, Relaxed);
         }
@@ -148,10 +150,11 @@ impl Expiry {
 
     /// There is an expiring record, or may be one.
     pub(crate) fn watch(&self) {
-        if !self.is_watched.load(Relaxed) {
+        // Acquire, Release: who goes on because it is watched may publish an end, and who finds that finds this.
+        if !self.is_watched.load(Acquire) {
             self.rounds_in_vain.store(0, Relaxed);
-            self.is_watched.store(true, Relaxed);
             self.has_ends.store(true, Relaxed);
+            self.is_watched.store(true, Release);
         }
     }
 

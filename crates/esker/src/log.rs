@@ -481,11 +481,6 @@ impl Log {
             // Before: whoever lowers the budget meanwhile sees that it is spent.
             self.bounds.populated.fetch_max(to, Relaxed);
             self.region.populate((from & self.mask) as usize, (to & self.mask) as usize);
-            // Who was held up here for long: nobody else gives back what is below.
-            let gone = self.bounds.evicted.load(Acquire).min(to);
-            if gone > from {
-                self.region.release((from & self.mask) as usize, (gone & self.mask) as usize);
-            }
         }
     }
 

@@ -86,8 +86,9 @@ impl Region {
     /// Gives the whole pages inside `[from, to)` back.
     pub(crate) fn release(&self, from: usize, to: usize) {
         let (from, to) = (from.next_multiple_of(PAGE_BYTES), page_floor(to));
-        if !self.advise(from, to, libc::MADV_DONTNEED) {
-            // Locked memory is not given back so (`mlockall`); and zeros there must be. If this fails as well, they are written.
+        // Locked memory (`mlockall`) is given back by a call of its own, since Linux 5.18.
+        if !self.advise(from, to, libc::MADV_DONTNEED) && !self.advise(from, to, MADV_DONTNEED_LOCKED) {
+            // Zeros there must be. If this fails as well, they are written.
             // SAFETY: the range lies inside our own mapping, and nobody may read there any more.
             unsafe {
                 let at = self.base.add(from);
@@ -108,6 +109,8 @@ impl Region {
     }
 }
 
+#[cfg(not(loom))]
+const MADV_DONTNEED_LOCKED: libc::c_int = 24;
 /// What is given back is whole pages.
 #[cfg(not(loom))]
 const PAGE_BYTES: usize = 4096;

@@ -156,7 +156,7 @@ impl Options {
     }
 
     /// False: records that calls read from the device are taken as they come, without comparing their blocks with the checksums.
-    /// Damage may then be returned as a value; so none of them comes back into memory ([`Options::promotion`]), to be written once more. All else that is read is checked as ever: manifest, images, and the log where
+    /// Damage may then be returned as a value; so none of them comes back into memory ([`Options::promotion`]), to be written once more, but in a cache. All else that is read is checked as ever: manifest, images, and the log where
     /// opening, compaction and verification read it.
     #[must_use]
     pub fn verify_reads(mut self, wanted: bool) -> Self {

@@ -269,6 +269,10 @@ impl Engine {
         self.publish_holds(&[]);
     }
 
+    pub(crate) fn is_snapshot_held(&self) -> bool {
+        self.log.bounds.held.load(Acquire) != 0
+    }
+
     fn publish_holds(&self, holds: &[Held]) {
         // Release: who sees it lowered sees that the line was drawn.
         let held = if self.keeps_versions { NOWHERE } else { holds.iter().map(|held| held.cut).max().unwrap_or(0) };

@@ -27,6 +27,9 @@ const FOR_LOG_PART: u64 = 2;
 /// The first and the last of the log, images, manifest, scars.
 const OTHER_FILES: u64 = 8;
 
+/// While there is a snapshot each who needs room waits so often.
+const SNAPSHOT_PAUSES: u32 = 2;
+
 /// What the driver keeps free of so much room.
 pub(crate) fn spare_of(room: u64) -> u64 {
     (room / SPARE_PART).min(SPARE_BYTES_MAX)
@@ -48,7 +51,7 @@ impl Engine {
                 Ok(true) => Ok(()),
                 Ok(false) if self.epochs.is_closed() => Err(Error::Closed),
                 // A page or a transaction that reads ends soon, a scan may not.
-                Ok(false) if self.holds.is_any() && pauses < HELD_PAUSES => {
+                Ok(false) if self.holds.is_any() && pauses < if self.is_snapshot_held() { SNAPSHOT_PAUSES } else { HELD_PAUSES } => {
                     std::thread::sleep(HELD_PAUSE);
                     pauses += 1;
                     Ok(())
