@@ -42,12 +42,9 @@ fn value(key: u64, round: u64) -> [u8; 104] {
     value
 }
 
-/// Bytes of memory that this process has, but for the pages of its own program, which the system lends.
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let mut pages = statm.split_whitespace().skip(1).map_while(|pages| pages.parse::<u64>().ok());
-    let (all, of_files) = (pages.next().unwrap_or(0), pages.next().unwrap_or(0));
-    all.saturating_sub(of_files) * 4096
+    statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
 
 /// What the log's files may take: the target over what lives, two segments, and what is appended while compaction catches up.
