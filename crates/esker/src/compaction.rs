@@ -46,6 +46,7 @@ use crate::sync::{Mutex, MutexGuard};
 use crate::traverse::Span;
 use mover::Mover;
 use std::collections::VecDeque;
+use std::ops::RangeBounds;
 use std::time::Duration;
 
 /// A stretch is this part of the log's memory or this part of the log, whichever is more, within bounds: long ones for the doubts of many records to be read
@@ -235,8 +236,12 @@ impl Engine {
 
     /// Bytes that threads took and did not fill, and that were given back: they count them when they come back.
     fn passed_bytes(&self) -> u64 {
-        let compacted = self.log.bounds.compacted.load(Relaxed);
-        self.epochs.slots().filter(|slot| slot.cursor.load(Relaxed) < compacted).map(|slot| slot.unfilled_bytes()).sum()
+        self.unfilled_bytes(..self.log.bounds.compacted.load(Relaxed))
+    }
+
+    /// What threads have not filled of the pieces of which they have come so far.
+    fn unfilled_bytes(&self, cursors: impl RangeBounds<u64>) -> u64 {
+        self.epochs.slots().filter(|slot| cursors.contains(&slot.cursor.load(Relaxed))).map(|slot| slot.unfilled_bytes()).sum()
     }
 
     /// The same for a line, which still has what was copied and is held.
@@ -279,8 +284,7 @@ impl Engine {
         }
         if let Some(pass) = pass.take_if(|pass| stretch.reached >= pass.until) {
             // With what threads have not filled of their pieces yet: it went, and they count it when they take others.
-            let unfilled: u64 = self.epochs.slots().map(|slot| slot.unfilled_bytes()).sum();
-            given_back.store(given.max(pass.counted).min(self.counted_dead_bytes() + unfilled), Relaxed);
+            given_back.store(given.max(pass.counted).min(self.counted_dead_bytes() + self.unfilled_bytes(..)), Relaxed);
             // Should the count be wrong, and most of the log live: as much of what came meanwhile as of what was before.
             let part = pass.moved as f64 / (pass.until - pass.from).max(1) as f64;
             let living = (part * self.log_extent() as f64) as u64;
@@ -358,8 +362,7 @@ impl Engine {
             return 0;
         }
         let copied = self.log.bounds.copied.load(Relaxed);
-        let older = copied..copied + self.log_extent() / 2;
-        self.epochs.slots().filter(|slot| older.contains(&slot.cursor.load(Relaxed))).map(|slot| slot.unfilled_bytes()).sum()
+        self.unfilled_bytes(copied..copied + self.log_extent() / 2)
     }
 
     fn finds_expired(&self) -> bool {

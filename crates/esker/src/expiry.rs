@@ -158,16 +158,16 @@ impl Expiry {
         }
     }
 
-    /// True if there ever was an expiring record, or may have been.
-    pub(crate) fn has_ends(&self) -> bool {
-        self.has_ends.load(Relaxed)
-    }
-
     /// The same of a record that ends then, or never.
     pub(crate) fn watch_for(&self, expires: u64) {
         if expires != NEVER {
             self.watch();
         }
+    }
+
+    /// True if there ever was an expiring record, or may have been.
+    pub(crate) fn has_ends(&self) -> bool {
+        self.has_ends.load(Relaxed)
     }
 
     pub(crate) fn expired_bytes(&self) -> u64 {
