@@ -9,7 +9,7 @@ use std::borrow::Borrow;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Barrier, OnceLock};
+use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -733,7 +733,7 @@ fn what_has_ended_is_deleted_all_the_same() {
 /// A clock that uses the store that asks it, and counts what it was refused.
 #[derive(Default)]
 struct Nosy {
-    store: OnceLock<Store<u64, u64>>,
+    store: Mutex<Option<Store<u64, u64>>>,
     refused: AtomicU64,
     panics: AtomicBool,
 }
@@ -747,7 +747,8 @@ impl std::fmt::Debug for Nosy {
 impl esker::Clock for Nosy {
     fn now(&self) -> SystemTime {
         assert!(!self.panics.swap(false, SeqCst), "the clock panics, once");
-        if let Some(store) = self.store.get() {
+        let store = self.store.lock().unwrap().clone();
+        if let Some(store) = store {
             let calls: [&dyn Fn() -> Option<Error>; 5] = [
                 &|| store.get(&1).err(),
                 &|| store.rmw(&1, |_| 9).err(),
@@ -771,7 +772,7 @@ fn a_clock_that_uses_the_store_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let store: Store<u64, u64> = Options::new().memory("16MiB").clock(clock.clone()).open(folder.path()).unwrap();
     store.put_with_ttl(&1, &7, SECOND).unwrap();
-    assert!(clock.store.set(store.clone()).is_ok());
+    *clock.store.lock().unwrap() = Some(store.clone());
     assert_eq!(store.get(&1).unwrap(), Some(7));
     store.scan().for_each(|_, value| assert_eq!(value, 7)).unwrap();
     store.put(&2, &8).unwrap();
@@ -780,6 +781,8 @@ fn a_clock_that_uses_the_store_is_refused() {
     assert!(refused >= 15, "{refused}");
     assert_eq!(store.get(&2).unwrap(), Some(8));
     store.close().unwrap();
+    // A store and its clock that hold each other are never freed.
+    *clock.store.lock().unwrap() = None;
 }
 
 /// Wherever it is asked: half a transaction was left in the log, and the driver's question latched the store.
