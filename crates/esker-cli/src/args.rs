@@ -121,6 +121,16 @@ pub(crate) enum Command {
         /// The store's directory, which must be absent or empty
         dir: PathBuf,
     },
+    /// Carry what is whole of a damaged store over to a new one, around all damage; the damaged one stays as it is
+    Salvage {
+        /// The damaged store's directory, which nobody may have open
+        dir: PathBuf,
+        /// The new store's directory, which must be absent or empty
+        to: PathBuf,
+        /// Print what was done as JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Print every key and value, as of one moment, a pair on a line; in no order. Bytes are printed as they are: where they hold tabs or line breaks, use export
     Scan(ScanArgs),
     /// Print figures about the values that are decimal numbers; others are only counted, and told of

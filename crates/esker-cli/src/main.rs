@@ -26,6 +26,7 @@ mod out;
 mod points;
 mod progress;
 mod rows;
+mod salvage;
 mod scan;
 mod separated;
 mod stats;
@@ -61,6 +62,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Verify { dir, json, .. } => verify::run(&dir, json),
         Command::Backup { dir, to, from } => backup::run(&dir, from.as_deref(), &to),
         Command::Restore { backup, dir } => backup::restore(&backup, &dir),
+        Command::Salvage { dir, to, json } => salvage::run(&dir, &to, json, opening),
         Command::Scan(args) => scan::run(&args, opening),
         Command::Aggregate(args) => aggregate::run(&args, opening),
         Command::Export(args) => export::run(&args, opening),

@@ -2,7 +2,7 @@
 //!
 //! Checking changes nothing and knows any layout of records. Accepting a loss first tells what is damaged, then opens the
 //! store as it was before the damage, closes it, and checks again: what opening does not read (the log that an index image
-//! stands for) is not given up and stays damaged, and whoever reads such a record is told so.
+//! stands for) is not given up and stays damaged, and whoever reads such a record is told so. A new store without it is what `salvage` makes.
 //!
 //! The exit code tells what was found, even if nobody reads what is printed.
 
@@ -82,6 +82,7 @@ fn must_be_sound(dir: &Path, found: &Verification, verdict: &str) -> Outcome {
     if found.is_sound() {
         return Ok(());
     }
+    let verdict = format!("{verdict}; `esker salvage` carries over what is not");
     let places = if found.damaged == 1 { "place is" } else { "places are" };
     Err(Failure::about(dir.display(), format!("{} {places} {verdict}", count(found.damaged))))
 }

@@ -55,6 +55,33 @@ fn damage_is_named_by_file_and_address() {
 }
 
 #[test]
+fn what_is_whole_is_carried_over_to_a_new_store() {
+    let place = Place::new();
+    load_rows(&place, "");
+    flip(&place, "esker.log.00000000", 7 * SECTOR + 99);
+    flip(&place, "esker.log.00000000", 70 * SECTOR);
+    place.run("export store --format csv").must_fail("checksum differs");
+    let text = place.ok("salvage store saved");
+    assert!(text.contains("address=28560") && text.contains("older value"), "{text}");
+    place.ok("verify saved");
+    let pairs = place.ok("export saved --format csv");
+    // A row takes 56 or 64 bytes.
+    assert!((20_001 - 160..20_001).contains(&pairs.lines().count()), "{}", pairs.lines().count());
+    assert!(
+        pairs
+            .lines()
+            .skip(1)
+            .all(|line| line.split_once(',').is_some_and(|(key, value)| value.parse() == Ok(key.parse::<u64>().unwrap() * 7)))
+    );
+    let done: serde_json::Value = serde_json::from_str(&place.ok("salvage store again --json")).unwrap();
+    assert_eq!((&done["damaged"], &done["guessed"]), (&2.into(), &0.into()), "{done}");
+    place.run("salvage store saved").must_fail("something is there already");
+    place.run("salvage missing other").must_fail("missing");
+    place.run("salvage store store/in").must_fail("own directory");
+    assert!(!place.path("missing").exists() && !place.path("other").exists());
+}
+
+#[test]
 fn a_damaged_image_is_built_anew_when_that_is_accepted() {
     let place = Place::new();
     load_rows(&place, "");

@@ -20,7 +20,7 @@
 
 use crate::ahead::of_reading;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Segments, Storage, segment_name};
-use crate::directory::{self, Directory};
+use crate::directory::{self, Directory, holds_log};
 use crate::engine::{Engine, lock};
 use crate::error::{Error, Result};
 use crate::image;
@@ -29,10 +29,10 @@ use crate::log::BLOCK_BYTES;
 use crate::manifest::has_lived;
 use crate::manifest::{Manifest, State};
 use crate::options::no_manifest;
+use crate::resting::resting_engine;
 use crate::scars::{self, Scar};
 use crate::sync::atomic::Ordering::Acquire;
 use crate::traverse::Span;
-use crate::verify::resting_engine;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::Path;
@@ -105,7 +105,7 @@ pub(crate) fn target(to: &Path) -> Result<Arc<dyn Storage>> {
 /// A store's directory, which is there and is only read.
 pub(crate) fn existing(path: &Path) -> Result<Arc<dyn Storage>> {
     if !path.join(crate::manifest::MANIFEST).exists() {
-        return Err(there_is_none(path));
+        return Err(if holds_log(path) { no_manifest() } else { there_is_none(path) });
     }
     Ok(Arc::new(Directory::to_read(path)?))
 }

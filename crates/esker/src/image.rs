@@ -228,6 +228,22 @@ pub(crate) fn read(storage: &dyn Storage, number: u64, store_id: u64, index: &In
     if words.is_some_and(|words| used <= words) { Ok(top) } else { Err(damaged(number)) }
 }
 
+/// Shows all addresses in the image `number`, before it is known to be whole.
+///
+/// # Errors
+/// `Corruption` if it is not: then what was shown means nothing.
+pub(crate) fn addresses(storage: &dyn Storage, number: u64, store_id: u64, mut show: impl FnMut(u64)) -> Result<()> {
+    let mut pieces = Pieces::open(storage, number, store_id)?;
+    let (most, first) = (pieces.bytes / WORD as u64, pieces.buffer());
+    let used = Words::new(first, |buffer| pieces.next(buffer)).buckets(
+        most,
+        |_| true,
+        |_, words| words.iter().for_each(|word| show(address_of(*word))),
+    )?;
+    let is_whole = used.zip(pieces.words()).is_some_and(|(used, words)| used <= words);
+    if is_whole { Ok(()) } else { Err(damaged(number)) }
+}
+
 fn damaged(number: u64) -> Error {
     Error::corruption(format!("the index image is damaged file={}", name(number)))
 }
@@ -391,13 +407,27 @@ impl<F: FnMut(AlignedBuffer) -> Result<Option<Piece>>> Words<F> {
 
     /// Fills the index, in which there are at most so many words, and goes on to the end; how many words that took, and the
     /// highest address. `None` if the words do not say an index.
-    fn restore(mut self, index: &Index, most: u64) -> Result<Option<(u64, u64)>> {
-        let (mut words, mut top) = (Vec::new(), 0);
+    fn restore(self, index: &Index, most: u64) -> Result<Option<(u64, u64)>> {
+        let mut top = 0;
+        let used = self.buckets(
+            most,
+            |shape| index.restore_shape(shape),
+            |at, words| {
+                top = words.iter().fold(top, |top, word| top.max(address_of(*word)));
+                index.restore(at, words);
+            },
+        )?;
+        Ok(used.map(|used| (used, top)))
+    }
+
+    /// Shows the shape, and if that can be the buckets, in order; how many words that took. `None` if the words do not say an index.
+    fn buckets(mut self, most: u64, shape: impl FnOnce(u64) -> bool, mut bucket: impl FnMut(u64, &[u64])) -> Result<Option<u64>> {
+        let mut words = Vec::new();
         // Each bucket takes a word: a shape that the file has no room for is damaged, and would take memory.
-        if !self.take(1, &mut words)? || Index::buckets_of_shape(words[0]) > most || !index.restore_shape(words[0]) {
+        if !self.take(1, &mut words)? || Index::buckets_of_shape(words[0]) > most || !shape(words[0]) {
             return Ok(None);
         }
-        for at in 0..index.buckets() {
+        for at in 0..Index::buckets_of_shape(words[0]) {
             words.clear();
             if !self.take(1, &mut words)? {
                 return Ok(None);
@@ -406,12 +436,11 @@ impl<F: FnMut(AlignedBuffer) -> Result<Option<Piece>>> Words<F> {
             if count > BUCKET_WORDS_MAX || !self.take(count, &mut words)? {
                 return Ok(None);
             }
-            top = words.iter().fold(top, |top, word| top.max(address_of(*word)));
-            index.restore(at, &words);
+            bucket(at, &words);
         }
         let used = self.used;
         while self.next_piece()? {}
-        Ok(Some((used, top)))
+        Ok(Some(used))
     }
 
     /// Appends the next words; false if there are not so many.

@@ -55,6 +55,8 @@ mod options;
 mod promotion;
 mod record;
 mod recovery;
+mod resting;
+mod salvage;
 mod scan;
 mod scars;
 #[cfg(all(test, shuttle))]
@@ -81,6 +83,7 @@ pub use device::{Device, DeviceRead, MemoryDevice, MemoryStorage, ReadSource, SE
 pub use error::{Error, Result};
 pub use expiry::{Clock, ManualClock, SystemClock};
 pub use options::{ByteCount, Options};
+pub use salvage::{Salvage, salvage, salvage_in};
 #[cfg(feature = "rayon")]
 pub use scan::ParIter;
 pub use scan::{Cursor, Iter, Page, Plan, Scan, Strategy};

@@ -287,8 +287,7 @@ impl Options {
     }
 
     fn open_home<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>, is_temporary: bool) -> Result<Store<K, V>> {
-        let width = |width: Option<usize>| width.map_or(ANY_WIDTH, |width| width as u64);
-        let types = (layout::<K, V>(), [width(K::WIDTH), width(V::WIDTH)]);
+        let types = types::<K, V>();
         let mut manifest = match Manifest::open(&*storage, Some(types), self.recovery.accept_loss)? {
             Some(manifest) => manifest,
             None if has_lived(&*storage)? => return Err(no_manifest()),
@@ -345,6 +344,12 @@ pub(crate) fn no_manifest() -> Error {
 
 fn segment_bytes_for(budget: u64) -> u64 {
     (budget / 16).next_power_of_two().clamp(4 << 20, 256 << 20)
+}
+
+/// What a store's manifest says of its types.
+pub(crate) fn types<K: Key + ?Sized, V: Value + ?Sized>() -> (Layout, [u64; 2]) {
+    let width = |width: Option<usize>| width.map_or(ANY_WIDTH, |width| width as u64);
+    (layout::<K, V>(), [width(K::WIDTH), width(V::WIDTH)])
 }
 
 pub(crate) fn layout<K: Key + ?Sized, V: Value + ?Sized>() -> Layout {

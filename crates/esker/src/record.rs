@@ -58,6 +58,9 @@ pub(crate) fn lives_after(header: u64) -> u64 {
     lives_of(header).saturating_sub(1) * LIFE
 }
 
+/// Bits of a header that are never set.
+const UNUSED: u64 = 0b1_0111 << 57;
+
 /// The instant of what does not expire, in milliseconds since 1970.
 pub(crate) const NEVER: u64 = u64::MAX;
 
@@ -491,6 +494,25 @@ pub(crate) fn scanned_record_bytes(layout: Layout, record: &[u8]) -> Option<u64>
         Layout::Word { key_bytes, .. } => Some(word_record_bytes(key_bytes) + expiry_bytes(word_at(record, 0))),
         Layout::Bytes => scanned_bytes_record_bytes(record),
     }
+}
+
+/// How much of the log a record takes if these bytes, which may go on behind it, look like one in all that its format says.
+pub(crate) fn looks_whole(layout: Layout, bytes: &[u8]) -> Option<u64> {
+    let is_zero = |range: Range<usize>| bytes.get(range).is_none_or(|bytes| bytes.iter().all(|byte| *byte == 0));
+    let header = word_at(bytes, 0);
+    let is_special = header & (ABSENT | EXPIRES) != 0;
+    let has_fitting_bits =
+        header & VALID != 0 && header & UNUSED == 0 && (header & SPECIAL != 0 || !is_special) && header.is_multiple_of(8);
+    if bytes.len() < first_bytes(layout) as usize || !has_fitting_bits {
+        return None;
+    }
+    let key = key_range(layout, bytes);
+    let value = key.end.next_multiple_of(8);
+    let fits = match layout {
+        Layout::Word { value_bytes, .. } => is_zero(value + value_bytes..value + 8),
+        Layout::Bytes => word_at(bytes, 8) & LATCH == 0 && (word_at(bytes, 16) >> 32).is_multiple_of(8),
+    };
+    if fits && is_zero(key.end..value) { scanned_record_bytes(layout, bytes) } else { None }
 }
 
 /// How many bytes of a record tell how many it has.

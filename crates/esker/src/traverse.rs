@@ -109,14 +109,16 @@ impl<'a> Span<'a> {
 impl Engine {
     /// Visits the records that count in a part of the log, in order.
     pub(crate) fn scan(&self, span: &Span<'_>, visitor: &mut impl Visitor) -> Result<()> {
+        span.parts().iter().try_for_each(|part| self.scan_stretch(span, part, visitor)?.end())
+    }
+
+    /// The same for a stretch of one of its parts: from where a record begins to the end of a block.
+    pub(crate) fn scan_stretch<'a>(&'a self, span: &'a Span<'_>, stretch: &Range<u64>, visitor: &mut impl Visitor) -> Result<Scan<'a>> {
         let piece_blocks = (self.budget.load(Relaxed) / PIECE_PART / BLOCK_BYTES).clamp(PIECE_BLOCKS_MIN, PIECE_BLOCKS);
-        for part in span.parts() {
-            let mut scan = Scan::new(self, span, &part);
-            let blocks = part.start / BLOCK_BYTES..part.end / BLOCK_BYTES;
-            read_ahead(&self.log, blocks, piece_blocks, |base, piece| scan.take(base, piece, visitor))?;
-            scan.end()?;
-        }
-        Ok(())
+        let mut scan = Scan::new(self, span, stretch);
+        let blocks = stretch.start / BLOCK_BYTES..stretch.end / BLOCK_BYTES;
+        read_ahead(&self.log, blocks, piece_blocks, |base, piece| scan.take(base, piece, visitor))?;
+        Ok(scan)
     }
 
     /// The same for a log in memory, whose records up to the end do not change any more.
@@ -135,7 +137,7 @@ impl Engine {
 // ---- from record to record -----------------------------------------------------------------------------------------
 
 /// A walk through a part's bytes.
-struct Scan<'a> {
+pub(crate) struct Scan<'a> {
     engine: &'a Engine,
     span: &'a Span<'a>,
     until: u64,
@@ -176,6 +178,11 @@ impl<'a> Scan<'a> {
             return Err(Error::corruption(format!("a record reaches beyond its line file={LOG} address={}", self.at)));
         }
         Ok(())
+    }
+
+    /// How much was seen of a record that does not end.
+    pub(crate) fn begun_bytes(&self) -> u64 {
+        self.begun.len() as u64
     }
 
     /// Visits what is whole with these further bytes, which begin at `base`.

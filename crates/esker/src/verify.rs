@@ -1,20 +1,13 @@
 //! Verification at rest: every byte that the last line made durable is read and checked; nothing is changed.
 
-use crate::ahead::of_reading;
-use crate::commit::Durability;
-use crate::device::{AlignedBuffer, SECTOR_BYTES, Segments, Storage};
+use crate::device::{SECTOR_BYTES, Storage};
 use crate::directory::{Directory, holds_log};
-use crate::engine::{BUDGET_BYTES_MIN, Engine, Parts};
-use crate::error::{Error, Result, is_unreadable};
-use crate::expiry::SystemClock;
+use crate::error::{Error, Result};
 use crate::image;
-use crate::lines;
 use crate::log::BLOCK_BYTES;
 use crate::manifest::has_lived;
-use crate::manifest::{LOG, Manifest, State};
 use crate::options::no_manifest;
-use crate::recovery::Manner;
-use crate::scars;
+use crate::resting::Resting;
 use crate::traverse::{Scanned, Span, Visitor};
 use std::path::Path;
 use std::sync::Arc;
@@ -79,8 +72,12 @@ pub fn verify(path: impl AsRef<Path>, progress: impl FnMut(u64, u64)) -> Result<
 /// As [`verify`].
 pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) -> Result<Verification> {
     let mut found = Verification::default();
-    let manifest = match Manifest::open(&*storage, None, false) {
-        Ok(Some(manifest)) => manifest,
+    let opened = Resting::open(storage.clone(), None, &mut |damage| {
+        found.note(damage);
+        Ok(())
+    });
+    let Resting { engine, state, scars, .. } = match opened {
+        Ok(Some(resting)) => resting,
         Ok(None) if has_lived(&*storage)? => {
             found.note(&no_manifest());
             return Ok(found);
@@ -88,21 +85,10 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
         Ok(None) => return Err(Error::invalid("there is no store")),
         Err(error) if error.is_damage() => {
             found.note(&error);
-            match Manifest::open(&*storage, None, true) {
-                Ok(Some(manifest)) => manifest,
-                _ => return Ok(found),
-            }
+            return Ok(found);
         }
         Err(error) => return Err(error),
     };
-    manifest.spoiled.iter().for_each(|damage| found.note(damage));
-    let mut state = manifest.state.clone();
-    let engine = resting_engine(&storage, &state)?;
-    let advanced = lines::advance(&*storage, engine.log.cold_device()?, &mut state, false);
-    if or_note(advanced, &mut found)?.is_none() {
-        lines::advance(&*storage, engine.log.cold_device()?, &mut state, true)?;
-    }
-    let scars = or_note(scars::read(&*storage, state.cut, state.scars, false), &mut found)?.unwrap_or_default();
     (found.line, found.scars) = (state.line, scars.len() as u64);
     if state.image != 0 {
         or_note(image::check(&*storage, state.image, state.identity.store_id), &mut found)?;
@@ -111,7 +97,13 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
     let total = span.parts().iter().map(|part| part.end - part.start).sum();
     // First every block by itself: a scan ends at the first damage, this does not.
     for part in span.parts() {
-        check_blocks(&engine, part, &mut found, &mut |done| progress(done, total))?;
+        let mut tell = |blocks| {
+            found.log_bytes += blocks * SECTOR_BYTES as u64;
+            progress(found.log_bytes / SECTOR_BYTES as u64 * BLOCK_BYTES, total);
+        };
+        let mut damaged = Vec::new();
+        engine.check_blocks(part, &mut |_, damage| damaged.push(damage), &mut tell)?;
+        damaged.iter().for_each(|damage| found.note(damage));
     }
     if found.is_sound() {
         let mut count = Count(0);
@@ -119,27 +111,6 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
         found.records = count.0;
     }
     Ok(found)
-}
-
-/// An engine that is never opened: it knows layout, checksums and how to walk the log.
-pub(crate) fn resting_engine(storage: &Arc<dyn Storage>, state: &State) -> Result<Engine> {
-    Engine::new(Parts {
-        layout: state.layout,
-        value_width: None,
-        budget: BUDGET_BYTES_MIN,
-        device: Some(Arc::new(Segments::open(storage, state.segment_bytes, state.begin / BLOCK_BYTES * SECTOR_BYTES as u64)?)),
-        home: None,
-        identity: Some(state.identity),
-        durability: Durability::None,
-        in_background: false,
-        space_amplification: 2.0,
-        verifies_reads: true,
-        recovery: Manner::default(),
-        promotion: false,
-        keeps_versions: false,
-        clock: Arc::new(SystemClock),
-        cache: None,
-    })
 }
 
 /// The result, or `None` if it is damage, which is noted.
@@ -152,36 +123,6 @@ fn or_note<T>(result: Result<T>, found: &mut Verification) -> Result<Option<T>> 
         }
         Err(error) => Err(error),
     }
-}
-
-fn check_blocks(engine: &Engine, part: std::ops::Range<u64>, found: &mut Verification, progress: &mut impl FnMut(u64)) -> Result<()> {
-    const PIECE: u64 = 256;
-    let Some(device) = &engine.log.device else { return Ok(()) };
-    let (mut block, end) = (part.start / BLOCK_BYTES, part.end / BLOCK_BYTES);
-    let mut buffer = AlignedBuffer::new(PIECE.min(end - block) as usize);
-    let mut one = AlignedBuffer::new(1);
-    let mut payload = Vec::new();
-    while block < end {
-        let count = PIECE.min(end - block);
-        payload.clear();
-        let read = device.read(block * SECTOR_BYTES as u64, &mut buffer.bytes_mut()[..count as usize * SECTOR_BYTES]);
-        if read.is_err() || engine.log.append_payloads(block, &buffer, count as usize, &mut payload).is_err() {
-            for number in block..block + count {
-                payload.clear();
-                let read = device.read(number * SECTOR_BYTES as u64, one.bytes_mut()).map_err(|error| match is_unreadable(&error) {
-                    true => {
-                        Error::corruption(format!("the block cannot be read file={LOG} address={} error={error}", number * BLOCK_BYTES))
-                    }
-                    false => of_reading(error, number),
-                });
-                or_note(read.and_then(|()| engine.log.append_payloads(number, &one, 1, &mut payload)), found)?;
-            }
-        }
-        block += count;
-        found.log_bytes += count * SECTOR_BYTES as u64;
-        progress(found.log_bytes / SECTOR_BYTES as u64 * BLOCK_BYTES);
-    }
-    Ok(())
 }
 
 /// Counts records.

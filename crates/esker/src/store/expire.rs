@@ -129,16 +129,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Ok::<(), esker::Error>(())
     /// ```
     pub fn put_with_ttl(&self, key: &K, value: &V, ttl: Duration) -> Result<()> {
-        let expires = self.end_after(ttl);
+        self.put_until(key.bytes(), value.bytes(), self.end_after(ttl))
+    }
+
+    /// A put that ends then, in milliseconds since 1970.
+    pub(crate) fn put_until(&self, key: &[u8], value: &[u8], expires: u64) -> Result<()> {
+        let hash = self.hash(key);
         if Self::WORD {
-            let (key, value) = (key.bytes(), super::to_word(value.bytes()));
-            let hash = self.hash(key);
+            let value = super::to_word(value);
             self.count(Counter::Put)?;
             self.run(key, |_| self.put_word_step(key, hash, value, expires))?;
         } else {
-            let (key, value) = (key.bytes(), value.bytes());
             self.check_put(key, value)?;
-            let hash = self.hash(key);
             self.count(Counter::Put)?;
             self.run(key, |known| self.put_bytes_step(key, hash, known, value, expires))?;
         }

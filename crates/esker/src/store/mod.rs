@@ -337,7 +337,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// As [`Store::rmw`].
     pub fn delete(&self, key: &K) -> Result<bool> {
-        let key = key.bytes();
+        self.delete_key(key.bytes())
+    }
+
+    pub(crate) fn delete_key(&self, key: &[u8]) -> Result<bool> {
         self.outdate_load(key, || self.hash(key))?;
         if !Self::WORD {
             Self::check_key(key)?;

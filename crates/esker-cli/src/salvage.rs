@@ -1,0 +1,63 @@
+//! `esker salvage`: what is whole of a damaged store, in a new one.
+//!
+//! The damaged one stays as it is. What was lost is told on the way out, and is no failure: what can be saved was.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use crate::args::Opening;
+use crate::bytes::{count, size};
+use crate::failure::{Failure, Outcome};
+use crate::stats::row;
+use crate::store::{self, Bytes};
+use crate::{out, progress};
+
+/// Carries what is whole of the store in `dir` over to the new directory `to`.
+pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcome {
+    store::refuse_inside(dir, to)?;
+    if store::holds_something(to).is_ok_and(|something| something) {
+        return Err(Failure::about(to.display(), "something is there already; what is saved goes to a new directory"));
+    }
+    // Who names no store makes none.
+    if !store::holds_something(dir).map_err(|error| Failure::about(dir.display(), error))? {
+        return Err(Failure::about(dir.display(), "the directory is empty, there is no store in it"));
+    }
+    let done = store::with(to, opening, |into: &Bytes| {
+        let bar = progress::of_bytes(0);
+        let done = esker::salvage(dir, into, |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+            progress::say(
+                &bar,
+                format!("{} of {}: {}", size(done), size(total), if done * 2 < total { "checking" } else { "carrying over" }),
+            );
+        });
+        bar.finish_and_clear();
+        done.map_err(|error| Failure::about(format!("{} to {}", dir.display(), to.display()), error))
+    })?;
+    let text =
+        if json { serde_json::to_string_pretty(&done).map_err(|error| Failure::new(error.to_string()))? } else { describe(to, &done) };
+    out::line(text)
+}
+
+fn describe(to: &Path, done: &esker::Salvage) -> String {
+    let mut text = format!("{}  (as of line {})\n\n", to.display(), count(done.line));
+    row(&mut text, "records", &format!("{} carried over", count(done.records)));
+    row(&mut text, "log", &format!("{} read", size(done.log_bytes)));
+    let lost = if done.lost_bytes == 0 { "nothing".to_owned() } else { size(done.lost_bytes) };
+    row(&mut text, "lost", &format!("{lost} of log"));
+    for (at, damage) in done.damage.iter().enumerate() {
+        row(&mut text, if at == 0 { "damage" } else { "" }, damage);
+    }
+    let more = done.damaged - done.damage.len() as u64;
+    if more > 0 {
+        row(&mut text, "", &format!("and {} places more", count(more)));
+    }
+    if done.guessed > 0 {
+        row(&mut text, "guesses", &format!("{} places behind damage where records were known by their look alone", count(done.guessed)));
+    }
+    if done.lost_bytes > 0 {
+        let _ = write!(text, "\nKeys whose newest record is lost are absent, or have an older value.");
+    }
+    text.trim_end().to_owned()
+}

@@ -1,0 +1,117 @@
+//! A store at rest: nobody has it open, and nothing in it is changed. Verification, backups and salvage look at it so.
+
+use crate::ahead::of_reading;
+use crate::commit::Durability;
+use crate::device::{AlignedBuffer, SECTOR_BYTES, Segments, Storage};
+use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout, Parts};
+use crate::error::{Error, Result, is_unreadable};
+use crate::expiry::SystemClock;
+use crate::lines;
+use crate::log::BLOCK_BYTES;
+use crate::manifest::{LOG, Manifest, State};
+use crate::recovery::Manner;
+use crate::scars::{self, Scar};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Blocks read together.
+const PIECE_BLOCKS: u64 = 256;
+
+pub(crate) struct Resting {
+    pub(crate) engine: Engine,
+    /// As of the last line that is whole.
+    pub(crate) state: State,
+    pub(crate) scars: Vec<Scar>,
+}
+
+/// Hears of damage; an error of its own ends the look.
+pub(crate) type OnDamage<'a> = &'a mut dyn FnMut(&Error) -> Result<()>;
+
+impl Resting {
+    /// What there is in spite of damage; `None` without a manifest. The layout must be this one, if one is given.
+    pub(crate) fn open(storage: Arc<dyn Storage>, types: Option<(Layout, [u64; 2])>, on_damage: OnDamage<'_>) -> Result<Option<Self>> {
+        let manifest = match Manifest::open(&*storage, types, false) {
+            Err(error) if error.is_damage() => {
+                let Ok(manifest) = Manifest::open(&*storage, types, true) else { return Err(error) };
+                on_damage(&error)?;
+                manifest
+            }
+            opened => opened?,
+        };
+        let Some(manifest) = manifest else { return Ok(None) };
+        manifest.spoiled.iter().try_for_each(&mut *on_damage)?;
+        let mut state = manifest.state.clone();
+        let engine = resting_engine(&storage, &state)?;
+        let device = engine.log.cold_device()?;
+        if or_tell(lines::advance(&*storage, device, &mut state, false), on_damage)?.is_none() {
+            lines::advance(&*storage, device, &mut state, true)?;
+        }
+        let scars = or_tell(scars::read(&*storage, state.cut, state.scars, false), on_damage)?.unwrap_or_default();
+        Ok(Some(Self { engine, state, scars }))
+    }
+}
+
+/// The result, or `None` if it is damage, which is told.
+fn or_tell<T>(result: Result<T>, on_damage: OnDamage<'_>) -> Result<Option<T>> {
+    match result {
+        Err(error) if error.is_damage() => on_damage(&error).map(|()| None),
+        result => result.map(Some),
+    }
+}
+
+/// An engine that is never opened: it knows layout, checksums and how to walk the log.
+pub(crate) fn resting_engine(storage: &Arc<dyn Storage>, state: &State) -> Result<Engine> {
+    Engine::new(Parts {
+        layout: state.layout,
+        value_width: None,
+        budget: BUDGET_BYTES_MIN,
+        device: Some(Arc::new(Segments::open(storage, state.segment_bytes, state.begin / BLOCK_BYTES * SECTOR_BYTES as u64)?)),
+        home: None,
+        identity: Some(state.identity),
+        durability: Durability::None,
+        in_background: false,
+        space_amplification: 2.0,
+        verifies_reads: true,
+        recovery: Manner::default(),
+        promotion: false,
+        keeps_versions: false,
+        clock: Arc::new(SystemClock),
+        cache: None,
+    })
+}
+
+impl Engine {
+    /// Reads and checks every block of a part of the log by itself: damage does not end it. `on_damage` hears which block and why, `progress` how
+    /// many more blocks were read.
+    pub(crate) fn check_blocks(
+        &self,
+        part: Range<u64>,
+        on_damage: &mut dyn FnMut(u64, Error),
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let device = self.log.cold_device()?;
+        let (mut block, end) = (part.start / BLOCK_BYTES, part.end / BLOCK_BYTES);
+        let mut buffer = AlignedBuffer::new(PIECE_BLOCKS.min(end - block) as usize);
+        while block < end {
+            let count = PIECE_BLOCKS.min(end - block);
+            let sectors = &mut buffer.bytes_mut()[..count as usize * SECTOR_BYTES];
+            let are_read = device.read(block * SECTOR_BYTES as u64, sectors).is_ok();
+            for (number, sector) in (block..).zip(sectors.chunks_exact_mut(SECTOR_BYTES)) {
+                // Where the read as a whole failed each block is read by itself.
+                let read = if are_read { Ok(()) } else { device.read(number * SECTOR_BYTES as u64, sector) };
+                let read = read.map_err(|error| if is_unreadable(&error) { unreadable(number, &error) } else { of_reading(error, number) });
+                match read.and_then(|()| self.log.verify_block(number, sector).map(drop)) {
+                    Err(error) if error.is_damage() => on_damage(number, error),
+                    read => read?,
+                }
+            }
+            block += count;
+            progress(count);
+        }
+        Ok(())
+    }
+}
+
+fn unreadable(block: u64, error: &std::io::Error) -> Error {
+    Error::corruption(format!("the block cannot be read file={LOG} address={} error={error}", block * BLOCK_BYTES))
+}

@@ -1,0 +1,320 @@
+//! Salvage: what is whole of a damaged store, carried over into another one.
+//!
+//! ```text
+//! log, in order   | records        | damaged |??| records                       | damaged |??| records ...
+//!                   begin at a       block       begin where the index image
+//!                   known place                  says so, or by their look
+//! ```
+//! Gets of a damaged store go on, one by one; but whoever must read all of its log, as scans and compaction do, ends at the first block that is
+//! not what was written. Here it ends nobody: the log is read in order, whole records are written to the other store as they come, and the
+//! newer one of a key is the later one. Neither an index nor a chain is needed.
+//!
+//! **What is lost** are the records that touch a damaged block, and the few behind it up to the first whose beginning is known. Records say how long they
+//! are, so one leads to the next; behind damage nothing leads on. The image of the index knows where records begin: the lowest of its addresses behind the
+//! damage is one. Where it knows of none (it is damaged itself, or older than the records) the first place is taken from which on all looks like
+//! records: headers whose bits fit, lengths that do, zeros where zeros belong. A value that was made to look like records could pass there for some; that is
+//! counted ([`Salvage::guessed`]).
+
+use crate::backup;
+use crate::device::{AlignedBuffer, SECTOR_BYTES, Storage};
+use crate::error::{Error, Result};
+use crate::image;
+use crate::lines::RECORD_BYTES as LINE_BYTES;
+use crate::log::BLOCK_BYTES;
+use crate::manifest::has_lived;
+use crate::options::{no_manifest, types};
+use crate::record::{self, ABSENT, ADDRESS_MASK};
+use crate::resting::Resting;
+use crate::store::Store;
+use crate::traverse::{Scanned, Span, Visitor};
+use crate::types::{Key, Value};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Places that are named; more are only counted.
+const NAMED: usize = 100;
+/// Log that is looked through for a first record: so much at first, and then as much as the longest could hide.
+const LOOK_BLOCKS: u64 = 64;
+const LOOK_BLOCKS_MAX: u64 = 2 * record::RECORD_BYTES_MAX / BLOCK_BYTES;
+/// So many records that follow each other are no accident.
+const ENOUGH: usize = 256;
+
+/// What was carried over, and what was not.
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Salvage {
+    /// The number of the last durable line that is whole: the store is carried over as of then.
+    pub line: u64,
+    /// Bytes of log that were read.
+    pub log_bytes: u64,
+    /// Records that were carried over, superseded ones and deletions included.
+    pub records: u64,
+    /// Bytes of log whose records could not be.
+    pub lost_bytes: u64,
+    /// What was found damaged, by file and address; at most 100 places.
+    pub damage: Vec<String>,
+    /// How many places are damaged.
+    pub damaged: u64,
+    /// How many times the first record behind damage was known by its look alone.
+    pub guessed: u64,
+}
+
+impl Salvage {
+    fn note(&mut self, error: &Error) {
+        self.damaged += 1;
+        if self.damage.len() < NAMED {
+            self.damage.push(error.to_string());
+        }
+    }
+}
+
+/// Carries what is whole of the store in the directory `from`, which nobody may have open and which is not changed, over into the store `into`: a new
+/// one as a rule, of the same types. What it held before it keeps, but for keys that both have. `progress` is told the bytes of log read so far, and all, each counted twice.
+///
+/// Of a key whose newest record is lost an older value may come over, if one still lies in the log, or one that had been deleted; so may a part of a
+/// transaction. Ends ([`Store::expire_at`]) come along, and older versions where `into` keeps history.
+///
+/// # Errors
+/// `Locked`; `Invalid` if there is no store, or one of other types, or a value is too long for the budget of `into`; `Corruption` if its manifest is
+/// lost, `Io`, and those of [`Store::put`] on `into`. Damage in the log is no error: it is in the result.
+///
+/// # Cost
+/// Reads the log twice; a put for each record in it.
+///
+/// # Examples
+/// ```
+/// # let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+/// # let (damaged, new) = (folder.path(), other.path());
+/// use esker::{Options, Store, salvage};
+///
+/// # let store: Store<u64, u64> = Options::new().memory("16MiB").open(damaged)?;
+/// # store.put(&1, &7)?;
+/// # store.close()?;
+/// let store: Store<u64, u64> = Options::new().memory("64MiB").open(new)?;
+/// let done = salvage(damaged, &store, |done, all| eprintln!("{done} of {all} bytes"))?;
+/// store.close()?;
+/// println!("{} records, {} bytes of log lost", done.records, done.lost_bytes);
+/// # assert_eq!((done.records, done.lost_bytes), (1, 0));
+/// # Ok::<(), esker::Error>(())
+/// ```
+pub fn salvage<K: Key + ?Sized, V: Value + ?Sized>(
+    from: impl AsRef<Path>,
+    into: &Store<K, V>,
+    progress: impl FnMut(u64, u64),
+) -> Result<Salvage> {
+    salvage_in(backup::existing(from.as_ref())?, into, progress)
+}
+
+/// [`salvage`] from a place of your own.
+///
+/// # Errors
+/// As [`salvage`].
+pub fn salvage_in<K: Key + ?Sized, V: Value + ?Sized>(
+    from: Arc<dyn Storage>,
+    into: &Store<K, V>,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<Salvage> {
+    let mut done = Salvage::default();
+    let opened = Resting::open(from.clone(), Some(types::<K, V>()), &mut |damage| {
+        done.note(damage);
+        Ok(())
+    });
+    let Some(resting) = opened? else {
+        return Err(if has_lived(&*from)? { no_manifest() } else { Error::invalid("there is no store") });
+    };
+    done.line = resting.state.line;
+    let span = Span::new(resting.state.begin, &resting.state, &resting.scars);
+    let total = 2 * span.parts().iter().map(|part| part.end - part.start).sum::<u64>();
+    let mut stretches = resting.sound_stretches(&span, &mut done, &mut |bytes| progress(bytes, total))?;
+    resting.find_starts(&*from, &mut stretches, &mut done)?;
+    let mut carrier = Carrier { into, done: &mut done, failed: None, end: 0 };
+    let mut read = total / 2;
+    for Stretch { log, start, skipped, is_cut } in stretches {
+        let start = start.unwrap_or(log.end);
+        carrier.end = start;
+        let walked = resting.engine.scan_stretch(&span, &(start..log.end), &mut carrier).map(|scan| scan.begun_bytes());
+        if let Some(failed) = carrier.failed.take() {
+            return Err(failed);
+        }
+        let left = match walked {
+            // A guess that was none, or damage since the first look.
+            Err(error) if error.is_damage() => {
+                carrier.done.note(&error);
+                log.end - carrier.end
+            }
+            // Its other end is damaged. Where nothing is, it was given up before.
+            begun => {
+                if is_cut {
+                    begun?
+                } else {
+                    begun.map(|_| 0)?
+                }
+            }
+        };
+        carrier.done.lost_bytes += skipped + left;
+        read += log.end - log.start;
+        progress(read, total);
+    }
+    Ok(done)
+}
+
+/// Log that is whole.
+struct Stretch {
+    log: Range<u64>,
+    /// Where its first record begins, if that is known.
+    start: Option<u64>,
+    /// Bytes before it that may have held records.
+    skipped: u64,
+    /// Damage follows.
+    is_cut: bool,
+}
+
+impl Resting {
+    /// Reads all of the log; the stretches between damage. Those that follow none begin with a record.
+    fn sound_stretches(&self, span: &Span<'_>, done: &mut Salvage, progress: &mut dyn FnMut(u64)) -> Result<Vec<Stretch>> {
+        let (mut stretches, mut read) = (Vec::new(), 0);
+        for part in span.parts() {
+            let mut damaged = Vec::new();
+            let mut on_damage = |block: u64, error: Error| {
+                damaged.push(block);
+                done.note(&error);
+            };
+            self.engine.check_blocks(part.clone(), &mut on_damage, &mut |blocks| {
+                read += blocks * BLOCK_BYTES;
+                progress(read);
+            })?;
+            done.lost_bytes += damaged.len() as u64 * BLOCK_BYTES;
+            let mut from = part.start;
+            for end in damaged.iter().map(|block| block * BLOCK_BYTES).chain([part.end]) {
+                if from < end {
+                    let start = (from == part.start).then_some(from);
+                    stretches.push(Stretch { log: from..end, start, skipped: 0, is_cut: end < part.end });
+                }
+                from = end + BLOCK_BYTES;
+            }
+        }
+        done.log_bytes = read / BLOCK_BYTES * SECTOR_BYTES as u64;
+        Ok(stretches)
+    }
+
+    /// Where the stretches behind damage have their first records.
+    fn find_starts(&self, storage: &dyn Storage, stretches: &mut [Stretch], done: &mut Salvage) -> Result<()> {
+        if stretches.iter().all(|stretch| stretch.start.is_some()) {
+            return Ok(());
+        }
+        let mut known: Vec<Option<u64>> = vec![None; stretches.len()];
+        if self.state.image != 0 {
+            let told = image::addresses(storage, self.state.image, self.state.identity.store_id, |at| {
+                let stretch = stretches.partition_point(|stretch| stretch.log.end <= at);
+                if stretches.get(stretch).is_some_and(|stretch| stretch.log.contains(&at)) {
+                    known[stretch] = Some(known[stretch].map_or(at, |known| known.min(at)));
+                }
+            });
+            match told {
+                Err(error) if error.is_damage() => {
+                    done.note(&error);
+                    known.fill(None);
+                }
+                told => told?,
+            }
+        }
+        for (stretch, known) in stretches.iter_mut().zip(known).filter(|(stretch, _)| stretch.start.is_none()) {
+            let (start, skipped) = match known {
+                Some(known) => (known, known - stretch.log.start),
+                None => self.first_by_look(&stretch.log)?,
+            };
+            done.guessed += u64::from(known.is_none() && start < stretch.log.end);
+            stretch.skipped = skipped;
+            stretch.start = Some(start);
+        }
+        Ok(())
+    }
+
+    /// The first place in a stretch from which on all looks like records, and the bytes before it; its end and the blocks in which there is something
+    /// if there is no such place.
+    fn first_by_look(&self, log: &Range<u64>) -> Result<(u64, u64)> {
+        let device = self.engine.log.cold_device()?;
+        let (first, all) = (log.start / BLOCK_BYTES, (log.end - log.start) / BLOCK_BYTES);
+        let (mut from, mut blocks) = (0, LOOK_BLOCKS.min(all));
+        loop {
+            let mut buffer = AlignedBuffer::new(blocks as usize);
+            let mut bytes = Vec::new();
+            device.read(first * SECTOR_BYTES as u64, buffer.bytes_mut())?;
+            self.engine.log.append_payloads(first, &buffer, blocks as usize, &mut bytes)?;
+            drop(buffer);
+            let is_all = blocks == all;
+            while from < bytes.len() {
+                match self.looks_like_records(log.start, &bytes, from, is_all) {
+                    Some(true) => return Ok((log.start + from as u64, from as u64)),
+                    Some(false) => from += 8,
+                    None => break,
+                }
+            }
+            if is_all || blocks >= LOOK_BLOCKS_MAX {
+                let held = bytes.chunks(BLOCK_BYTES as usize).filter(|block| block.iter().any(|byte| *byte != 0)).count() as u64;
+                return Ok((log.end, (held + all - blocks) * BLOCK_BYTES));
+            }
+            blocks = (blocks * 4).min(all).min(LOOK_BLOCKS_MAX);
+        }
+    }
+
+    /// Whether records lie in these bytes, which begin at the address `base`, from there on; `None` if more must be seen.
+    fn looks_like_records(&self, base: u64, bytes: &[u8], from: usize, is_all: bool) -> Option<bool> {
+        const BLOCK: usize = BLOCK_BYTES as usize;
+        if record::word_at(bytes, from) == 0 {
+            return Some(false);
+        }
+        let (mut at, mut records) = (from, 0);
+        while records < ENOUGH {
+            let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) else { return is_all.then_some(true) };
+            if record::word_at(rest, 0) == 0 {
+                let end = (at / BLOCK + 1) * BLOCK;
+                let zeros = at..end - LINE_BYTES as usize;
+                if bytes[zeros.start.min(zeros.end)..zeros.end].iter().any(|byte| *byte != 0) {
+                    return Some(false);
+                }
+                at = end;
+                continue;
+            }
+            match record::looks_whole(self.engine.layout, rest) {
+                Some(length) if record::word_at(rest, 0) & ADDRESS_MASK < base + at as u64 => at += length as usize,
+                // A beginning, behind others.
+                None if records > 0 && rest.len() < record::first_bytes(self.engine.layout) as usize => return is_all.then_some(true),
+                _ => return Some(false),
+            }
+            records += 1;
+        }
+        Some(true)
+    }
+}
+
+/// Writes records to the other store.
+struct Carrier<'a, K: Key + ?Sized, V: Value + ?Sized> {
+    into: &'a Store<K, V>,
+    done: &'a mut Salvage,
+    /// What the other store said.
+    failed: Option<Error>,
+    /// Everything below was carried over.
+    end: u64,
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Visitor for Carrier<'_, K, V> {
+    fn visit(&mut self, record: &Scanned, bytes: &[u8]) -> Result<()> {
+        let layout = self.into.engine.layout;
+        let (key, value) = record::pair_of(layout, bytes)
+            .ok_or_else(|| Error::corruption(format!("a record of impossible length address={}", record.at)))?;
+        let carried = match record::word_at(bytes, 0) & ABSENT {
+            0 => self.into.put_until(key, value, record::expiry_of(bytes)),
+            _ => self.into.delete_key(key).map(drop),
+        };
+        if let Err(error) = carried {
+            self.failed = Some(error);
+            return Err(Error::Cancelled);
+        }
+        self.done.records += 1;
+        self.end = record.at + bytes.len() as u64;
+        Ok(())
+    }
+}

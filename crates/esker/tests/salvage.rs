@@ -1,0 +1,255 @@
+//! Salvage: damage anywhere costs what it hit, and nothing else.
+
+#![cfg(not(any(loom, shuttle)))]
+
+use esker::{
+    Durability, Error, ManualClock, MemoryStorage, Options, SECTOR_BYTES, Salvage, Storage, Store, Value, salvage, salvage_in, verify_in,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+type Bytes = Store<[u8], [u8]>;
+
+const LOG: &str = "esker.log.00000000";
+/// What a block holds of the log.
+const BLOCK_BYTES: u64 = 4080;
+
+fn options() -> Options {
+    Options::new().memory("16MiB").background(false)
+}
+
+/// A copy of the files, with damage in a sector of one.
+fn damaged(files: &MemoryStorage, file: &str, sector: u64) -> Arc<MemoryStorage> {
+    let files = Arc::new(files.copy());
+    damage(&files, file, sector);
+    files
+}
+
+fn damage(files: &MemoryStorage, file: &str, sector: u64) {
+    let device = files.open(file).unwrap();
+    let mut bytes = [0; SECTOR_BYTES];
+    device.read(sector * SECTOR_BYTES as u64, &mut bytes).unwrap();
+    bytes[1234] ^= 4;
+    device.write(sector * SECTOR_BYTES as u64, &bytes).unwrap();
+}
+
+fn sectors(files: &MemoryStorage, file: &str) -> u64 {
+    files.open(file).unwrap().bytes().unwrap() / SECTOR_BYTES as u64
+}
+
+fn image_of(files: &MemoryStorage) -> String {
+    files.list().unwrap().into_iter().find(|name| name.starts_with("index.")).unwrap()
+}
+
+fn carry<K: Value + ?Sized, V: Value + ?Sized>(files: &Arc<MemoryStorage>) -> (Store<K, V>, Salvage) {
+    let store = options().in_memory().unwrap();
+    let done = salvage_in(files.clone(), &store, |_, _| ()).unwrap();
+    (store, done)
+}
+
+fn pairs(store: &Store<u64, u64>) -> BTreeMap<u64, u64> {
+    let mut pairs = BTreeMap::new();
+    store.scan().for_each(|key, value| assert!(pairs.insert(key, value).is_none())).unwrap();
+    pairs
+}
+
+#[test]
+fn a_sound_store_comes_over_whole() {
+    let files = Arc::new(MemoryStorage::new());
+    let store: Bytes = options().open_in(files.clone()).unwrap();
+    (0..3000u64).for_each(|n| store.put(&n.to_le_bytes(), &vec![n as u8; n as usize % 300]).unwrap());
+    (0..3000u64).step_by(3).for_each(|n| assert!(store.delete(&n.to_le_bytes()).unwrap()));
+    store.commit().unwrap();
+    (0..3000u64).step_by(7).for_each(|n| store.put(&n.to_le_bytes(), b"again").unwrap());
+    store.put(b"long", &vec![7; 200_000]).unwrap();
+    store.close().unwrap();
+    let before: Vec<_> = sorted(&store_of(&files));
+    let (carried, done) = carry::<[u8], [u8]>(&files);
+    assert_eq!(sorted(&carried), before);
+    assert_eq!((done.damaged, done.lost_bytes, done.guessed), (0, 0, 0));
+    assert!(done.records >= before.len() as u64 && done.log_bytes > 500_000, "{done:?}");
+}
+
+fn store_of(files: &Arc<MemoryStorage>) -> Bytes {
+    options().open_in(Arc::new(files.copy())).unwrap()
+}
+
+fn sorted(store: &Bytes) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut pairs = Vec::new();
+    store.scan().for_each(|key, value| pairs.push((key.to_vec(), value.to_vec()))).unwrap();
+    pairs.sort();
+    pairs
+}
+
+/// Every block of the log in turn: what is lost lay in it, or began in it or before and ended behind; and where no image knows where records begin, the
+/// same is found by their look.
+#[test]
+fn a_damaged_block_costs_its_own_records() {
+    let files = Arc::new(MemoryStorage::new());
+    let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
+    let all: BTreeMap<u64, u64> = (0..2000).map(|n| (n, n << 40 | 1)).collect();
+    all.iter().for_each(|(key, value)| store.put(key, value).unwrap());
+    store.close().unwrap();
+    let image = image_of(&files);
+    let (mut lost, mut guesses) = (0, 0);
+    for block in 1..sectors(&files, LOG) {
+        for guessed in [0, 1] {
+            let files = damaged(&files, LOG, block);
+            if guessed == 1 {
+                damage(&files, &image, 0);
+            }
+            let (carried, done) = carry::<u64, u64>(&files);
+            let kept = pairs(&carried);
+            assert!(kept.iter().all(|(key, value)| all.get(key) == Some(value)), "block {block}");
+            // 170 of 24 bytes, one before and one behind.
+            assert!(kept.len() >= all.len() - 172, "{} at {block}", kept.len());
+            assert!((BLOCK_BYTES..BLOCK_BYTES + 2 * 24).contains(&done.lost_bytes), "{done:?}");
+            assert!((1..=1 + guessed).contains(&done.damaged) && done.guessed <= guessed, "{done:?}");
+            guesses += done.guessed;
+            assert!(done.damage[0].contains(&format!("address={}", block * BLOCK_BYTES)), "{:?}", done.damage);
+            lost += all.len() - kept.len();
+        }
+    }
+    assert!(lost >= 2 * all.len(), "each record was lost once: {lost}");
+    // Behind the last there is nothing to guess.
+    assert!(guesses > 10, "{guesses}");
+}
+
+/// Values of many lengths, over the ends of many blocks, in versions: what comes over is always one of them, and all that lies elsewhere is the newest.
+#[test]
+fn what_comes_over_was_there() {
+    let files = Arc::new(MemoryStorage::new());
+    let store: Bytes = options().open_in(files.clone()).unwrap();
+    let value = |key: u64, version: u64| vec![(key + version) as u8; (key * 37 % 9000 + version) as usize];
+    for version in 0..3 {
+        for key in 0..60u64 {
+            store.put(&key.to_le_bytes(), &value(key, version)).unwrap();
+        }
+        store.commit().unwrap();
+    }
+    store.close().unwrap();
+    for (first, second) in [(3, 9), (20, 21), (30, 90), (60, 40), (2, 80)] {
+        let files = damaged(&files, LOG, first);
+        damage(&files, LOG, second);
+        let (carried, done) = carry::<[u8], [u8]>(&files);
+        let mut newest = 0;
+        for key in 0..60u64 {
+            let found = carried.get(&key.to_le_bytes()).unwrap();
+            newest += u64::from(found == Some(value(key, 2)));
+            assert!(found.is_none() || (0..3).any(|version| found == Some(value(key, version))), "{key}");
+        }
+        assert!(newest >= 56 && done.damaged == 2, "{newest} {done:?}");
+    }
+}
+
+/// A value that looks like records, behind a block that is lost, is no records where the image knows better.
+#[test]
+fn a_value_that_looks_like_records_is_none() {
+    let files = Arc::new(MemoryStorage::new());
+    let store: Bytes = options().open_in(files.clone()).unwrap();
+    // Header, lengths, key, value.
+    let forged: Vec<u8> =
+        [1u64 << 48, 4, 8 << 32 | 8, u64::from_le_bytes(*b"evil\0\0\0\0"), 666].iter().flat_map(|word| word.to_le_bytes()).collect();
+    store.put(b"long", &forged.repeat(500)).unwrap();
+    (0..100u64).for_each(|n| store.put(&n.to_le_bytes(), &[1; 50]).unwrap());
+    store.close().unwrap();
+    let files = damaged(&files, LOG, 1);
+    let (carried, done) = carry::<[u8], [u8]>(&files);
+    assert_eq!((carried.get(b"evil").unwrap(), done.guessed), (None, 0));
+    assert_eq!(sorted(&carried).len(), 100);
+    damage(&files, &image_of(&files), 0);
+    // This is what a guess is.
+    let (carried, done) = carry::<[u8], [u8]>(&files);
+    assert_eq!((carried.get(b"evil").unwrap().map(|value| value[0]), done.guessed), (Some(666u16 as u8), 1));
+    assert_eq!(sorted(&carried).len(), 101);
+}
+
+/// Ends, deletions and what a crash had left out.
+#[test]
+fn what_is_gone_stays_gone() {
+    let files = Arc::new(MemoryStorage::new());
+    let clock = Arc::new(ManualClock::default());
+    let options = || options().clock(clock.clone());
+    let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
+    (0..4000).for_each(|n| store.put(&n, &n).unwrap());
+    store.commit().unwrap();
+    (0..1000).for_each(|n| assert!(store.delete(&n).unwrap()));
+    (1000..2000).for_each(|n| store.put_with_ttl(&n, &7, Duration::from_secs(60)).unwrap());
+    store.commit().unwrap();
+    (2000..3000).for_each(|n| store.put(&n, &666).unwrap());
+    let crashed = Arc::new(files.copy());
+    drop(store);
+    let store: Store<u64, u64> = options().open_in(crashed.clone()).unwrap();
+    (3000..3010).for_each(|n| store.put(&n, &8).unwrap());
+    store.close().unwrap();
+    // The first block: what lies in it is older than all that is asked.
+    let crashed = damaged(&crashed, LOG, 1);
+    let carried: Store<u64, u64> = options().in_memory().unwrap();
+    let done = salvage_in(crashed, &carried, |_, _| ()).unwrap();
+    assert!(done.damaged == 1 && done.guessed == 0, "{done:?}");
+    assert!((0..1000).all(|n| carried.get(&n).unwrap().is_none()));
+    assert!((1000..2000).all(|n| carried.get(&n).unwrap() == Some(7)));
+    assert!((2000..4000).all(|n| carried.get(&n).unwrap() == Some(if (3000..3010).contains(&n) { 8 } else { n })));
+    clock.advance(Duration::from_secs(60));
+    assert!((1000..2000).all(|n| carried.get(&n).unwrap().is_none()));
+}
+
+/// A whole file of the log, and a slot of the manifest.
+#[test]
+fn files_may_be_missing() {
+    let files = Arc::new(MemoryStorage::new());
+    let store: Store<u64, u64> = options().segment_bytes(1 << 20).open_in(files.clone()).unwrap();
+    (0..200_000).for_each(|n| store.put(&n, &n).unwrap());
+    store.close().unwrap();
+    let files = Arc::new(files.copy());
+    files.remove("esker.log.00000002").unwrap();
+    damage(&files, "esker.manifest", 0);
+    let (carried, done) = carry::<u64, u64>(&files);
+    let kept = pairs(&carried);
+    assert!(kept.iter().all(|(key, value)| key == value));
+    let a_file = (1 << 20) / SECTOR_BYTES as u64 * BLOCK_BYTES;
+    assert!((a_file..a_file + 100).contains(&done.lost_bytes), "{done:?}");
+    assert!(kept.len() as u64 >= 200_000 - a_file / 24 - 2 && done.damage.len() == 100, "{}", kept.len());
+    assert_eq!(verify_in(files, |_, _| ()).unwrap().damaged, done.damaged);
+}
+
+#[test]
+fn what_cannot_be_carried_over_is_refused() {
+    let files = Arc::new(MemoryStorage::new());
+    let store: Bytes = options().durability(Durability::Always).open_in(files.clone()).unwrap();
+    store.put(b"long", &vec![7; 5 << 20]).unwrap_err();
+    store.put(b"short", b"1").unwrap();
+    store.close().unwrap();
+    let words: Store<u64, u64> = options().in_memory().unwrap();
+    assert!(matches!(salvage_in(files.clone(), &words, |_, _| ()), Err(Error::Invalid(_))));
+    assert!(matches!(salvage_in(Arc::new(MemoryStorage::new()), &words, |_, _| ()), Err(Error::Invalid(_))));
+    let closed: Bytes = options().in_memory().unwrap();
+    closed.close().unwrap();
+    assert!(matches!(salvage_in(files.clone(), &closed, |_, _| ()), Err(Error::Closed)));
+    files.remove("esker.manifest").unwrap();
+    let into: Bytes = options().in_memory().unwrap();
+    assert!(matches!(salvage_in(files, &into, |_, _| ()), Err(Error::Corruption(_))));
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing");
+    assert!(matches!(salvage(&missing, &into, |_, _| ()), Err(Error::Invalid(_))));
+    assert!(!missing.exists());
+    let store: Bytes = options().open(folder.path()).unwrap();
+    assert!(matches!(salvage(folder.path(), &into, |_, _| ()), Err(Error::Locked(_))));
+    store.close().unwrap();
+}
+
+/// How far it is, is told, and ends at all.
+#[test]
+fn it_tells_how_far_it_is() {
+    let files = Arc::new(MemoryStorage::new());
+    let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
+    (0..100_000).for_each(|n| store.put(&n, &n).unwrap());
+    store.close().unwrap();
+    let into: Store<u64, u64> = options().in_memory().unwrap();
+    let mut told = vec![(0, 0)];
+    salvage_in(damaged(&files, LOG, 77), &into, |done, all| told.push((done, all))).unwrap();
+    assert!(told.is_sorted() && told.len() > 4, "{told:?}");
+    let (done, all) = *told.last().unwrap();
+    assert!(done <= all && done + 2 * BLOCK_BYTES >= all, "{done} of {all}");
+}
