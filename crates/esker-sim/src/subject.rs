@@ -6,7 +6,7 @@
 
 use crate::disk::SimDisk;
 use crate::model::{Bytes, Layout, Operation, Outcome, change, operand};
-use esker::{Clock, Error, ManualClock, Options, Result, Stats, Store, Transaction, Ttl};
+use esker::{Clock, Error, ManualClock, Options, Result, Salvage, Stats, Storage, Store, Transaction, Ttl, salvage_in};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub enum Place {
     /// In a directory.
     Directory(PathBuf),
     /// In a simulated directory, without a driver thread.
-    Storage(Arc<dyn esker::Storage>, esker::Durability),
+    Storage(Arc<dyn Storage>, esker::Durability),
 }
 
 /// A change of a value in bytes, called with the position of the key in its batch.
@@ -79,6 +79,8 @@ pub trait Subject: Send + Sync {
     fn compact_stretch(&self) -> Result<()>;
     /// Takes an image of the index.
     fn save_index(&self) -> Result<()>;
+    /// Takes over what is whole of another store.
+    fn salvage(&self, from: Arc<dyn Storage>) -> Result<Salvage>;
     /// Closes the store.
     fn close(&self) -> Result<()>;
 }
@@ -400,6 +402,10 @@ macro_rules! subject {
 
             fn save_index(&self) -> Result<()> {
                 self.0.save_index()
+            }
+
+            fn salvage(&self, from: Arc<dyn Storage>) -> Result<Salvage> {
+                salvage_in(from, &self.0, |_, _| ())
             }
 
             fn close(&self) -> Result<()> {

@@ -53,6 +53,14 @@ pub trait Subject: Sync {
     fn tells_damage(&self, _storage: &SimStorage) -> Option<bool> {
         None
     }
+
+    /// What a new store holds for these keys that took over what is whole of this one; `None` if there is no such way.
+    ///
+    /// # Errors
+    /// The store's, in words.
+    fn salvaged(&self, _layout: Layout, _storage: &SimStorage, _keys: &[Bytes]) -> Option<Result<State, String>> {
+        None
+    }
 }
 
 /// An open store.

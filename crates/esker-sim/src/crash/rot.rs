@@ -3,14 +3,19 @@
 //! The theory: whatever becomes of its bytes, a store says that they are damaged or says what was written; never anything else. Four
 //! verdicts: refused (an error, at the opening or at a read), right (the damage lay where nothing is), shorter (an older state:
 //! damage taken for a torn tail, which loses what was acknowledged), wrong (a state that never was, a panic, or refused where a look at rest finds nothing).
+//!
+//! Of some that are refused what is whole is carried over into a new store: each key of that must hold what it held at some time, or nothing.
 
 use super::life::{Past, live};
 use super::program::{Program, keys};
-use super::{State, Subject, left_of, recovered, show};
+use super::{Held, State, Subject, guarded, left_of, recovered, show};
 use crate::model::Bytes;
 use crate::storage::{SECTOR, SimStorage};
 use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
+
+/// One in so many that are refused is carried over.
+const CARRIED_OVER: u64 = 4;
 
 /// The verdicts counted.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -56,8 +61,9 @@ pub fn check<S: Subject>(subject: &S, program: &Program, stride: u64) -> Result<
     let before = recovered(subject, program.layout, &storage.restarted(), &keys(program.layout))?;
     let state = if before == *state { state } else { &before };
     let older = rest.iter().map(|state| left_of(state, storage.now())).collect();
-    let mut lane =
-        Lane { subject, program, keys: keys(program.layout), storage: storage.restarted(), state, older, report: Report::default() };
+    let keys = keys(program.layout);
+    let held = (0..keys.len()).map(|key| life.states().iter().filter_map(|state| state[key].clone()).collect()).collect();
+    let mut lane = Lane { subject, program, keys, storage: storage.restarted(), state, older, held, report: Report::default() };
     for (name, bytes) in lane.storage.files() {
         lane.file(&name, bytes, stride, &earlier);
     }
@@ -71,6 +77,8 @@ struct Lane<'s, S> {
     storage: SimStorage,
     state: &'s State,
     older: Vec<State>,
+    /// What each key ever held.
+    held: Vec<Vec<Held>>,
     report: Report,
 }
 
@@ -128,10 +136,30 @@ impl<S: Subject> Lane<'_, S> {
                 self.report.wrong += 1;
                 self.report.examples.push(print("wrong", &format!("verified as sound, then {refusal}")));
             }
-            Err(_) => self.report.refused += 1,
+            Err(_) => {
+                self.report.refused += 1;
+                if self.report.refused.is_multiple_of(CARRIED_OVER)
+                    && let Some(found) = self.carried_over_wrong(&at_rest)
+                {
+                    self.report.wrong += 1;
+                    self.report.examples.push(print("wrong", &format!("salvaged {found}")));
+                }
+            }
         }
         if self.report.examples.len() > 64 {
             self.report += Report::default();
+        }
+    }
+
+    /// What a store that took over what is whole says that never was.
+    fn carried_over_wrong(&self, damaged: &SimStorage) -> Option<String> {
+        let salvaged = || self.subject.salvaged(self.program.layout, damaged, &self.keys).unwrap_or_else(|| Err("no such way".into()));
+        match guarded(salvaged) {
+            Ok(state) => {
+                let was = |(held, ever): (&Option<Held>, &Vec<Held>)| held.as_ref().is_none_or(|held| ever.contains(held));
+                (!state.iter().zip(&self.held).all(was)).then(|| show(&state))
+            }
+            Err(panic) => panic.starts_with("PANIC").then_some(panic),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Esker itself as the subject: the smallest budget, no driver thread, so that every call is made by the program.
 
-use super::{Live, NEVER, Program, Subject};
+use super::{Live, NEVER, Program, State, Subject};
 use crate::model::{Bytes, Layout, Operation, Outcome};
 use crate::storage::SimStorage;
 use crate::subject::{self, Place};
@@ -47,6 +47,15 @@ impl Subject for Esker {
     fn tells_damage(&self, storage: &SimStorage) -> Option<bool> {
         // What is no store at all any more is an error.
         Some(!esker::verify_in(Arc::new(storage.clone()), |_, _| ()).is_ok_and(|found| found.is_sound()))
+    }
+
+    fn salvaged(&self, layout: Layout, storage: &SimStorage, keys: &[Bytes]) -> Option<Result<State, String>> {
+        let into = Options::new().memory(BUDGET_BYTES).background(false);
+        let store = subject::open_by(layout, into, &Place::Memory, storage.clock()).map_err(words);
+        Some(store.and_then(|store| {
+            store.salvage(Arc::new(storage.clone())).map_err(words)?;
+            LiveEsker { store, layout, storage: storage.clone() }.state(keys)
+        }))
     }
 }
 
