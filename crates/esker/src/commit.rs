@@ -46,12 +46,12 @@ use std::time::Duration;
 /// When writes become durable without being asked to (a `commit` always makes them so).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// Never: at `commit` and `close` only.
+    /// Only at `commit` and `close`: a crash loses what came after.
     #[default]
     None,
-    /// A line is drawn this often while anything changes: a power cut loses at most about so much, and keeps order.
+    /// A commit of its own this often while anything changes. A power cut loses at most about so much, and never something older than what it keeps.
     Every(Duration),
-    /// Each writing call returns when it is durable. Calls at the same time share a line.
+    /// Each writing call returns when it is durable. Calls at the same time share a commit.
     Always,
 }
 

@@ -6,19 +6,23 @@ use std::{fmt, io, path::PathBuf, sync::Arc};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Error {
-    /// Bytes on the device are not what was written. Stop and restore from a copy.
+    /// Bytes on the device are not what was written; which, by file and address. Other records can still be read. Restore a backup, carry what
+    /// is whole over with [`crate::salvage`], or open with [`crate::Options::accept_loss`].
     Corruption(String),
     /// The device failed. After a failed write or sync the store is latched: writes refuse, reads go on; reopen it.
     Io(Arc<io::Error>),
-    /// The memory budget has no room for a new record. Delete something or raise the budget; in a cache, wait for the scan to end.
+    /// The memory budget has no room for a new record. Delete something or raise the budget. A scan, an iterator or a read transaction that is alive
+    /// holds space back: in a cache this is the only cause.
     Full,
-    /// The call cannot be right. Fix the call; nothing was changed.
+    /// The call cannot be right, here and so: a value that is too long, a directory with something else in it, another layout or format, a call from inside
+    /// a closure that the store runs. Nothing was changed.
     Invalid(String),
     /// The directory is open, in this or another process.
     Locked(PathBuf),
-    /// A loader given to `get_or_insert_with` failed; what it failed with.
+    /// A loader given to `get_or_insert_with` or `get_or_load` failed; what it failed with.
     Load(Arc<dyn std::error::Error + Send + Sync>),
-    /// Another writer was quicker with this key: the transaction changed nothing. Do it again.
+    /// What the transaction had read is not so any more: another writer changed this key, or it expired, or a cache dropped or moved it. The
+    /// transaction changed nothing. Do it again.
     Conflict {
         /// The key's bytes.
         key: Box<[u8]>,

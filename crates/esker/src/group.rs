@@ -91,7 +91,7 @@ impl Engine {
     /// Returns when everything that had returned before the call is durable.
     pub(crate) fn commit(&self) -> Result<()> {
         if self.is_in_memory() {
-            return Err(Error::invalid("a store in memory has nothing to commit to"));
+            return Err(Error::invalid("a store in memory has no device that could keep it"));
         }
         // Refuses closed stores and calls from inside a closure, which the drain would wait for.
         drop(self.epochs.pin()?);

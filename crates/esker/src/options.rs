@@ -19,7 +19,21 @@ use crate::types::{Key, Value};
 use std::path::Path;
 use std::sync::Arc;
 
-/// How to open a store. Every setting has a default; nothing is ever sized by hand.
+/// How to open a store. Every setting has a default; index, log and buffers size themselves within the memory budget.
+///
+/// | setting | default | where it has no effect |
+/// |---|---|---|
+/// | [`memory`](Options::memory) | a quarter of the machine's | |
+/// | [`durability`](Options::durability) | `None` | in memory |
+/// | [`space_amplification`](Options::space_amplification) | 2.0 | in a cache, which drops what is old |
+/// | [`segment_bytes`](Options::segment_bytes) | by the memory | in memory; a store that exists keeps its own |
+/// | [`promotion`](Options::promotion) | on | in memory |
+/// | [`verify_reads`](Options::verify_reads) | on | in memory |
+/// | [`direct_io`](Options::direct_io), [`io_uring`](Options::io_uring) | on, where they exist | in memory, and in a [`Storage`] of your own |
+/// | [`accept_loss`](Options::accept_loss), [`progress`](Options::progress) | off | where nothing is opened |
+/// | [`history`](Options::history), [`cache`](Options::cache) | off; not both | |
+/// | [`clock`](Options::clock) | the system's | |
+/// | [`background`](Options::background) | on | |
 ///
 /// # Examples
 /// ```
@@ -44,7 +58,8 @@ pub struct Options {
     cache: Option<Cache>,
 }
 
-/// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`.
+/// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`. Units, in either case: `B`; `K`, `KiB`, `M`, `MiB`, `G`, `GiB`, `T`, `TiB`
+/// (powers of 1,024); `KB`, `MB`, `GB`, `TB` (of 1,000). What is no number of bytes is refused when the store is opened.
 pub trait ByteCount {
     /// In bytes.
     ///
@@ -117,110 +132,113 @@ impl Options {
         }
     }
 
-    /// All the memory the store may use, any number of bytes from 16 MiB up. It can be changed later.
+    /// The memory budget, any number of bytes from 16 MiB up: for the index, the log's part in memory, and fixed buffers. It can be changed while the
+    /// store is open ([`Store::set_memory`]). The buffers of a single call, a backlog of an eviction listener, and at most 10 MiB while opening come on top.
     #[must_use]
     pub fn memory(mut self, budget: impl ByteCount) -> Self {
         self.memory = budget.byte_count();
         self
     }
 
-    /// False: batches of cold reads go through `pread` threads instead of io_uring.
+    /// Whether batches of cold reads go through io_uring, if the kernel allows it; else a pool of threads calls `pread`. Default: true.
     #[must_use]
     pub fn io_uring(mut self, wanted: bool) -> Self {
         self.io_uring = wanted;
         self
     }
 
-    /// False: through the page cache, whose memory the budget does not see.
+    /// Whether files are read and written around the page cache, if the file system allows it. The page cache's memory is not counted in the
+    /// budget. Default: true.
     #[must_use]
     pub fn direct_io(mut self, wanted: bool) -> Self {
         self.direct_io = wanted;
         self
     }
 
-    /// True: damage in what was durable, or that a place of it cannot be read, is not refused where something whole is left. Behind the last index image the log counts
-    /// up to its first damaged byte; a damaged image is built anew from the log, and of a damaged manifest the other slot counts. What was
-    /// accepted is written down: later openings meet that damage no more.
+    /// Whether a store that is damaged, or cannot be read in places, is opened with what is still whole; else opening answers `Corruption` or `Io`. Of the log
+    /// behind the last index image everything from the first damaged block on is given up. A damaged image is rebuilt from the log; if one slot of the manifest is damaged the
+    /// other one counts. The decision is written down: later openings do not meet that damage again. Default: false. To keep what lies behind damage, and
+    /// lose no more than the damaged blocks, see [`salvage`](crate::salvage).
     #[must_use]
     pub fn accept_loss(mut self, accepted: bool) -> Self {
         self.recovery.accept_loss = accepted;
         self
     }
 
-    /// `tell` is called while opening reads the log, after each mebibyte: with the bytes it has read, and all that it will. Where an
-    /// image of the index stands for nearly all of the log, that is little, or nothing.
+    /// `tell` is called while opening reads the log, after each mebibyte, with the bytes read so far and all that will be. An orderly close leaves an
+    /// image of the index, with which opening reads little or nothing of the log.
     #[must_use]
     pub fn progress(mut self, tell: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
         self.recovery.progress = Some(Arc::new(tell));
         self
     }
 
-    /// False: records that calls read from the device are taken as they come, without comparing their blocks with the checksums.
-    /// Damage may then be returned as a value; so none of them comes back into memory ([`Options::promotion`]), to be written once more, but in a cache. All else that is read is checked as ever: manifest, images, and the log where
-    /// opening, compaction and verification read it.
+    /// Whether calls compare the blocks that they read from the device with their checksums. If not, damaged bytes may be returned as a value; so that
+    /// they are not written again under a right checksum, [`Options::promotion`] is off then, but in a cache. The manifest, images, and the log where opening,
+    /// compaction and verification read it, are always checked. Default: true.
     #[must_use]
     pub fn verify_reads(mut self, wanted: bool) -> Self {
         self.verifies_reads = wanted;
         self
     }
 
-    /// When writes become durable without being asked to.
+    /// When writes become durable without a [`Store::commit`]. Default: [`Durability::None`]. Has no effect in memory.
     #[must_use]
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
         self
     }
 
-    /// The log is compacted in the background, in memory too, when it is more than this many times as long as what lives in it; 2 unless
-    /// said, at least 1.1. Less saves space and writes more. On a device it may be longer by half of one of its files, 32 MiB at most, for a
-    /// file is given back whole, and by a sixteenth of the log, for which one line is drawn.
+    /// The log is compacted in the background, in memory too, when it is more than this many times as long as the live data in it. Default: 2; at least
+    /// 1.1. Less saves space and writes more. On a device it may be longer by half a file of the log (32 MiB at most), because files are given back whole,
+    /// and by a sixteenth of the log, because what is freed waits for a commit that is shared.
     #[must_use]
     pub fn space_amplification(mut self, target: f64) -> Self {
         self.space_amplification = target.max(1.1);
         self
     }
 
-    /// The length of each of the log's files, in which the directory shrinks: for a store that is made, of those that exist it
-    /// stays. A sixteenth of the memory, from 4 to 256 MiB, unless said; rounded up to whole sectors. A cache's at most an eighth of its disk, or 4 MiB.
+    /// The length of each file of the log, in bytes; space goes back to the file system in such units. It is fixed when a store is made, and has no effect on
+    /// one that exists. Default: a sixteenth of the memory, rounded up to a power of two, from 4 to 256 MiB; in a cache at most an eighth of its disk, at
+    /// least 4 MiB. Rounded up to 4 KiB.
     #[must_use]
     pub fn segment_bytes(mut self, length: u64) -> Self {
         self.segment_bytes = Some(length.clamp(SECTOR_BYTES as u64, 1 << 40).next_multiple_of(SECTOR_BYTES as u64));
         self
     }
 
-    /// False: a cold record stays on the device, however often it is read. Otherwise one that gets ask for repeatedly is
-    /// copied to the log's tail, into memory; that writes it again one day.
+    /// Whether a cold record that gets read repeatedly is copied to the log's tail, into memory. The price: the copy is written to the device again when
+    /// it leaves memory. Default: true.
     #[must_use]
     pub fn promotion(mut self, wanted: bool) -> Self {
         self.promotion = wanted;
         self
     }
 
-    /// True: what a change replaces stays readable by [`Store::history`] as long as it lies in the log. Then no change is made in
-    /// place: each one, a deletion too, is a record of its own, which compaction takes back in time. The log grows faster by that,
-    /// and updates take longer. A cache keeps no history.
+    /// Whether each change keeps the version it replaces, for [`Store::history`], until compaction takes it. No change is made in place then: each one, a
+    /// deletion too, is a record of its own. The log grows faster, and updates take longer. Not for a cache. Default: false.
     #[must_use]
     pub fn history(mut self, wanted: bool) -> Self {
         self.history = wanted;
         self
     }
 
-    /// Makes the store a cache: lossy, bounded, and full only beside a scan.
+    /// Makes the store a cache: bounded, and lossy where another store would grow or answer `Full`.
     #[must_use]
     pub fn cache(mut self, cache: Cache) -> Self {
         self.cache = Some(cache);
         self
     }
 
-    /// What tells the store when keys expire; the system's clock unless said. A [`crate::ManualClock`] spares tests to sleep.
+    /// The clock by which keys expire. Default: the system's. With a [`crate::ManualClock`] tests need not sleep.
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
     }
 
-    /// False: the store has no thread of its own; calls that need room make it themselves, and `Durability::Every` is as
-    /// `Durability::None`. For simulations, which must do the same each time.
+    /// Whether the store has a thread of its own, which writes, evicts, compacts and draws lines. Without one, calls that need room make it themselves, and
+    /// `Durability::Every` is as `Durability::None`: for simulations, which must do the same each time. Default: true.
     #[must_use]
     pub fn background(mut self, wanted: bool) -> Self {
         self.background = wanted;
@@ -249,10 +267,10 @@ impl Options {
         self.open_home(Arc::new(directory), false)
     }
 
-    /// A store in a temporary directory that goes when the store does.
+    /// A store in a temporary directory, which is removed when the store is.
     ///
     /// # Errors
-    /// `Invalid` for a budget below 16 MiB, `Io`.
+    /// `Invalid` for a budget below 16 MiB, and for a cache without a disk or with a history; `Io`.
     pub fn open_temporary<K: Key + ?Sized, V: Value + ?Sized>(self) -> Result<Store<K, V>> {
         self.check(true)?;
         let directory = Directory::temporary(self.direct_io, self.io_uring)?;
@@ -271,7 +289,7 @@ impl Options {
     /// An empty store over a device of your own, which cannot be opened again.
     ///
     /// # Errors
-    /// `Invalid` for a budget below 16 MiB, `Io` if the system refuses address space.
+    /// `Invalid` for a budget below 16 MiB, and for a cache without a disk or with a history; `Io` if the system refuses address space.
     pub fn open_on<K: Key + ?Sized, V: Value + ?Sized>(self, device: Arc<dyn Device>) -> Result<Store<K, V>> {
         self.check(true)?;
         self.start(Some(device), None)

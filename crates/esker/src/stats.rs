@@ -36,26 +36,28 @@ pub struct Stats {
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Warning {
-    /// Lookups in memory pass this many records on average: too few index entries for the keys. A larger budget mends it.
+    /// An index entry leads to this many keys in memory, on average: there are too few entries for the keys. A larger budget mends it. Reported
+    /// above 2.
     LongChains {
-        /// Records on a chain, on average over a sample.
+        /// Keys an entry, on average over a sample.
         average: f64,
     },
-    /// Keys share entries, because the index has all of its share of the budget: cold reads may take several device reads.
+    /// Several keys share an entry, because the index has used its share of the budget: a cold read may take several device reads. Reported above
+    /// one read a call, after 10,000 calls. A larger budget mends it.
     SharedEntries {
-        /// Device reads for each get so far.
+        /// Device reads for each get, `rmw`, append and delete since the store was opened.
         reads_per_get: f64,
     },
-    /// Most gets go to the device: the keys in use do not fit the budget.
+    /// Most calls read the device: the keys in use do not fit the budget. Reported above half a read a call, after 10,000 calls.
     DiskBound {
-        /// Device reads for each get so far.
+        /// Device reads for each get, `rmw`, append and delete since the store was opened.
         reads_per_get: f64,
     },
-    /// A thread has been inside one operation for long, in the closure of an `rmw`: meanwhile nothing is evicted or committed.
+    /// A thread has been inside one call for long, most likely in the closure of an `rmw`. Until it returns nothing is evicted or committed.
     LongPin {
         /// The thread's name, or its id.
         thread: String,
-        /// How long the store has been waiting for it.
+        /// For how long the store has been waiting for it.
         seconds: f64,
     },
     /// The last stretch of the log that compaction tried failed, most likely at a block that cannot be read: until one succeeds the log grows.
@@ -76,16 +78,16 @@ impl std::fmt::Display for Warning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::LongChains { average } => {
-                write!(f, "long chains: {average:.1} records on average; a larger budget gives the index more entries")
+                write!(f, "long chains: {average:.1} keys an index entry; a larger budget gives the index more entries")
             }
             Self::SharedEntries { reads_per_get } => {
                 write!(
                     f,
-                    "shared entries: the index has all of its share ({reads_per_get:.2} device reads a get); a larger budget mends it"
+                    "shared entries: the index has all of its share ({reads_per_get:.2} device reads a call); a larger budget mends it"
                 )
             }
             Self::DiskBound { reads_per_get } => {
-                write!(f, "disk bound: {reads_per_get:.2} device reads a get; the keys in use do not fit the budget")
+                write!(f, "disk bound: {reads_per_get:.2} device reads a call; the keys in use do not fit the budget")
             }
             Self::LongPin { thread, seconds } => {
                 write!(
@@ -101,22 +103,27 @@ impl std::fmt::Display for Warning {
 
 /// Chains above this are long.
 const CHAIN_MAX: f64 = 2.0;
-/// Above this share of gets that read the device a store is bound by it.
+/// Above so many reads a call the device bounds a store.
 const READS_PER_GET_MAX: f64 = 0.5;
-/// So few gets say nothing.
-const GETS_MIN: u64 = 10_000;
+/// So few calls say nothing.
+const CALLS_MIN: u64 = 10_000;
 
 impl Stats {
     /// Judges the figures; what they do not show is given.
-    pub(crate) fn warn(&mut self, is_shared: bool, long_pin: Option<(String, std::time::Duration)>, failures: [Option<Error>; 2]) {
+    pub(crate) fn warn(
+        &mut self,
+        keys_per_entry: f64,
+        is_shared: bool,
+        long_pin: Option<(String, std::time::Duration)>,
+        failures: [Option<Error>; 2],
+    ) {
         let [of_compaction, of_image] = failures;
-        let (sampled, records) =
-            (1..).zip(&self.index.chain_lengths).fold((0, 0), |(n, sum), (length, count)| (n + count, sum + length * count));
-        let average = records as f64 / sampled.max(1) as f64;
-        let reads_per_get = self.operations.device_reads as f64 / self.operations.gets.max(1) as f64;
-        let is_reading = self.operations.gets >= GETS_MIN;
+        let OperationStats { gets, rmws, appends, deletes, device_reads, .. } = self.operations;
+        let calls = gets + rmws + appends + deletes;
+        let reads_per_get = device_reads as f64 / calls.max(1) as f64;
+        let is_reading = calls >= CALLS_MIN;
         let found = [
-            (average > CHAIN_MAX).then_some(Warning::LongChains { average }),
+            (keys_per_entry > CHAIN_MAX).then_some(Warning::LongChains { average: keys_per_entry }),
             (is_shared && is_reading && reads_per_get > 1.0).then_some(Warning::SharedEntries { reads_per_get }),
             (is_reading && reads_per_get > READS_PER_GET_MAX).then_some(Warning::DiskBound { reads_per_get }),
             long_pin.map(|(thread, waited)| Warning::LongPin { thread, seconds: waited.as_secs_f64() }),
@@ -143,16 +150,27 @@ pub struct MemoryStats {
     pub fixed_bytes: u64,
 }
 
-/// Addresses in the log, in bytes of payload.
+/// Addresses that divide the log, in bytes of payload, from the oldest on.
+///
+/// ```text
+/// begin ....... head .... flushed_until .... safe_read_only .... read_only .... tail
+/// |  on the device only | in memory, frozen: copied to be changed    | in memory, |
+/// |                     | and written up to `flushed_until`          | mutable    |
+/// ```
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[allow(missing_docs, reason = "the log's own terms, explained in ARCHITECTURE.md")]
 pub struct LogStats {
+    /// Below it nothing is part of the store any more.
     pub begin: u64,
+    /// From here on the log is in memory.
     pub head: u64,
+    /// Everything below is on the device.
     pub flushed_until: u64,
+    /// Everything below is seen as read-only by all threads, and does not change any more.
     pub safe_read_only: u64,
+    /// Records from here on are changed in place.
     pub read_only: u64,
+    /// Where the next record goes.
     pub tail: u64,
 }
 
@@ -190,11 +208,11 @@ pub struct IndexStats {
     pub entries: u64,
     /// Buckets behind full ones.
     pub overflow_buckets: u64,
-    /// Of a sample of entries: how many have a chain of one record in memory, of two, and so on.
+    /// Of a sample of entries: how many have a chain of one record in memory, of two, and so on. Versions of one key count, too.
     pub chain_lengths: Vec<u64>,
 }
 
-/// Records with an end.
+/// Records that expire.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct ExpiryStats {
@@ -232,8 +250,8 @@ pub struct CacheStats {
     pub kept: u64,
     /// Loaded values that were not put, and cold ones that were not copied, lest more be written than `Cache::disk_writes` allows.
     pub refused: u64,
-    /// How many lives (a read while it is old gives sixteen, a round through the log takes one) keep a record in memory; between
-    /// two numbers, some are kept.
+    /// The threshold of eviction, in *lives*. Reading an old record gives it 16 (it has 31 at most), each round through the log takes one; a record with
+    /// at least so many is kept. Of those between two whole numbers a part is.
     pub lives_to_stay: f64,
 }
 
@@ -245,7 +263,7 @@ impl OperationStats {
     }
 }
 
-/// Calls since the store was opened; each key of a batch counts.
+/// Calls since the store was opened, blocking and asynchronous ones; each key of a batch counts. What a transaction or a scan reads does not.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[allow(missing_docs, reason = "the operations' names")]

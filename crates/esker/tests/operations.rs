@@ -230,6 +230,16 @@ fn a_thread_that_stays_inside_an_operation_is_named() {
     assert_eq!(store.stats().warnings, []);
 }
 
+/// Versions of a key lie on its chain, and a lookup ends at the first: that was told as too few entries.
+#[test]
+fn many_versions_of_few_keys_are_no_long_chains() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").history(true).open_temporary().unwrap();
+    (0..20_000u64).for_each(|n| store.put(&(n % 100), &n).unwrap());
+    let stats = store.stats();
+    assert!(stats.index.chain_lengths.len() > 50, "{:?}", stats.index.chain_lengths);
+    assert_eq!(stats.warnings, []);
+}
+
 #[test]
 fn a_budget_far_too_small_is_said() {
     let store: Store<u64, [u8]> = Options::new().memory("16MiB").open_temporary().unwrap();

@@ -72,8 +72,8 @@ type Worth = Arc<dyn Fn(&[u8], &[u8]) -> f64 + Send + Sync>;
 
 /// What makes a store a cache: it holds as much as there is room for, and drops what is old and unread for what is new.
 ///
-/// Nothing is refused for want of room, but while a scan runs or an iterator lives: what these will still show cannot go, and what does not
-/// fit beside it is answered [`Error::Full`]. Any pair may be gone at any time. Without a disk the memory budget is the bound; with
+/// Any pair may be gone at any time. Nothing is refused for lack of room, except while a scan, an iterator or a read transaction is alive: what these may
+/// still show cannot be dropped, and calls that need more room answer [`Error::Full`]. Without a disk the memory budget is the bound; with
 /// one the store needs a directory, and is as warm after a restart as its last commit or close left it.
 ///
 /// # Examples
@@ -86,8 +86,9 @@ type Worth = Arc<dyn Fn(&[u8], &[u8]) -> f64 + Send + Sync>;
 /// # Ok::<(), esker::Error>(())
 /// ```
 ///
-/// A group of keys that ends at once, however many they are: they carry the group's stamp, which is a pair of its own and never the same twice. Without it nobody
-/// asks for them any more, and they go as what is not read does. (A scan's [`delete`](crate::Scan::delete) gives their room back at once.)
+/// To invalidate a group of keys at once, however many they are, put a *stamp* into their names: the value of a key of the group's own, never the same twice.
+/// When the stamp is deleted nobody asks for the old names any more, and they are dropped like all that is not read. (A scan's
+/// [`delete`](crate::Scan::delete) gives their room back at once.)
 /// ```
 /// # use esker::{Cache, Options, Store};
 /// # use std::{io, time::UNIX_EPOCH};
@@ -125,12 +126,14 @@ impl Cache {
         self
     }
 
-    /// What a pair, of this key and value, is worth, to all others: 1 is ordinary. A cache in memory keeps a pair as if it had been read so many times as
-    /// often as it was; so say what it costs to load it anew, or that, to its length. What is worth 0 goes when its round is over, and what
-    /// is worth `f64::INFINITY` stays (is pinned) though nobody reads it, unless all that stays would leave too little room: an eighth of the whole.
+    /// The weight of each pair, by its key and value, relative to the others: 1 is normal. A cache in memory keeps a pair as if it had been read *weight*
+    /// times as often as it was. A good weight is what it costs to load the value again, or that cost divided by its length. A pair of weight 0 is dropped
+    /// at the end of its round through the log. A pair of weight `f64::INFINITY` is pinned: it stays though nobody reads it, unless pinned pairs would leave
+    /// less than an eighth of the memory.
     ///
-    /// It is asked when a pair's round is over, by whatever thread needs the room: keep it short. It must not use the store: most calls
-    /// are refused, and a close would wait for itself. A panic in it is swallowed, and counts as 1. A cache over a device drops whole files in their order, and does not ask.
+    /// The closure is asked at the end of a pair's round, by whatever thread needs the room: keep it short. It must not use the store: most calls
+    /// are refused, and a close would wait for itself. A panic in it is swallowed, and counts as 1. A cache over a device drops whole files in their order, and
+    /// does not ask.
     ///
     /// # Examples
     /// ```

@@ -1,7 +1,7 @@
 //! What `stats` shows.
 
 use super::room::FIXED_BYTES;
-use super::{Engine, lock};
+use super::{Engine, Layout, lock};
 use crate::cache::Caching;
 use crate::epoch::Counter;
 use crate::record::Record;
@@ -14,6 +14,7 @@ impl Engine {
         let count = |what: Counter| self.epochs.counted(what);
         let (log_bytes, index_bytes) = (self.log_bytes(), self.index.bytes());
         let waiting: u64 = self.epochs.slots().map(|slot| slot.entries.load(Relaxed)).sum();
+        let (chain_lengths, keys_per_entry) = self.sample_chains();
         let mut stats = Stats {
             in_memory: self.is_in_memory(),
             memory: MemoryStats {
@@ -36,7 +37,7 @@ impl Engine {
                 buckets: self.index.buckets(),
                 entries: self.index.entries_with(waiting),
                 overflow_buckets: self.index.overflow_buckets(),
-                chain_lengths: self.sample_chains(),
+                chain_lengths,
             },
             operations: OperationStats {
                 gets: count(Counter::Get),
@@ -60,36 +61,47 @@ impl Engine {
             latched: lock(&self.latched).as_ref().map(ToString::to_string),
             warnings: Vec::new(),
         };
-        stats.warn(self.index.is_shared(), self.epochs.watch.long_pin(), [self.compaction_failure(), self.image_failure()]);
+        let failures = [self.compaction_failure(), self.image_failure()];
+        stats.warn(keys_per_entry, self.index.is_shared(), self.epochs.watch.long_pin(), failures);
         stats
     }
 
-    /// How many of some entries have a chain of one, two, ... records in memory.
-    fn sample_chains(&self) -> Vec<u64> {
-        let mut lengths = Vec::new();
+    /// How many of some entries have a chain of one, two, ... records in memory; and the keys there for each entry.
+    fn sample_chains(&self) -> (Vec<u64>, f64) {
+        let (mut lengths, mut keys) = (Vec::new(), 0);
         let buckets = self.index.buckets();
         for at in (0..buckets).step_by((buckets / 1024).max(1) as usize) {
-            let Ok(_pin) = self.epochs.pin() else { return lengths };
+            let Ok(_pin) = self.epochs.pin() else { break };
             for address in self.index.addresses(at) {
-                let length = self.chain_length(address);
+                let (length, on_chain) = self.chain_in_memory(address);
+                keys += on_chain;
                 if length > 0 {
                     lengths.resize(lengths.len().max(length), 0);
                     lengths[length - 1] += 1;
                 }
             }
         }
-        lengths
+        let sampled = lengths.iter().sum::<u64>().max(1);
+        (lengths, keys as f64 / sampled as f64)
     }
 
-    /// Under a pin.
-    fn chain_length(&self, mut at: u64) -> usize {
+    /// How many records a chain has in memory, and of how many keys: a lookup ends at the first of its own. Under a pin.
+    fn chain_in_memory(&self, mut at: u64) -> (usize, usize) {
         let head = self.log.bounds.head.load(Acquire);
-        let mut length = 0;
+        let (mut length, mut keys) = (0, Vec::new());
         while at != 0 && at >= head {
-            length += 1;
             // SAFETY: `at >= head` under the caller's pin, and chains hold published addresses only.
-            at = unsafe { Record::new(self.log.pointer(at)) }.previous();
+            let record = unsafe { Record::new(self.log.pointer(at)) };
+            let hash = self.hash_of(match self.layout {
+                Layout::Word { key_bytes, .. } => record.word_key(key_bytes),
+                Layout::Bytes => record.bytes_key(),
+            });
+            if !keys.contains(&hash) {
+                keys.push(hash);
+            }
+            length += 1;
+            at = record.previous();
         }
-        length
+        (length, keys.len())
     }
 }

@@ -247,15 +247,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 }
 
 impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
-    /// Only these keys; list each once. Another way than [`Strategy::ByKeys`] first gathers them in a set.
+    /// Only these keys; list each once. A scan that does not go by keys ([`Strategy::ByKeys`]) first gathers them in a set.
     pub fn keys<Q: Borrow<K> + Sync>(mut self, keys: &'a [Q]) -> Self {
         self.keys = Some(Box::new(Lent { keys, of: PhantomData::<fn(&K)> }));
         self
     }
 
-    /// Only these keys, which are those of the store that `is_listed` is true for: a scan that goes another way asks it, and
-    /// needs no set. What is visited where the two disagree is one or the other. It may be asked in the midst of the store's own work: quick, please, and
-    /// using the store from inside is [`Error::Invalid`].
+    /// Only these keys. `is_listed` must be true of exactly those of the store's keys that are in the list: a scan that goes by log or index asks it, instead of
+    /// gathering a set. Where list and test disagree, either may count. It runs inside the store: keep it short; using the store from it
+    /// is [`Error::Invalid`].
     pub fn keys_where<Q: Borrow<K> + Sync>(
         mut self,
         keys: &'a [Q],
@@ -265,7 +265,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         self.keys(keys)
     }
 
-    /// Only keys that begin with these bytes. Keys are in no order: what is saved is looking at the others' values.
+    /// Only keys that begin with these bytes. Keys are not ordered, so all keys are visited all the same; only the other keys' values are not looked at.
     pub fn prefix(mut self, prefix: impl Into<Vec<u8>>) -> Self {
         self.prefix = Some(prefix.into());
         self
@@ -295,8 +295,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         self
     }
 
-    /// So many threads for [`Scan::fold`] and [`Scan::aggregate`], the calling one among them; at least one and at most 256, or as
-    /// many as the system grants.
+    /// The number of threads for [`Scan::fold`], [`Scan::collect`] and [`Scan::aggregate`], the calling one among them; at least one and at most 256, or as
+    /// many as the system grants. Default: 1.
     pub fn parallel(mut self, threads: usize) -> Self {
         self.threads = threads.clamp(1, THREADS_MAX);
         self
@@ -347,7 +347,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         })
     }
 
-    /// As [`Scan::for_each`], until `visit` breaks; what it broke with.
+    /// As [`Scan::for_each`], until `visit` breaks; what it broke with. It is not called again after that; the scan itself ends a little later (some thousand
+    /// pairs, which a `filter` may still be asked about).
     ///
     /// # Errors
     /// As [`Scan::for_each`].

@@ -99,10 +99,10 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         Ok(Page { pairs, next: next.map(Cursor) })
     }
 
-    /// Deletes these pairs; how many. Not all at one moment: what is there all the time is deleted, and what comes meanwhile, or
-    /// changes, may be or not. A pair that `filter` was asked about goes only with the value that it was asked about.
+    /// Deletes the pairs of the scan, page by page; how many. Not atomic: a pair that is there all the time is deleted, and one that is added or changed
+    /// meanwhile may be deleted or not. With a `filter` a pair is deleted only if it still has the value that the filter saw.
     ///
-    /// So a group of keys ends: those with a prefix, or whose values say that they belong to it.
+    /// That is how a group of keys is deleted: those with a prefix, or those whose values say that they belong to it.
     ///
     /// # Errors
     /// As [`Store::delete_many`], [`Error::Cancelled`], and `Invalid` in a transaction that only reads. Some pairs may be gone then.

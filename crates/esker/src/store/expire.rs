@@ -168,7 +168,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// From `end` on `key` is absent, to the millisecond; true if it has a value now. An `end` that has passed deletes it.
     ///
-    /// A call that is under way while an older end passes may take effect as of its beginning.
+    /// If an older expiry of the key passes while this call runs, the call may take effect as if it had happened at its start.
     ///
     /// # Errors
     /// As [`Store::rmw`].
@@ -183,7 +183,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.change_end(key.bytes(), NewEnd::At(expires))
     }
 
-    /// Takes the end of `key` back; true if it has a value and had an end.
+    /// Takes the expiry of `key` back: it stays. True if it has a value and had an expiry.
     ///
     /// # Errors
     /// As [`Store::rmw`].
@@ -194,16 +194,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.change_end(key.bytes(), NewEnd::Never)
     }
 
-    /// The value of `key`, whose end, if it has one, is put off until `ttl` from now at least: what is read again and again stays
-    /// (sliding expiration). An end that is later stays as it is, and so does what has none.
+    /// The value of `key`. If it expires, its expiry is put off until `ttl` from now at least: what is read again and again stays
+    /// (sliding expiration). An expiry that is later than that stays as it is, and a key that has none gets none.
     ///
-    /// Often read keys are not written each time: an end is put off by an eighth of `ttl` too much, and then left alone until it is nearer than `ttl`.
+    /// So that not each read is a write, the expiry is moved to 9/8 of `ttl` from now, and then left alone until less than `ttl` remains.
     ///
     /// # Errors
     /// As [`Store::rmw`].
     ///
     /// # Cost
-    /// Three gets; eight times in `ttl` at most that of [`Store::expire_at`].
+    /// About three gets; besides, at most eight times in `ttl`, that of [`Store::expire_at`].
     ///
     /// # Examples
     /// ```

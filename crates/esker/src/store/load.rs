@@ -46,31 +46,31 @@ impl Loading {
         Self::default()
     }
 
-    /// A value that was loaded stays for so long, as by [`Store::put_with_ttl`].
+    /// A value that was loaded expires after this time, as by [`Store::put_with_ttl`].
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
         self
     }
 
-    /// Ends come up to this part of the `ttl` (0 to 1) earlier, at random, so that what was loaded together does not end together.
+    /// Values expire up to this part of the `ttl` (0 to 1) earlier, at random, so that what was loaded together does not expire together.
     #[must_use]
     pub fn jitter(mut self, part: f64) -> Self {
         self.jitter = if part.is_nan() { 0.0 } else { part.clamp(0.0, 1.0) };
         self
     }
 
-    /// So long before its end a value is loaded anew: one of those who ask does it, and the others get what is there (refresh ahead; stale while
-    /// revalidate). If that fails he gets what is there, too, and until its end it is tried again sixteen times in this span at most.
+    /// From `span` before its expiry on a value is loaded anew: one caller does so, and the others get the present value without waiting (refresh ahead,
+    /// stale while revalidate). If that load fails its caller, too, gets the present value; until the expiry at most sixteen attempts are made in `span`.
     #[must_use]
     pub fn renew_ahead(mut self, span: Duration) -> Self {
         self.ahead = span;
         self
     }
 
-    /// That a key has no value is remembered for so long, in a mebibyte of memory: some ten thousand keys (negative caching). A deletion ([`Store::delete`],
-    /// [`Store::delete_many`], in a transaction, by [`Store::compare_and_swap`]) ends that, also of what is being loaded: whoever makes a value at the
-    /// source calls one of them.
+    /// For this time the store remembers that the loader found no value (negative caching), for some ten thousand keys in a mebibyte of memory. A deletion
+    /// of the key ([`Store::delete`], [`Store::delete_many`], in a transaction, by [`Store::compare_and_swap`]) ends that at once, also for a load that is under
+    /// way: call one of them after a value was made at the source.
     #[must_use]
     pub fn absent_ttl(mut self, ttl: Duration) -> Self {
         self.absent = ttl;
@@ -104,12 +104,12 @@ enum Looked<O> {
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
-    /// The value of `key`; if it has none, what `load` brings, which is put. Of all who ask for the same key at the same time
-    /// one loads, the others wait for it. Works in every store; most useful in a cache.
+    /// The value of `key`; if it has none, what `load` returns, which is put. Of all callers that ask for the same key at the same time
+    /// one loads, and the others wait for it. Works in every store; most useful in a cache.
     ///
-    /// A failure reaches all who wait, and the next call loads again. If `load` panics the panic goes on here, and one of those
-    /// who wait loads instead. `load` runs outside the store and may use it, but not ask it for the same key. Of two loaders that ask for each other's
-    /// keys, on two threads, both wait for ever.
+    /// A failure reaches all callers that wait, and the next call loads again. If `load` panics the panic propagates to its caller, and one of those that
+    /// wait loads instead. `load` runs outside the store and may use it, but must not ask it for the same key. **Two loaders that ask for each
+    /// other's keys wait for ever.**
     ///
     /// # Errors
     /// `Load` with what `load` failed with; as [`Store::get`] and [`Store::put`].
@@ -126,13 +126,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(value.unwrap_or_else(|| unreachable!("who takes no absence loads a value")))
     }
 
-    /// The value of `key`; if it has none, or is about to end, what `load` brings, as [`Store::get_or_insert_with`]: for as long as `loading` says. `None`
-    /// if `load` finds none; then a value that was there, and has not changed, is deleted. A value that is put while `load` is at work stands, and is what
-    /// everybody gets for whom `load` brings another one (one that is equal to what was there before passes for that); if the key is deleted meanwhile,
-    /// or a cache drops what was put, what `load` brings is handed out to those who had asked before, and not kept.
+    /// The value of `key`; if it has none, or is about to expire, what `load` returns, as [`Store::get_or_insert_with`], for as long as `loading` says. `None`
+    /// if `load` finds none.
+    ///
+    /// What happens to the key while `load` runs:
+    /// * It is written: the written value stays, and is returned to all. (That the very value is written that was there before is not noticed.)
+    /// * It is deleted, or a cache drops what was put: what `load` returns goes to the callers that had asked before, and is not stored.
+    /// * Nothing, and `load` returns `None`: an old value is deleted.
     ///
     /// # Errors
-    /// As [`Store::get_or_insert_with`]. That a value that is there could not be loaded anew is counted ([`Stats`](crate::Stats)), and reaches nobody.
+    /// As [`Store::get_or_insert_with`]. A failed reload of a value that is still there is returned to nobody; `Stats::loads` counts it.
     ///
     /// # Cost
     /// A hit costs a `get`; two with [`Loading::renew_ahead`]. A miss takes a lock of its key's stripe, five times. The first value of at most eight bytes

@@ -61,7 +61,8 @@ pub use load::Loading;
 use step::{Known, Step};
 pub use transaction::{ReadTransaction, Transaction};
 
-/// A key-value store. Cloning it is cheap and gives the same store; it closes with its last clone.
+/// A key-value store, used through `&self` from any thread. Cloning it is cheap and gives the same store. Dropping the last clone closes it, and swallows
+/// the error that [`Store::close`] would return.
 pub struct Store<K: Key + ?Sized, V: Value + ?Sized> {
     pub(crate) engine: Arc<Engine>,
     closer: Arc<Closer>,
@@ -254,10 +255,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The value of `key`.
     ///
     /// # Errors
-    /// `Corruption` or `Io` when the record is cold and cannot be read; `Closed`.
+    /// `Corruption` or `Io` when the record is cold and cannot be read; `Invalid` for a key above 64 KiB, and inside a closure that the store runs; `Closed`.
     ///
     /// # Cost
-    /// Two cache misses in memory; one device read for each cold record of the chain, usually one.
+    /// Two cache misses in memory. Else one device read for each cold record that it passes on the key's chain: usually one, more where keys share
+    /// an index entry.
     #[inline(always)]
     pub fn get(&self, key: &K) -> Result<Option<V::Owned>> {
         if Self::WORD {
@@ -270,7 +272,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.get_bytes(key.bytes(), V::own)
     }
 
-    /// What `read` makes of the value of `key`. It runs on a copy, outside the store: it may take its time.
+    /// What `read` makes of the value of `key`. It runs on a copy, outside the store: it may take its time, and use the store.
     ///
     /// # Errors
     /// As [`Store::get`].
@@ -290,18 +292,22 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Errors
     /// As [`Store::get`].
+    ///
+    /// # Cost
+    /// That of [`Store::get_with`]: the value is read.
     pub fn contains(&self, key: &K) -> Result<bool> {
         Ok(self.get_with(key, |_| ())?.is_some())
     }
 
-    /// Sets the value of `key`, whatever it was. Never reads the device.
+    /// Sets the value of `key`, whatever it was, without reading the old one from the device. An expiry that it had goes.
     ///
     /// # Errors
-    /// `Full` in memory, `Invalid` for a key or value that is too large and inside a closure that the store runs, `Closed`: nothing was
-    /// changed then. `Io` when the log cannot be written any more: the change may have been made, and is not durable.
+    /// `Full` in memory, and in a cache beside a scan; `Invalid` for a key or value that is too large and inside a closure that the store runs: nothing was
+    /// changed then. `Io` when the log cannot be written any more, and `Closed`: the change may have been made, and may be there or not after a
+    /// reopening.
     ///
     /// # Cost
-    /// In place: two cache misses. Otherwise a record at the log's tail.
+    /// In place: two cache misses. Otherwise a record at the log's tail; where memory is full that waits until older log is written.
     #[inline(always)]
     pub fn put(&self, key: &K, value: &V) -> Result<()> {
         if Self::WORD {
@@ -310,12 +316,24 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.put_bytes(key.bytes(), value.bytes())
     }
 
-    /// Sets the value of `key` to what `update` makes of the old one; returns the new one.
+    /// Sets the value of `key` to what `update` makes of the old one (`None` if there is none); returns the new one. An expiry stays.
     ///
-    /// `update` may run again when another thread was quicker, or a commit began meanwhile; the last call counts. It must not use this store.
+    /// `update` may run again when another thread was quicker, or a commit began meanwhile; the last call counts. It runs inside the store, and must neither
+    /// use it (`Invalid`) nor take long: nothing is evicted or committed until it returns.
     ///
     /// # Errors
     /// As [`Store::put`] and, for a cold key, as [`Store::get`].
+    ///
+    /// # Cost
+    /// In place as [`Store::put`]; a cold key is read first, and gets a new record.
+    ///
+    /// # Examples
+    /// ```
+    /// let hits: esker::Store<str, u64> = esker::Options::new().memory("16MiB").in_memory()?;
+    /// assert_eq!(hits.rmw("/index", |old| old.unwrap_or(0) + 1)?, 1);
+    /// assert_eq!(hits.rmw("/index", |old| old.unwrap_or(0) + 1)?, 2);
+    /// # Ok::<(), esker::Error>(())
+    /// ```
     #[inline(always)]
     pub fn rmw(&self, key: &K, mut update: impl FnMut(Option<V::View<'_>>) -> V::Owned) -> Result<V::Owned> {
         if Self::WORD {
@@ -336,6 +354,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Errors
     /// As [`Store::rmw`].
+    ///
+    /// # Cost
+    /// In place as [`Store::put`]; a cold key is read first, and gets a record that says so.
     pub fn delete(&self, key: &K) -> Result<bool> {
         self.delete_key(key.bytes())
     }
@@ -381,17 +402,22 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Changes the memory budget, in bytes, while operations go on. Lowering it evicts before it returns.
     ///
     /// # Errors
-    /// `Invalid` below 16 MiB, below what cannot be given back (the index; in memory, everything, and room for copies), or above the address space that
-    /// the system grants; `Full` for a cache in memory whose oldest pairs a scan or an iterator will still show; `Io`. The budget is the old one then.
+    /// `Invalid` below 16 MiB, above the address space that the system grants, or below what cannot be given back: over a device the index and 6 MiB; in
+    /// memory all that is in the store, and compaction's reserve. `Full` for a cache in memory whose oldest pairs a scan, an iterator or a read transaction
+    /// will still show; `Io`. The budget is the old one then.
     pub fn set_memory(&self, bytes: u64) -> Result<()> {
         self.engine.set_budget(bytes)
     }
 
-    /// Compacts the log once: what lives is kept, the space of the rest comes back. It also happens by itself, in the
-    /// background, when the log is longer than its target; other operations go on meanwhile. Returns the bytes given back.
+    /// Goes once through the whole log: live records are copied to its tail, the space of all others comes back. Returns the bytes of log given back. It also
+    /// happens by itself, in the background, when the log is longer than [`Options::space_amplification`](crate::Options::space_amplification) says; other
+    /// operations go on meanwhile.
     ///
     /// # Errors
     /// `Io`, `Corruption` for a damaged block, by address; `Full` for a store in memory without room to move anything; `Closed`.
+    ///
+    /// # Cost
+    /// Reads the log, and writes what is live.
     pub fn compact(&self) -> Result<u64> {
         self.engine.compact_all()
     }
@@ -404,39 +430,54 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Writes an image of the index, so that opening after a crash need not read the log below. It also happens by itself, in
     /// the background, when the log behind the last image is twice as long as the index, and at least 64 MiB. Other operations
-    /// go on meanwhile; compaction and the index's growth wait. Everything that had returned is durable afterwards.
+    /// go on meanwhile; compaction and the index's growth wait. All that had returned before the call is durable afterwards.
     ///
     /// # Errors
     /// As [`Store::commit`].
     ///
     /// # Cost
-    /// Two lines and the index's size in writes.
+    /// Two commits, and the index's size in writes.
     pub fn save_index(&self) -> Result<()> {
         // Not from inside a closure that compaction runs, for it would wait for itself.
         drop(self.engine.epochs.pin()?);
         self.engine.take_image()
     }
 
-    /// Copies the store to the directory `to` while operations go on: as of a line that is drawn now, so that everything that
-    /// had returned is in it. `to` is new, or holds an earlier copy of this store, to which what is new is added. The copy is a
-    /// directory that opens as a store; written, it is one of its own, and no copy of this one any more.
+    /// Makes a backup in the directory `to` while operations go on. All that had returned before the call is in it. `to` is new, or an earlier backup of this
+    /// store; then only what is new is written. The backup opens like any store. Once it has been written to, it is an independent store, and cannot be
+    /// added to any more.
     ///
     /// # Errors
     /// As [`Store::commit`]; `Invalid` if `to` is something else; `Corruption` for damage in what is copied, by address. An
-    /// earlier copy is what it was then.
+    /// earlier backup is what it was then.
     ///
     /// # Cost
     /// Reads and writes the log, or what is new of it. Compaction waits.
+    ///
+    /// # Examples
+    /// ```
+    /// # let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    /// # let (directory, copy) = (folder.path(), other.path());
+    /// use esker::{Options, Store};
+    ///
+    /// let store: Store<u64, u64> = Options::new().memory("16MiB").open(directory)?;
+    /// store.put(&1, &7)?;
+    /// store.snapshot_to(copy)?;
+    /// store.put(&1, &8)?;
+    /// let as_it_was: Store<u64, u64> = Options::new().memory("16MiB").open(copy)?;
+    /// assert_eq!(as_it_was.get(&1)?, Some(7));
+    /// # Ok::<(), esker::Error>(())
+    /// ```
     pub fn snapshot_to(&self, to: impl AsRef<Path>) -> Result<Backup> {
         self.engine.snapshot_in(None, target(to.as_ref())?)
     }
 
-    /// As [`Store::snapshot_to`], to a new directory `to`, with what has not changed since taken from an `earlier` copy of this
-    /// store. That stays as it is and is not needed afterwards; where both are in one file system that can, full files of log
+    /// As [`Store::snapshot_to`], to a new directory `to`; what has not changed since is taken from an `earlier` backup of this
+    /// store, which stays as it is and is not needed afterwards. Where both are in one file system with hard links, full files of log
     /// are shared.
     ///
     /// # Errors
-    /// As [`Store::snapshot_to`]; `Invalid` if `to` is a copy already, or `earlier` none of this store or newer than it;
+    /// As [`Store::snapshot_to`]; `Invalid` if `to` is a backup already, or `earlier` none of this store or newer than it;
     /// `Corruption` also for damage in `earlier`. What is in `to` is no store then.
     ///
     /// # Cost
@@ -461,29 +502,51 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.snapshot_in(Some(earlier), to)
     }
 
-    /// Figures about this store.
+    /// Figures about this store: memory, log, space, index, calls, warnings. Also after [`Store::close`].
+    ///
+    /// # Cost
+    /// Reads a sample: a thousand buckets of the index, and their chains in memory.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.engine.stats()
     }
 
-    /// Returns when everything that had returned before this call is durable. Other operations go on meanwhile; commits at
-    /// the same time share the work.
+    /// Returns when everything that had returned before this call is durable, as an exact cut: after a crash the store holds what came before some
+    /// moment, and nothing from after it. Other operations go on meanwhile; commits at the same time share the work.
     ///
     /// # Errors
     /// `Io` when the device failed: from then on all writes refuse, reads go on, and opening the store again recovers what
     /// was durable. `Invalid` for a store in memory, and inside a closure that the store runs. `Closed`.
     ///
     /// # Cost
-    /// What was written since the last commit, and one sync; two if that is more than a mebibyte or so, and now and then.
+    /// Writes what changed since the last commit, and syncs once; twice if that was more than about a mebibyte, and now and then otherwise. Each record is
+    /// copied once when it changes for the first time after a commit.
+    ///
+    /// # Examples
+    /// ```
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let directory = folder.path();
+    /// use esker::{Durability, Options, Store};
+    /// use std::time::Duration;
+    ///
+    /// let options = Options::new().memory("16MiB").durability(Durability::Every(Duration::from_millis(100)));
+    /// let store: Store<u64, u64> = options.open(directory)?;
+    /// store.put(&1, &7)?; // durable within about 100 ms
+    /// store.commit()?; // durable now
+    /// # Ok::<(), esker::Error>(())
+    /// ```
     pub fn commit(&self) -> Result<()> {
         self.engine.commit()
     }
 
-    /// Writes everything to the device, so that opening the directory again finds it. Later calls answer `Closed`.
+    /// Writes everything to the device, so that opening the directory again finds it. Later calls answer `Closed`, but for another `close`, which does nothing,
+    /// and [`Store::stats`].
     ///
     /// # Errors
-    /// `Io`: not all could be written. `Invalid` from inside a closure that the store runs, for whose end a close waits: it stays open.
+    /// `Io`: not all could be written. `Invalid` from inside a closure that the store runs, for the close would wait for itself: the store stays open then.
+    ///
+    /// # Cost
+    /// Writes what of the log is in memory only, and an image of the index, with a few syncs. Nothing for a store in memory.
     pub fn close(&self) -> Result<()> {
         if self.engine.epochs.is_inside() {
             return Err(Error::invalid("the store was closed from inside a closure that it runs"));

@@ -108,14 +108,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Touched<K, V> {
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Runs `body` in a transaction and commits it: all its changes at one moment, or none. When another writer was quicker,
-    /// `body` runs again, up to a hundred times with growing pauses; so it must do nothing outside but through the transaction.
+    /// `body` runs again, up to a hundred times with growing pauses; so it must have no effects besides those through the transaction.
     ///
-    /// It may use this store besides, which then is not part of the transaction. Its first use makes the plain calls of this
+    /// It may also use this store directly; that is not part of the transaction. The first transaction makes the plain calls of this
     /// store somewhat slower from then on (`# Cost`).
     ///
     /// # Errors
-    /// What `body` answers: then nothing was changed, and what it had read was true. [`Error::Conflict`] if others were quicker
-    /// every time. `Full`, `Io`, `Invalid` as [`Store::put`]; `Invalid` also for a transaction that the log's memory cannot take at
+    /// The error that `body` returned, if all it had read was so at one moment (else it runs again): nothing was changed. [`Error::Conflict`] if others were
+    /// quicker every time. `Full`, `Io`, `Invalid` as [`Store::put`]; `Invalid` also for a transaction that the log's memory cannot take at
     /// once, before it changes anything. With [`Durability::Always`](crate::Durability::Always) an `Io` may come after the change.
     ///
     /// # Cost

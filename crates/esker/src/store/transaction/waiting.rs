@@ -19,8 +19,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// A future that is dropped before it was ready has made all the changes or none.
     ///
-    /// Where an executor wants futures that move between threads, the compiler (1.95) refuses async closures that borrow: there use
-    /// [`Store::begin`], the asynchronous calls and [`Transaction::commit_async`], whose futures do.
+    /// Under an executor that requires futures to be `Send`, the compiler (1.95) refuses async closures that borrow. There use
+    /// [`Store::begin`], the asynchronous calls and [`Transaction::commit_async`]: their futures are `Send`.
     ///
     /// # Errors
     /// As [`Store::transaction`]. `Closed` also when the store is closed while the future waits.
