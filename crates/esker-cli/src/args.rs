@@ -12,9 +12,13 @@ use esker::aggregate::KeyPart;
 
 use crate::bytes::{parse_durability, parse_size};
 
+/// What holds for all commands.
+const AFTER: &str = "Stores of this program map bytes to bytes; verify, backup and restore take any store.
+Exit codes: 0 done; 1 failed, or the key is absent, or the store is damaged; 2 a command line that makes no sense.";
+
 /// Load, look into and try an Esker store: keys and values larger than memory, at the speed of memory
 #[derive(Debug, Parser)]
-#[command(name = "esker", version, disable_help_subcommand = true)]
+#[command(name = "esker", version, disable_help_subcommand = true, after_help = AFTER)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) opening: Opening,
@@ -29,7 +33,7 @@ pub(crate) struct Opening {
     /// Memory budget of the store, such as 64MiB or 1GiB [default: 256MiB; 16MiB for the demo]
     #[arg(long, global = true, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<u64>,
-    /// When writes become durable: none (at the end), always (each before the next), or every so many seconds, such as 0.5
+    /// When writes become durable: none (when the command ends), always (each before the next), or every so many seconds, such as 0.5
     #[arg(long, global = true, value_name = "none|always|SECONDS", default_value = "none", value_parser = parse_durability)]
     pub(crate) durability: Durability,
 }
@@ -131,7 +135,9 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Print every key and value, as of one moment, a pair on a line; in no order. Bytes are printed as they are: where they hold tabs or line breaks, use export
+    /// Print every key and value, a pair on a line, in no order
+    ///
+    /// All pairs are of one moment. Bytes are printed as they are: where they hold tabs or line breaks, use export.
     Scan(ScanArgs),
     /// Print figures about the values that are decimal numbers; others are only counted, and told of
     Aggregate(AggregateArgs),

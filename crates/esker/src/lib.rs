@@ -15,11 +15,31 @@
 //! # Ok::<(), esker::Error>(())
 //! ```
 //!
-//! **Durability.** Unless [`Options::durability`] says otherwise, a crash or `kill -9` loses what came after the last [`Store::commit`] or
-//! [`Store::close`]; what these returned for stays. Linux on x86-64; features `serde` (figures) and `rayon` (parallel iterators over scans).
+//! **Unless [`Options::durability`] says otherwise, a crash or `kill -9` loses what came after the last [`Store::commit`] or
+//! [`Store::close`]**; what these returned for stays.
 //!
-//! Layers, bottom to top; a layer knows only those below it: `memory`, `device`, `epoch` - `record`, `log` - `index` -
-//! `engine` (boundaries, close) with `commit`, `recovery`, `compaction` - `store` (one operation on one key, and batches). `ARCHITECTURE.md` has the picture.
+//! | to | use |
+//! |---|---|
+//! | open or make a store | [`Options::open`], [`Options::in_memory`], [`Options::open_temporary`] |
+//! | read and write one key | [`Store::get`], [`Store::put`], [`Store::rmw`], [`Store::append`], [`Store::delete`] |
+//! | many keys, whose cache misses and device reads overlap | [`Store::get_many`], [`Store::put_many`], [`Store::rmw_many`], [`Store::append_many`], [`Store::delete_many`] |
+//! | one key without blocking a thread, under any executor | [`Store::get_async`] and its kin, [`Store::commit_async`], [`Store::transaction_async`] |
+//! | make writes durable | [`Store::commit`], [`Durability`] |
+//! | change several keys at one moment | [`Store::transaction`], [`Store::begin`] |
+//! | change one key on a condition | [`Store::compare_and_swap`], [`Store::put_if_absent`], [`Store::put_if_version`] |
+//! | read many keys as of one moment | [`Store::read_transaction`], [`Store::scan`], [`Store::scan_page`] |
+//! | compute where the data lies | [`Store::aggregate`], [`Scan::aggregate`], [`mod@aggregate`] |
+//! | let keys expire | [`Store::put_with_ttl`], [`Store::expire_at`], [`Store::get_and_renew`] |
+//! | load what is missing, once | [`Store::get_or_insert_with`], [`Store::get_or_load`], [`Loading`] |
+//! | bound a store that may forget | [`Options::cache`], [`Cache`] |
+//! | read older versions | [`Options::history`], [`Store::history`] |
+//! | back up, check, save what is left | [`Store::snapshot_to`], [`backup`], [`verify`], [`salvage`] |
+//! | look into it | [`Store::stats`] |
+//!
+//! Keys and values are integers, arrays, any `Copy` type with `zerocopy`'s derives, `str`, or `[u8]` ([`Key`], [`Value`]). Keys of one width up to 256 bytes
+//! with values of one width up to 8 take a record of 16 bytes and the key (*word* layout); all others 24 bytes, the key and the value (*bytes* layout).
+//!
+//! Linux on x86-64. Features: `serde` (figures can be serialized), `rayon` (parallel iterators over scans).
 
 pub mod aggregate;
 mod ahead;

@@ -9,10 +9,10 @@
 //! is whole before it is carried out, and is carried out whole whether or not anyone waits for the reply.
 //!
 //! ```sh
-//! cargo run --release --example socket_server -- serve /tmp/bank /tmp/bank.socket always 48
-//! cargo run --release --example socket_server -- put /tmp/bank.socket 1 100
-//! cargo run --release --example socket_server -- transfer /tmp/bank.socket 4 1000000 /tmp/acknowledged
-//! cargo run --release --example socket_server -- sum /tmp/bank.socket 4
+//! cargo run --release -p esker --example socket_server -- serve /tmp/bank /tmp/bank.socket always 48
+//! cargo run --release -p esker --example socket_server -- put /tmp/bank.socket 1 100
+//! cargo run --release -p esker --example socket_server -- transfer /tmp/bank.socket 4 1000000 /tmp/acknowledged
+//! cargo run --release -p esker --example socket_server -- sum /tmp/bank.socket 4
 //! ```
 
 mod client;
