@@ -19,8 +19,8 @@
 //! next line is of the next line too (the number is read after what it builds on was found); and a thread that has made
 //! one, or seen one, finds `read_only` nowhere, or at the cut, and changes nothing in place below. Hence what the line holds
 //! is closed under "happened before", and holds every operation that had returned when the line was asked for. The idea
-//! is CPR's (SIGMOD 2019), with the version in the record and nobody waiting but read-modify-writes of a record in flux, for
-//! the microseconds of step 3.
+//! is CPR's (SIGMOD 2019), with the version in the record and nobody waiting but read-modify-writes of a record in flux,
+//! and transactions that commit, for the microseconds of step 3.
 //!
 //! **A line may leave records below its cut to the next one**, and their operations may return right away: that nothing lies above the
 //! cut does not say that the line holds everything. It does if nobody had taken a place since the line before.

@@ -165,7 +165,7 @@ impl Options {
         self
     }
 
-    /// `tell` is called while opening reads the log, after each mebibyte, with the bytes read so far and all that will be. An orderly close leaves an
+    /// `tell` is called while opening reads the log, after each mebibyte or less, with the bytes read so far and all that will be. An orderly close leaves an
     /// image of the index, with which opening reads little or nothing of the log.
     #[must_use]
     pub fn progress(mut self, tell: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {

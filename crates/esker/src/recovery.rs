@@ -6,7 +6,9 @@
 //!    above it: the later address is the later version, so threads may do that in any order. Records that were never
 //!    published do not count, nor do those above `window` that belong to the next line.
 //! 3. The log goes on behind everything that may have been written after the line. What lies between is a scar (`scars.rs`).
-//!    Nothing else is written, but for a slot's copy that is missing (`manifest.rs`): a store that was not used after this opens the same way once more.
+//!    It is written down as one sector, with a sector of zeros behind it for the next. Besides, only a slot's copy that is missing is written
+//!    (`manifest.rs`), and an image where something was given up, or where a store without a driver is due for one: a store that was not used
+//!    after this opens the same way once more.
 //!
 //! **Shared entries.** Where the index had run out of its share, keys share entries, and a record found by the scan leads to
 //! what shared its entry *then*. If the entry holds something else now, the record is appended once more, leading to that:

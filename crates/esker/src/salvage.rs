@@ -74,7 +74,7 @@ impl Salvage {
 /// one as a rule, of the same types. What it held before it keeps, but for keys that both have. `progress` is told the bytes of log read so far, and all, each counted twice.
 ///
 /// Of a key whose newest record is lost an older value may come over, if one still lies in the log, or one that had been deleted; so may a part of a
-/// transaction. Ends ([`Store::expire_at`]) come along, and older versions where `into` keeps history.
+/// transaction. If the list of what crashes had left is damaged (`damage` names it) changes that a crash had undone may come over. Ends ([`Store::expire_at`]) come along, and older versions where `into` keeps history.
 ///
 /// # Errors
 /// `Locked`; `Invalid` if there is no store, or one of other types, or a value is too long for the budget of `into`; `Corruption` if its manifest is

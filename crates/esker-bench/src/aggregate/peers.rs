@@ -106,7 +106,7 @@ mod columns {
 #[cfg(feature = "peers-disk")]
 mod disk {
     use heed::EnvFlags;
-    use rocksdb::{DB, IteratorMode, ReadOptions, WriteBatch, WriteOptions};
+    use rocksdb::{DB, ReadOptions, WriteBatch, WriteOptions};
     use tempfile::TempDir;
 
     use super::super::is_asked;
@@ -159,10 +159,14 @@ mod disk {
             reads.set_verify_checksums(false);
             reads.set_readahead_size(2 << 20);
             let mut sum = 0;
-            for pair in self.database.iterator_opt(IteratorMode::Start, reads) {
-                let (key, value) = pair?;
-                add(&mut sum, selectivity, &key, &value, u64::from_be_bytes)?;
+            // Its other iterator copies each pair to the heap.
+            let mut pairs = self.database.raw_iterator_opt(reads);
+            pairs.seek_to_first();
+            while let Some((key, value)) = pairs.item() {
+                add(&mut sum, selectivity, key, value, u64::from_be_bytes)?;
+                pairs.next();
             }
+            pairs.status()?;
             Ok(sum)
         }
     }

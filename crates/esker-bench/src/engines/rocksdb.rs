@@ -62,6 +62,9 @@ pub(crate) fn write_options(durable: bool) -> WriteOptions {
     writes
 }
 
+/// Old logs that are written over.
+const LOGS_KEPT: usize = 4;
+
 /// How RocksDB is opened, with this memory.
 pub(crate) fn options(memory: u64) -> anyhow::Result<Options> {
     let shares = Shares::of(memory);
@@ -74,6 +77,8 @@ pub(crate) fn options(memory: u64) -> anyhow::Result<Options> {
     options.set_optimize_filters_for_hits(true);
     options.set_use_direct_reads(true);
     options.set_use_direct_io_for_flush_and_compaction(true);
+    // A log that lies over an old one has its length: a sync need not write that, too.
+    options.set_recycle_log_file_num(LOGS_KEPT);
     options.set_block_based_table_factory(&tables(usize::try_from(shares.cache)?));
     Ok(options)
 }

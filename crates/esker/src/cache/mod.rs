@@ -131,8 +131,8 @@ impl Cache {
     /// at the end of its round through the log. A pair of weight `f64::INFINITY` is pinned: it stays though nobody reads it, unless pinned pairs would leave
     /// less than an eighth of the memory.
     ///
-    /// The closure is asked at the end of a pair's round, by whatever thread needs the room: keep it short. It must not use the store: most calls
-    /// are refused, and a close would wait for itself. A panic in it is swallowed, and counts as 1. A cache over a device drops whole files in their order, and
+    /// The closure is asked at the end of a pair's round, by whatever thread needs the room: keep it short. It must not use the store: its
+    /// calls answer `Invalid` there. A panic in it is swallowed, and counts as 1. A cache over a device drops whole files in their order, and
     /// does not ask.
     ///
     /// # Examples

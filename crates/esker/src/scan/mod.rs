@@ -254,8 +254,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     }
 
     /// Only these keys. `is_listed` must be true of exactly those of the store's keys that are in the list: a scan that goes by log or index asks it, instead of
-    /// gathering a set. Where list and test disagree, either may count. It runs inside the store: keep it short; using the store from it
-    /// is [`Error::Invalid`].
+    /// gathering a set. Where list and test disagree, either may count. It may run inside the store: keep it short, and do not use the
+    /// store from it, which may be [`Error::Invalid`].
     pub fn keys_where<Q: Borrow<K> + Sync>(
         mut self,
         keys: &'a [Q],
