@@ -3,7 +3,7 @@
 #[path = "common/raise.rs"]
 mod raise;
 
-use esker::{Error, Key, ManualClock, Options, Store, Ttl, Value};
+use esker::{Clock, Error, Key, ManualClock, Options, Store, Ttl, Value};
 use raise::Raise;
 use std::borrow::Borrow;
 use std::future::Future;
@@ -300,7 +300,7 @@ struct Intruder {
     at: Barrier,
 }
 
-impl esker::Clock for Intruder {
+impl Clock for Intruder {
     fn now(&self) -> SystemTime {
         if self.calls_left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)) == Ok(1) {
             self.at.wait();
@@ -607,7 +607,7 @@ fn a_transaction_that_puts_and_deletes_leaves_nothing_older() {
 #[derive(Debug, Default)]
 struct Turned(AtomicU64);
 
-impl esker::Clock for Turned {
+impl Clock for Turned {
     fn now(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_millis(1000 + self.0.load(SeqCst))
     }
@@ -744,7 +744,7 @@ impl std::fmt::Debug for Nosy {
     }
 }
 
-impl esker::Clock for Nosy {
+impl Clock for Nosy {
     fn now(&self) -> SystemTime {
         assert!(!self.panics.swap(false, SeqCst), "the clock panics, once");
         let store = self.store.lock().unwrap().clone();
@@ -805,4 +805,96 @@ fn a_clock_that_panics_says_what_it_said() {
         store.transaction(|tx| tx.rmw(&1, |old| old.unwrap())).unwrap();
     }
     assert!(store.stats().latched.is_none());
+}
+
+/// A clock that does something, once, when it is asked by one thread.
+#[derive(Default)]
+struct Sudden {
+    millis: AtomicU64,
+    act: Mutex<Option<(std::thread::ThreadId, Box<dyn FnOnce() + Send>)>>,
+}
+
+impl std::fmt::Debug for Sudden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Sudden")
+    }
+}
+
+impl Clock for Sudden {
+    fn now(&self) -> SystemTime {
+        let act = self.act.lock().unwrap().take_if(|(thread, _)| *thread == std::thread::current().id());
+        if let Some((_, act)) = act {
+            act();
+        }
+        SystemTime::UNIX_EPOCH + Duration::from_millis(self.millis.load(SeqCst))
+    }
+}
+
+/// The reader has seen the old end; before that comes the key gets another end, or another value, and then the old end passes. It had a value all the time.
+#[test]
+fn what_is_put_off_in_time_is_never_absent() {
+    fn of<V: Value<Owned = V> + PartialEq + std::fmt::Debug + Copy + Send + Sync + 'static>(value: V) {
+        let (clock, folder) = (Arc::new(Sudden::default()), tempfile::tempdir().unwrap());
+        let instant = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+        let options = Options::new().memory("16MiB").background(false).promotion(false).clock(clock.clone());
+        let store: Store<u64, V> = options.open(folder.path()).unwrap();
+        let reads: [(&str, &dyn Fn(&Store<u64, V>) -> bool); 4] = [
+            ("get", &|store| store.get(&1).unwrap() == Some(value)),
+            ("contains", &|store| store.contains(&1).unwrap()),
+            ("ttl", &|store| store.ttl(&1).unwrap().is_some()),
+            ("get_many", &|store| {
+                let mut is_there = false;
+                store.get_many(&[1], |_, found| is_there = found.is_some()).unwrap();
+                is_there
+            }),
+        ];
+        let changes: [(&str, fn(&Store<u64, V>, SystemTime, V)); 3] = [
+            ("expire_at", |store, end, _| assert!(store.expire_at(&1, end).unwrap())),
+            ("persist", |store, _, _| assert!(store.persist(&1).unwrap())),
+            ("put", |store, _, value| store.put(&1, &value).unwrap()),
+        ];
+        for is_cold in [false, true] {
+            for (read, is_there) in reads {
+                for (change, make) in changes {
+                    let begin = clock.millis.load(SeqCst);
+                    store.put_with_ttl(&1, &value, SECOND).unwrap();
+                    if is_cold {
+                        store.commit().unwrap();
+                        (0..300_000).for_each(|n| store.put(&(1000 + n), &value).unwrap());
+                    }
+                    let (other, time) = (store.clone(), clock.clone());
+                    let act = move || {
+                        let change = move || {
+                            make(&other, instant(begin + 5000), value);
+                            time.millis.store(begin + 1001, SeqCst);
+                        };
+                        std::thread::spawn(change).join().unwrap();
+                    };
+                    *clock.act.lock().unwrap() = Some((std::thread::current().id(), Box::new(act)));
+                    assert!(is_there(&store), "{read} beside {change}, cold: {is_cold}");
+                    *clock.act.lock().unwrap() = None;
+                    assert_eq!(store.get(&1).unwrap(), Some(value));
+                }
+            }
+        }
+    }
+    of(7u64);
+    of([7u8; 32]);
+}
+
+/// Another end is one word in the record, however long the value is.
+#[test]
+fn another_end_needs_no_new_record() {
+    let clock = Arc::new(ManualClock::default());
+    let store: Store<u64, [u8]> = Options::new().memory("64MiB").background(false).clock(clock.clone()).in_memory().unwrap();
+    let value = vec![7; 4 << 20];
+    store.put_with_ttl(&1, &value, SECOND).unwrap();
+    let before = store.stats();
+    for n in 1..1000 {
+        assert!(store.expire_at(&1, clock.now() + n * SECOND).unwrap());
+    }
+    assert_eq!(store.ttl(&1).unwrap(), Some(Ttl::Left(999 * SECOND)));
+    assert!(store.persist(&1).unwrap());
+    assert_eq!((store.ttl(&1).unwrap(), store.get(&1).unwrap()), (Some(Ttl::Forever), Some(value)));
+    assert_eq!((store.stats().log.tail, store.stats().space.dead_bytes), (before.log.tail, before.space.dead_bytes));
 }

@@ -73,3 +73,34 @@ fn any_number_of_threads_can_be_asked_for() {
         assert_eq!(store.scan().parallel(threads).aggregate(Count).unwrap(), 1);
     }
 }
+
+/// What a thread local of the caller's holds is dropped when the store's own are gone already: a read there aborted the process.
+#[test]
+fn a_thread_may_use_the_store_in_its_last_destructor() {
+    struct AtEnd(Store<u64, [u8]>, std::sync::mpsc::Sender<bool>);
+    impl Drop for AtEnd {
+        fn drop(&mut self) {
+            let mut found = 0;
+            self.0.put(&2, b"b").unwrap();
+            self.0.get_many(&[1, 2, 3], |_, value| found += usize::from(value.is_some())).unwrap();
+            let is_right = self.0.get(&1).unwrap().as_deref() == Some(b"a") && self.0.get(&5000).unwrap().is_some();
+            self.1.send(is_right && found == 3).unwrap();
+        }
+    }
+    thread_local! {
+        static LAST: std::cell::RefCell<Option<AtEnd>> = const { std::cell::RefCell::new(None) };
+    }
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").open_temporary().unwrap();
+    store.put(&1, b"a").unwrap();
+    (3..40_000).for_each(|n| store.put(&n, &[7; 1000]).unwrap());
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            LAST.with(|last| *last.borrow_mut() = Some(AtEnd(store.clone(), tell)));
+            // The store's own thread locals are made after it, and go before it.
+            store.get_many(&[1, 3, 4], |_, value| assert!(value.is_some())).unwrap();
+            assert!(store.get(&5000).unwrap().is_some());
+        });
+    });
+    assert!(told.recv().unwrap());
+}

@@ -166,7 +166,7 @@ impl<'a> Mover<'a> {
 }
 
 impl Mover<'_> {
-    /// `known`: the entry's head under which the record was found to be the newest by reading.
+    /// `known`: the first cold record of the chain in which this one was found, by reading, to be its key's newest that is cold. Cold chains do not change.
     pub(super) fn consider(&mut self, at: u64, hash: u64, bytes: &[u8], known: Option<u64>) -> Result<()> {
         let engine = self.engine;
         let key = &bytes[record::key_range(engine.layout, bytes)];
@@ -189,7 +189,7 @@ impl Mover<'_> {
                     return Ok(());
                 }
                 Newest::At(_) => {}
-                Newest::Cold(other) if other == at || known == Some(seen.address()) => {}
+                Newest::Cold(other) if other == at || known == Some(other) => {}
                 // It may be a bucket that moves: what follows says that the record is dead because it is not in this chain.
                 Newest::Cold(_) if !engine.index.is_settled(&seen) => continue,
                 // Chains descend; or this one is another key's, or its first record is a newer one of this key.
@@ -395,16 +395,18 @@ impl Mover<'_> {
 
     /// Leaves no doubt.
     pub(super) fn settle_all(&mut self) -> Result<()> {
-        self.settle()?;
+        while !self.doubtful.is_empty() {
+            self.settle()?;
+        }
         self.keys.clear();
         Ok(())
     }
 
-    /// Reads, in the order of their addresses, the records that doubtful ones may have been superseded by.
+    /// Reads, in the order of their addresses, the records that doubtful ones may have been superseded by. Few are doubtful again afterwards.
     fn settle(&mut self) -> Result<()> {
         let mut doubtful = std::mem::take(&mut self.doubtful);
         doubtful.sort_unstable_by_key(|doubt| doubt.other);
-        let Some(device) = self.engine.log.device.as_ref().filter(|_| !doubtful.is_empty()) else { return Ok(()) };
+        let Some(device) = &self.engine.log.device else { return Ok(()) };
         let late = self.engine.taken_to_allowed() - 1.25;
         let at_a_time = (DOUBT_READS * (1.0 + 4.0 * late)).clamp(DOUBT_READS, DOUBT_READS_MAX) as usize;
         let mut settling = Settling {
@@ -436,21 +438,19 @@ impl Mover<'_> {
         let key = self.key_of(doubt).to_vec();
         let (at, hash) = (self.from + u64::from(doubt.at), self.engine.hash_of(&key));
         // From where the entry leads now: a newer record may have come and gone cold since the doubt arose.
-        let Some((head, first)) = self.cold_part(hash, &key)? else { return Ok(()) };
-        let found = chain::find(self.engine, first, &key)?;
-        if found == Some(at) {
+        let Some(first) = self.cold_part(hash, &key)? else { return Ok(()) };
+        if chain::find(self.engine, first, &key)? == Some(at) {
             let bytes = chain::record_bytes(self.engine, at)?;
-            // Should the entry have changed since, it leads to something newer: doubtful again, or dead.
-            self.consider(at, hash, &bytes, Some(head))?;
-            return self.settle();
+            // Should something newer have gone cold since, it is doubtful again, or dead.
+            self.consider(at, hash, &bytes, Some(first))?;
         }
         Ok(())
     }
 }
 
 impl Mover<'_> {
-    /// The head of the key's entry and the first cold record of its chain; `None` if memory knows the key, or nobody does.
-    fn cold_part(&self, hash: u64, key: &[u8]) -> Result<Option<(u64, u64)>> {
+    /// The first cold record of the key's chain; `None` if memory knows the key, or nobody does.
+    fn cold_part(&self, hash: u64, key: &[u8]) -> Result<Option<u64>> {
         let engine = self.engine;
         loop {
             let _pin = engine.epochs.pin_anyway()?;
@@ -458,7 +458,7 @@ impl Mover<'_> {
             match engine.newest(&seen, key) {
                 Newest::At(_) => return Ok(None),
                 _ if !engine.index.is_settled(&seen) => {}
-                Newest::Cold(first) => return Ok(Some((seen.address(), first))),
+                Newest::Cold(first) => return Ok(Some(first)),
                 Newest::Nowhere => return Ok(None),
             }
         }

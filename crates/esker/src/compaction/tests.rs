@@ -8,8 +8,8 @@ use crate::{Cache, Device, Error, MemoryStorage, Options, ReadSource, Result, St
 use std::collections::HashMap;
 use std::io;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
@@ -430,4 +430,89 @@ fn doubts_whose_gaps_cannot_be_read_are_settled_one_by_one() {
     assert_eq!((0..2 * COUNT).find(|key| !is_right(*key)), None);
     // What was dead is gone, but for the ends of blocks.
     assert!(store.stats().space.dead_bytes < COUNT, "{:?}", store.stats().space);
+}
+
+/// Files of which each read is told before it is made.
+struct Overheard(MemoryStorage, Arc<Hearer>);
+
+type Hearer = dyn Fn() + Send + Sync;
+
+struct OverheardFile(Arc<dyn Device>, Arc<Hearer>);
+
+impl Storage for Overheard {
+    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
+        Ok(Arc::new(OverheardFile(self.0.open(name)?, self.1.clone())))
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.0.list()
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(name)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+}
+
+impl Device for OverheardFile {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.1();
+        self.0.read(offset, into)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write(offset, bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        self.0.bytes()
+    }
+}
+
+/// A key that shares the entry gets a new record at each read that settles a doubt: the doubt came back each time, a level deeper on the stack.
+#[test]
+fn a_doubt_is_settled_while_the_entry_leads_elsewhere_all_the_time() {
+    const READS_MAX: u64 = 2000;
+    let (hot, reads) = (Arc::new(Mutex::new(None::<(Store<u64, [u8]>, u64)>)), Arc::new(AtomicU64::new(0)));
+    let hearer = {
+        let (hot, reads) = (hot.clone(), reads.clone());
+        move || {
+            let hot = hot.lock().unwrap().clone();
+            if let Some((store, key)) = hot
+                && reads.fetch_add(1, Relaxed) < READS_MAX
+            {
+                store.put(&key, b"again").unwrap();
+            }
+        }
+    };
+    let files = Arc::new(Overheard(MemoryStorage::default(), Arc::new(hearer)));
+    let options = Options::new().memory(16 << 20).background(false).promotion(false).history(true);
+    let store: Store<u64, [u8]> = options.open_in(files).unwrap();
+    let mut alike: HashMap<u64, Vec<u64>> = HashMap::new();
+    let told_by = |key: u64| store.engine_for_test().hash_of(&key.to_le_bytes()) >> 6 & ((1 << 23) - 1);
+    let keys = (FILLERS..).find_map(|key| {
+        let keys = alike.entry(told_by(key)).or_default();
+        keys.push(key);
+        (keys.len() == 3).then(|| keys.clone())
+    });
+    let [old, cold, first] = keys.unwrap()[..] else { unreachable!("three") };
+    store.put(&old, b"old").unwrap();
+    store.put(&cold, b"cold").unwrap();
+    (0..FILLERS).for_each(|key| store.put(&key, &FILLER).unwrap());
+    store.put(&first, b"first").unwrap();
+    *hot.lock().unwrap() = Some((store.clone(), first));
+    assert!(store.compact_stretch().unwrap());
+    assert!((2..100).contains(&reads.load(Relaxed)), "{} reads", reads.load(Relaxed));
+    assert_eq!(store.get(&old).unwrap().as_deref(), Some(&b"old"[..]));
+    assert_eq!(store.get(&cold).unwrap().as_deref(), Some(&b"cold"[..]));
+    assert_eq!(store.get(&first).unwrap().as_deref(), Some(&b"again"[..]));
+    // The files hold the store, which holds the files: they would never be freed.
+    *hot.lock().unwrap() = None;
 }

@@ -67,7 +67,8 @@ struct Lease {
 
 impl Lease {
     fn take() -> Option<Self> {
-        let ring = match PLACE.replace(Place::Empty) {
+        // None: the thread is ending, and reads in a destructor.
+        let ring = match PLACE.try_with(|place| place.replace(Place::Empty)).ok()? {
             Place::Idle(ring) => ring,
             Place::Forbidden => {
                 PLACE.set(Place::Forbidden);

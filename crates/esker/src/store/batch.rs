@@ -427,23 +427,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 self.prefetch_value(*at);
             }
             let (seen, found) = self.locate(bytes, group.hashes[i]);
-            match found {
-                Found::Memory { record, .. } if self.engine.index.leads_surely(&seen) => {
-                    let live = self.is_live(record);
-                    self.count_miss(&pin, !live);
-                    with_scratch(|buffer| {
-                        record.read_value(buffer);
-                        self.promote_in_memory(&pin, bytes, group.hashes[i], seen, found);
-                        drop(pin);
-                        visit(first + i, live.then(|| V::view(buffer)));
-                    });
-                }
-                Found::Absent if self.engine.index.is_settled(&seen) => {
+            match self.record_if_known(&seen, &found) {
+                Some(Some(record)) => with_scratch(|buffer| {
+                    record.read_value(buffer);
+                    self.promote_in_memory(&pin, bytes, group.hashes[i], seen, found);
+                    drop(pin);
+                    visit(first + i, Some(V::view(buffer)));
+                }),
+                Some(None) => {
                     self.count_miss(&pin, true);
                     drop(pin);
                     visit(first + i, None);
                 }
-                found => cold.push(self.cold_get(first + i, group.hashes[i], seen, &found)),
+                None => cold.push(self.cold_get(first + i, group.hashes[i], seen, &found)),
             }
         }
         Ok(())
@@ -576,7 +572,10 @@ where
         match get.walk.advance(&self.store.engine, &mut read, key)? {
             // As in `is_sure`.
             Walked::Value { .. } if !is_sure => self.unsettled.push(get),
-            Walked::Value { expires, .. } if self.store.engine.has_passed(expires) => self.absent(get),
+            Walked::Value { expires, .. } if self.store.engine.has_passed(expires) => match self.store.leads_still(get.hash, &get.seen) {
+                true => self.absent(get),
+                false => self.unsettled.push(get),
+            },
             Walked::Value { value, .. } => (self.visit)(get.key, Some(V::view(value))),
             Walked::Absent => self.absent(get),
             Walked::On => self.waiting.push(get),

@@ -19,6 +19,8 @@ pub(super) enum Change<'v> {
     Set(Cow<'v, [u8]>, usize, u64),
     /// These bytes behind the value, in place if there is room; else as `append_step` says.
     Append(&'v [u8]),
+    /// The value as it is, which ends then: in place if the record has a word for that.
+    End(u64),
     Remove,
     /// None at all.
     Keep,
@@ -80,7 +82,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 changes = false;
                 Change::Keep
             }
-            Some((value, _)) => Change::Set(Cow::Owned(value.to_vec()), value.len(), end.expires()),
+            Some(_) => Change::End(end.expires()),
             // What has ended is not deleted: a clock may be set back.
             None => Change::Keep,
         };
@@ -187,10 +189,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// A change as a record of its own has it.
     fn as_a_whole<'v>(&self, change: Change<'v>, old: Old<'_>) -> Change<'v> {
-        let Change::Append(bytes) = change else { return change };
         let (value, most) = (old.unwrap_or_default().0, self.engine.value_bytes_max() as usize);
-        let room = Self::room_to_grow(value, value.len() + bytes.len(), most);
-        Change::Set(Cow::Owned([value, bytes].concat()), room, kept_end(old))
+        match change {
+            Change::Append(bytes) => {
+                let room = Self::room_to_grow(value, value.len() + bytes.len(), most);
+                Change::Set(Cow::Owned([value, bytes].concat()), room, kept_end(old))
+            }
+            Change::End(expires) => Change::Set(Cow::Owned(value.to_vec()), value.len(), expires),
+            change => change,
+        }
     }
 
     /// One attempt at the one way a bytes record changes. `decide` sees the old value (never for a blind update, which may
@@ -268,11 +275,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             latched.set_value(value.len(), bytes);
             return Ok(Step::Done(true));
         }
-        let change = self.as_a_whole(change, old);
         let can_end = record.header().load(Relaxed) & EXPIRES != 0;
+        let end_in_place = |expires| {
+            self.engine.expiry.watch_for(expires);
+            record.bytes_expiry().store(expires, Release);
+        };
+        if let (Change::End(expires), true) = (&change, was_there && can_end) {
+            end_in_place(*expires);
+            return Ok(Step::Done(true));
+        }
+        let change = self.as_a_whole(change, old);
         match &change {
             Change::Keep => Ok(Step::Done(was_there)),
-            Change::Append(_) => unreachable!("made whole"),
+            Change::Append(_) | Change::End(_) => unreachable!("made whole"),
             Change::Remove => {
                 let was_dead = record.header().fetch_or(TOMBSTONE, AcqRel) & ABSENT != 0;
                 pin.slot.count(Counter::DeadByte, if was_dead { 0 } else { record.bytes(self.engine.layout) });
@@ -281,8 +296,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Change::Set(value, _, expires) if was_there && value.len() <= record.capacity() && (can_end || *expires == NEVER) => {
                 self.replace_in_place(pin, &latched, value);
                 if can_end {
-                    self.engine.expiry.watch_for(*expires);
-                    record.bytes_expiry().store(*expires, Release);
+                    end_in_place(*expires);
                 }
                 Ok(Step::Done(true))
             }
@@ -328,7 +342,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Change::Set(value, capacity, expires) => (&**value, *capacity, *expires, record::expiry_flags(*expires)),
             Change::Remove => (&[][..], 0, NEVER, TOMBSTONE),
             Change::Keep => return Ok(Step::Done(())),
-            Change::Append(_) => unreachable!("made whole"),
+            Change::Append(_) | Change::End(_) => unreachable!("made whole"),
         };
         self.check_value(value.len())?;
         let log = &self.engine.log;

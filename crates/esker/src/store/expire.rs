@@ -81,7 +81,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     #[cold]
     fn is_special_live(&self, record: Record) -> bool {
-        record.header().load(Acquire) & ABSENT == 0 && !self.engine.has_passed(self.engine.expiry_of(record))
+        let mut expires = self.engine.expiry_of(record);
+        loop {
+            if record.header().load(Acquire) & ABSENT != 0 {
+                return false;
+            }
+            let has_passed = self.engine.has_passed(expires);
+            // It may have been put off in time, while the clock was asked.
+            let now = self.engine.expiry_of(record);
+            if !has_passed || now == expires {
+                return !has_passed;
+            }
+            expires = now;
+        }
     }
 
     /// True if a chain that leads where it led still holds what was found there on the device: it has not ended, nor gone from a cache.
@@ -304,9 +316,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.engine.is_held(hash) {
             return Ok(Step::Again);
         }
-        let Some((_, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };
+        let Some((seen, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };
         if let Found::Memory { record, .. } = found {
-            return Ok(Step::Done(self.is_live(record).then(|| self.engine.expiry_of(record))));
+            return Ok(match self.is_live(record) {
+                true => Step::Done(Some(self.engine.expiry_of(record))),
+                false if self.leads_still(hash, &seen) => Step::Done(None),
+                false => Step::Again,
+            });
         }
         drop(pin);
         Ok(match self.get_step(key, hash, known)? {

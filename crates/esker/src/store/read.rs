@@ -6,7 +6,7 @@ use super::step::{Held, Known, Step};
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::index::Seen;
-use crate::record::Record;
+use crate::record::{ABSENT, Record};
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::cell::RefCell;
@@ -20,10 +20,11 @@ const SCRATCH_BYTES_MAX: usize = 1 << 20;
 
 /// A buffer that outlives the call, taken out so that closures may use the store again.
 pub(super) fn with_scratch<R>(run: impl FnOnce(&mut Vec<u8>) -> R) -> R {
-    let mut buffer = SCRATCH.with(RefCell::take);
+    // An error: the thread is ending, and reads in a destructor.
+    let mut buffer = SCRATCH.try_with(RefCell::take).unwrap_or_default();
     let result = run(&mut buffer);
     if buffer.capacity() <= SCRATCH_BYTES_MAX {
-        SCRATCH.with(|cell| cell.replace(buffer));
+        let _ = SCRATCH.try_with(|cell| cell.replace(buffer));
     }
     result
 }
@@ -77,13 +78,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(self.get_slowly(key, hash)?.map(own))
     }
 
-    /// The record of the key's value, or that it has none, if memory alone can tell. Under a pin.
+    /// The record of the key's value, or that it has none, if memory alone can tell at one look: of what has ended `get_step` makes sure. Under a pin.
     #[inline(always)]
-    fn record_if_known(&self, seen: &Seen, found: &Found) -> Option<Option<Record>> {
+    pub(super) fn record_if_known(&self, seen: &Seen, found: &Found) -> Option<Option<Record>> {
         match found {
-            Found::Memory { record, .. } if self.engine.index.leads_surely(seen) => {
-                Some(Some(*record).filter(|record| self.is_live(*record)))
-            }
+            Found::Memory { record, .. } if self.engine.index.leads_surely(seen) => match self.is_live(*record) {
+                true => Some(Some(*record)),
+                false => (record.header().load(Acquire) & ABSENT != 0).then_some(None),
+            },
             Found::Absent if self.engine.index.is_settled(seen) => Some(None),
             _ => None,
         }
@@ -175,16 +177,30 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             _ if !self.is_sure(&seen, &found) => Step::Again,
             Found::Memory { at, record } => {
                 let (expires, bytes) = (self.engine.expiry_of(record), record.bytes(self.engine.layout));
-                let held = self.is_live(record).then(|| Held { at, value: self.value_of(record), expires, bytes });
+                let is_live = self.is_live(record);
+                if !is_live && !self.leads_still(hash, &seen) {
+                    return Ok(Step::Again);
+                }
+                let held = is_live.then(|| Held { at, value: self.value_of(record), expires, bytes });
                 self.promote_in_memory(&pin, key, hash, seen, found);
                 Step::Done(held)
             }
             Found::Cold { at, .. } => match known.take(at) {
-                Some(held) => Step::Done(held.filter(|held| !self.engine.has_passed(held.expires))),
+                Some(Some(held)) if self.engine.has_passed(held.expires) => match self.leads_still(hash, &seen) {
+                    true => Step::Done(None),
+                    false => Step::Again,
+                },
+                Some(held) => Step::Done(held),
                 None => Step::Read(at),
             },
             Found::Absent => Step::Done(None),
         })
+    }
+
+    /// True if the key's entry leads where it did. Who finds that a value has ended asks so after he has asked the clock: else it may have got another
+    /// end, or another value, in time.
+    pub(super) fn leads_still(&self, hash: u64, seen: &Seen) -> bool {
+        self.engine.index.lookup(hash).address() == seen.address()
     }
 
     /// Under a pin.
