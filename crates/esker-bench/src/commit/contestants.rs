@@ -75,11 +75,11 @@ mod peers {
     use anyhow::{Result, bail};
     use fjall::{Keyspace, KeyspaceCreateOptions, PersistMode};
     use heed::EnvFlags;
-    use redb::TableDefinition;
+    use redb::{ReadableDatabase, TableDefinition};
 
     use super::{Contestant, Promise};
     use crate::engines::Name;
-    use crate::engines::disk::{Shares, must};
+    use crate::engines::disk::{Shares, integer, must};
     use crate::engines::{lmdb, rocksdb as rocks};
 
     const TABLE: TableDefinition<'_, u64, u64> = TableDefinition::new("entries");
