@@ -104,6 +104,11 @@ pub(crate) fn of_reading(error: io::Error, block: u64) -> Error {
     }
 }
 
+/// What became of a read of a stream.
+pub(crate) fn of_stream(read: &DeviceRead, result: io::Result<()>) -> Result<()> {
+    result.map_err(|error| of_reading(error, read.offset() / SECTOR_BYTES as u64))
+}
+
 fn new_read(blocks: &Range<u64>, token: u64) -> DeviceRead {
     DeviceRead::new(blocks.start * SECTOR_BYTES as u64, (blocks.end - blocks.start) as usize, token)
 }

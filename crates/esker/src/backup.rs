@@ -202,13 +202,11 @@ impl Source<'_> {
         for (known, scar) in self.scars.iter().enumerate() {
             scars::add(&*to, known, *scar)?;
         }
-        // Somebody may have looked into the backup: what his opening and his close left means nothing.
-        if scars::has_stale(&*to, self.scars.len())? {
-            scars::end(&*to, self.scars.len())?;
-        }
+        // Room for the next one; and somebody may have looked into the backup: what his opening and his close left means nothing.
+        scars::end(&*to, self.scars.len())?;
         image::remove_all(&*to, grown.as_ref().map_or(0, |grown| grown.state.image))?;
         if self.state.image != 0 {
-            self.copy_image(&*to)?;
+            image::copy(self.storage, &*to, self.state.image, self.state.identity.store_id)?;
         }
         to.sync()?;
         let mut manifest = match grown {
@@ -297,20 +295,6 @@ impl Source<'_> {
     fn check(&self, at: u64, bytes: &[u8]) -> Result<()> {
         let mut blocks = (at..).zip(bytes.chunks_exact(SECTOR_BYTES));
         blocks.try_for_each(|(block, sector)| self.engine.log.verify_block(block, sector).map(drop))
-    }
-
-    fn copy_image(&self, to: &dyn Storage) -> Result<()> {
-        image::check(self.storage, self.state.image, self.state.identity.store_id)?;
-        let name = image::name(self.state.image);
-        let (source, copy) = (self.storage.open(&name)?, to.open(&name)?);
-        let end = source.bytes()? / SECTOR_BYTES as u64;
-        let mut piece = AlignedBuffer::new(PIECE_SECTORS.min(end) as usize);
-        for at in (0..end).step_by(PIECE_SECTORS as usize) {
-            let bytes = &mut piece.bytes_mut()[..PIECE_SECTORS.min(end - at) as usize * SECTOR_BYTES];
-            source.read(at * SECTOR_BYTES as u64, bytes)?;
-            copy.write(at * SECTOR_BYTES as u64, bytes)?;
-        }
-        Ok(copy.sync()?)
     }
 }
 

@@ -150,6 +150,7 @@ impl Engine {
         if self.log.tail() == bounds.durable.load(Relaxed) && bounds.compacted.load(Relaxed) == bounds.begin.load(Relaxed) {
             return Ok(None);
         }
+        self.make_room_for_a_scar()?;
         let (line, has_room) = self.draw(&guard, may_tell && self.may_tell());
         // Others may have written much before the cut was there.
         let is_found = line.cut - bounds.cut.load(Relaxed) <= lines::FOUND_BYTES;

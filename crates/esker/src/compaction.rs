@@ -41,7 +41,7 @@ use crate::manifest::State;
 use crate::record::Record;
 use crate::scars::Scar;
 use crate::stats::SpaceStats;
-use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
 use crate::traverse::Span;
 use mover::Mover;
@@ -111,6 +111,8 @@ pub(crate) struct Compaction {
     /// Odd while a stretch is under way: what lives in it lies there twice then.
     turn: AtomicU64,
     pub(crate) scars: Mutex<Vec<Scar>>,
+    /// Behind them there is no room for another one.
+    pub(crate) lack_room: AtomicBool,
     /// Dead bytes counted before this opening, and those given back since.
     known: AtomicU64,
     given_back: AtomicU64,

@@ -211,6 +211,19 @@ pub(crate) fn check(storage: &dyn Storage, number: u64, store_id: u64) -> Result
     pieces.words().map(drop).ok_or_else(|| damaged(number))
 }
 
+/// Copies the image `number`, and refuses it unless it is whole: what was copied means nothing then.
+pub(crate) fn copy(from: &dyn Storage, to: &dyn Storage, number: u64, store_id: u64) -> Result<()> {
+    let mut pieces = Pieces::open(from, number, store_id)?;
+    let (copy, mut buffer, mut offset) = (to.open(&name(number))?, pieces.buffer(), 0);
+    while let Some(piece) = pieces.next(buffer)? {
+        copy.write(offset, &piece.buffer.bytes()[..piece.filled])?;
+        offset += piece.filled as u64;
+        buffer = piece.buffer;
+    }
+    pieces.words().ok_or_else(|| damaged(number))?;
+    Ok(copy.sync()?)
+}
+
 /// Fills an empty index from the image `number`; the highest address in it. The image is read once, and believed before all of it
 /// is known to be whole: after an error the index holds anything.
 pub(crate) fn read(storage: &dyn Storage, number: u64, store_id: u64, index: &Index) -> Result<u64> {

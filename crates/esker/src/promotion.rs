@@ -92,7 +92,7 @@ impl Engine {
         let is_held = at < self.log.bounds.held.load(Acquire);
         let previous = if seen.address() == at && !is_held { word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
         copy.write_copy(self.layout, bytes, previous, self.log.line_flag());
-        match self.index.publish(hash, &seen, to, Keys::OwnIsThere, &mut false, |previous| copy.set_previous(previous)) {
+        match self.index.publish(hash, &seen, to, Keys::OwnIsThere, &mut false, |previous| copy.lead_to(previous, self.log.line_flag())) {
             Published::Done => {
                 pin.slot.count(Counter::DeadByte, room);
                 pin.slot.count(Counter::Promotion, 1);

@@ -142,6 +142,12 @@ impl Record {
         header.store((header.load(Relaxed) & !ADDRESS_MASK) | address, Release);
     }
 
+    /// The same to one that was found later, when the line of this number was drawn: it may be of that line, and then so is what leads to it.
+    pub(crate) fn lead_to(&self, address: u64, line_flag: u64) {
+        let header = self.header();
+        header.store((header.load(Relaxed) & !(ADDRESS_MASK | ODD_LINE)) | address | line_flag, Release);
+    }
+
     /// Marks a record that was not published.
     pub(crate) fn abandon(&self) {
         self.header().fetch_or(ABANDONED, Release);

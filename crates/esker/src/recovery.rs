@@ -23,7 +23,7 @@ use crate::epoch::Pin;
 use crate::error::{Error, Result, is_unreadable};
 use crate::image;
 use crate::index::{Chain, Index, Keys, Published, Records};
-use crate::log::{BLOCK_BYTES, block_ceil};
+use crate::log::{BLOCK_BYTES, block_ceil, block_floor};
 use crate::manifest::State;
 use crate::record::{self, ADDRESS_MASK, Record};
 use crate::scars::{self, Scar};
@@ -109,13 +109,18 @@ impl Engine {
         // In the window of the line may lie what belonged to the next one: a line of its number is drawn again.
         if behind > cut || state.window < cut || scars::has_stale(&*storage, scars.len())? {
             let kept: Vec<&Scar> = scars.iter().filter(|scar| scar.cut < cut).collect();
-            let scar = Scar { window: state.window.min(cut), cut, behind, line: state.line };
+            // Where a scar is given up with what lay behind it, what it excludes below stays excluded.
+            let older = scars.iter().find(|scar| scar.window < cut && cut <= scar.cut);
+            let (window, line) = older.map_or((state.window.min(cut), state.line), |older| (older.window, older.line));
+            let scar = Scar { window, cut, behind, line };
             // One that was cut short may have taken the room that this needs.
             image::remove_all(&*storage, state.image)?;
             scars::add(&*storage, kept.len(), scar)?;
             match scars::end(&*storage, kept.len() + 1) {
-                // This one had a place.
-                Err(Error::Io(error)) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {}
+                // This one had a place, and no line is built on it before the next one has.
+                Err(Error::Io(error)) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                    self.compaction.lack_room.store(true, Relaxed);
+                }
                 ended => ended?,
             }
             self.has_scars(kept.into_iter().copied().chain([scar]).collect());
@@ -148,6 +153,18 @@ impl Engine {
 
     fn mend_manifest(&self) -> Result<()> {
         lock(&self.home).as_mut().map_or(Ok(()), |home| home.manifest.mend())
+    }
+
+    /// Before a line: should this process crash as well, there is room for its scar.
+    pub(crate) fn make_room_for_a_scar(&self) -> Result<()> {
+        if !self.compaction.lack_room.load(Relaxed) {
+            return Ok(());
+        }
+        let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
+        let known = lock(&self.compaction.scars).len();
+        scars::end(&*storage, known).map_err(|error| self.latch(error))?;
+        self.compaction.lack_room.store(false, Relaxed);
+        Ok(())
     }
 
     /// The next slot says how many.
@@ -216,16 +233,18 @@ impl Engine {
         let sound_until = |from| {
             let span = Span::new(from, state, scars);
             match self.scan(&span, &mut Ignoring) {
-                Err(error) if error.is_damage() => Ok(span.reached_whole()),
-                end => end.map(|()| state.cut),
+                // Of its first block nothing is left.
+                Err(error) if error.is_damage() && span.reached_whole() == from => Ok((from, block_floor(from))),
+                Err(error) if error.is_damage() => Ok((span.reached_whole(), block_ceil(span.reached_whole()))),
+                end => end.map(|()| (state.cut, state.cut)),
             }
         };
-        let reached = sound_until(image.until)?;
+        let (reached, cut) = sound_until(image.until)?;
         // The last of the records that the image leads to may lie across the end.
         if image.top < reached {
-            return Ok((image, block_ceil(reached)));
+            return Ok((image, cut));
         }
-        Ok((self.restore_nothing(state, true)?, block_ceil(sound_until(state.begin)?)))
+        Ok((self.restore_nothing(state, true)?, sound_until(state.begin)?.1))
     }
 
     /// Brings the index from the image to the line.
@@ -663,6 +682,11 @@ mod tests {
 
     /// Commits beside an operation, 7 for the key 2, that takes its place below the cut and its number behind it: it belongs to the next line.
     fn commit_beside_one_of_the_next_line(store: &Store<u64, u64>) {
+        commit_beside_one_of_the_next_line_and_many_of_this(store, 0);
+    }
+
+    /// The same with so many operations of the line, by another thread, that took their places behind it.
+    fn commit_beside_one_of_the_next_line_and_many_of_this(store: &Store<u64, u64>, many: u64) {
         use crate::index::Keys;
         use std::sync::atomic::Ordering::*;
         let engine = store.engine_for_test();
@@ -670,6 +694,7 @@ mod tests {
             let pin = engine.epochs.pin().unwrap();
             let key = 2u64.to_le_bytes();
             let at = engine.log.allocate(pin.slot, 24).unwrap();
+            scope.spawn(|| (1000..1000 + many).for_each(|n| store.put(&n, &n).unwrap())).join().unwrap();
             let drawn = scope.spawn(|| store.commit());
             while engine.log.bounds.floor.load(SeqCst) <= at {
                 std::thread::yield_now();
@@ -722,6 +747,42 @@ mod tests {
         let files = Arc::new(files.copy());
         let third = open(&files);
         assert_eq!((third.get(&1).unwrap(), third.get(&2).unwrap(), third.get(&3).unwrap()), (Some(1), None, Some(3)));
+    }
+
+    /// Nor where the scar that says so is given up later, with what lies behind damage: what it excludes below the damage stays excluded.
+    #[test]
+    fn what_a_crash_lost_does_not_come_back_with_a_loss() {
+        let files = Arc::new(MemoryStorage::new());
+        let open = |files: &Arc<MemoryStorage>, accept_loss| {
+            let options = Options::new().memory("16MiB").background(false).accept_loss(accept_loss);
+            options.open_in::<u64, u64>(files.clone()).unwrap()
+        };
+        let store = open(&files, false);
+        store.put(&1, &1).unwrap();
+        commit_beside_one_of_the_next_line_and_many_of_this(&store, 2000);
+        assert_eq!(store.get(&2).unwrap(), Some(7));
+        let files = Arc::new(files.copy());
+        crash(store);
+        let store = open(&files, false);
+        assert_eq!(store.get(&2).unwrap(), None);
+        store.put(&3, &3).unwrap();
+        store.commit().unwrap();
+        let files = Arc::new(files.copy());
+        crash(store);
+        // Behind the record, in the same line.
+        let log = files.open("esker.log.00000000").unwrap();
+        let mut sector = AlignedBuffer::new(1);
+        log.read(5 * SECTOR_BYTES as u64, sector.bytes_mut()).unwrap();
+        sector.bytes_mut()[77] ^= 4;
+        log.write(5 * SECTOR_BYTES as u64, sector.bytes()).unwrap();
+        let store = open(&files, true);
+        assert_eq!((store.get(&1).unwrap(), store.get(&2).unwrap()), (Some(1), None));
+        store.close().unwrap();
+        // The log says all that the image said.
+        let image = files.list().unwrap().into_iter().find(|name| image::is_image(name)).unwrap();
+        files.remove(&image).unwrap();
+        let store = open(&files, true);
+        assert_eq!((store.get(&1).unwrap(), store.get(&2).unwrap(), store.get(&1000).unwrap()), (Some(1), None, Some(1000)));
     }
 
     fn with_small_files(files: &Arc<MemoryStorage>) -> Store<u64, u64> {

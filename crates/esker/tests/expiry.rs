@@ -11,6 +11,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant, SystemTime};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -811,8 +812,10 @@ fn a_clock_that_panics_says_what_it_said() {
 #[derive(Default)]
 struct Sudden {
     millis: AtomicU64,
-    act: Mutex<Option<(std::thread::ThreadId, Box<dyn FnOnce() + Send>)>>,
+    act: Mutex<Option<(ThreadId, Act)>>,
 }
+
+type Act = Box<dyn FnOnce() + Send>;
 
 impl std::fmt::Debug for Sudden {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -838,24 +841,24 @@ fn what_is_put_off_in_time_is_never_absent() {
         let instant = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
         let options = Options::new().memory("16MiB").background(false).promotion(false).clock(clock.clone());
         let store: Store<u64, V> = options.open(folder.path()).unwrap();
-        let reads: [(&str, &dyn Fn(&Store<u64, V>) -> bool); 4] = [
-            ("get", &|store| store.get(&1).unwrap() == Some(value)),
-            ("contains", &|store| store.contains(&1).unwrap()),
-            ("ttl", &|store| store.ttl(&1).unwrap().is_some()),
-            ("get_many", &|store| {
+        let is_there = |read: &str| match read {
+            "get" => store.get(&1).unwrap() == Some(value),
+            "contains" => store.contains(&1).unwrap(),
+            "ttl" => store.ttl(&1).unwrap().is_some(),
+            _ => {
                 let mut is_there = false;
                 store.get_many(&[1], |_, found| is_there = found.is_some()).unwrap();
                 is_there
-            }),
-        ];
-        let changes: [(&str, fn(&Store<u64, V>, SystemTime, V)); 3] = [
-            ("expire_at", |store, end, _| assert!(store.expire_at(&1, end).unwrap())),
-            ("persist", |store, _, _| assert!(store.persist(&1).unwrap())),
-            ("put", |store, _, value| store.put(&1, &value).unwrap()),
-        ];
+            }
+        };
+        let make = move |store: &Store<u64, V>, change: &str, end| match change {
+            "expire_at" => assert!(store.expire_at(&1, end).unwrap()),
+            "persist" => assert!(store.persist(&1).unwrap()),
+            _ => store.put(&1, &value).unwrap(),
+        };
         for is_cold in [false, true] {
-            for (read, is_there) in reads {
-                for (change, make) in changes {
+            for read in ["get", "contains", "ttl", "get_many"] {
+                for change in ["expire_at", "persist", "put"] {
                     let begin = clock.millis.load(SeqCst);
                     store.put_with_ttl(&1, &value, SECOND).unwrap();
                     if is_cold {
@@ -865,13 +868,13 @@ fn what_is_put_off_in_time_is_never_absent() {
                     let (other, time) = (store.clone(), clock.clone());
                     let act = move || {
                         let change = move || {
-                            make(&other, instant(begin + 5000), value);
+                            make(&other, change, instant(begin + 5000));
                             time.millis.store(begin + 1001, SeqCst);
                         };
                         std::thread::spawn(change).join().unwrap();
                     };
                     *clock.act.lock().unwrap() = Some((std::thread::current().id(), Box::new(act)));
-                    assert!(is_there(&store), "{read} beside {change}, cold: {is_cold}");
+                    assert!(is_there(read), "{read} beside {change}, cold: {is_cold}");
                     *clock.act.lock().unwrap() = None;
                     assert_eq!(store.get(&1).unwrap(), Some(value));
                 }

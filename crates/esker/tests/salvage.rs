@@ -253,3 +253,116 @@ fn it_tells_how_far_it_is() {
     let (done, all) = *told.last().unwrap();
     assert!(done <= all && done + 2 * BLOCK_BYTES >= all, "{done} of {all}");
 }
+
+/// Where the log begins, by the newest slot of the manifest.
+fn begin_of(files: &MemoryStorage) -> u64 {
+    let slots = (0..2).map(|slot| {
+        let mut bytes = [0; SECTOR_BYTES];
+        files.open("esker.manifest").unwrap().read(slot * SECTOR_BYTES as u64, &mut bytes).unwrap();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let number = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            line.map_or(0, |number| u64::from_str_radix(number, 16).unwrap())
+        };
+        (number("sequence="), number("begin="))
+    });
+    slots.max().unwrap().1
+}
+
+/// What compaction has left begins within a block: so has the log, and the block before its first record is damaged.
+struct Begun {
+    files: Arc<MemoryStorage>,
+    begin: u64,
+    newest: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Begun {
+    fn new(close: bool) -> Self {
+        let files = Arc::new(MemoryStorage::new());
+        let store: Store<u64, [u8]> = options().segment_bytes(1 << 20).open_in(files.clone()).unwrap();
+        let value = |key: u64| vec![key as u8; 100 + key as usize % 37];
+        (0..40_000).for_each(|key| store.put(&key, &value(key)).unwrap());
+        store.commit().unwrap();
+        (0..20_000).for_each(|key| assert!(store.delete(&key).unwrap()));
+        while begin_of(&files) < 2 << 20 || begin_of(&files).is_multiple_of(BLOCK_BYTES) {
+            assert!(store.compact_stretch().unwrap());
+            store.commit().unwrap();
+        }
+        let crashed = Arc::new(files.copy());
+        if close {
+            store.close().unwrap();
+        }
+        let files = if close { files } else { crashed };
+        let begin = begin_of(&files);
+        assert!(begin > BLOCK_BYTES && !begin.is_multiple_of(BLOCK_BYTES), "{begin}");
+        let newest = (20_000..40_000).map(|key| (key, value(key))).collect();
+        Self { files, begin, newest }
+    }
+
+    /// With damage in the block in which the log begins.
+    fn damaged(&self) -> Arc<MemoryStorage> {
+        let (block, a_file) = (self.begin / BLOCK_BYTES, (1 << 20) / SECTOR_BYTES as u64);
+        damaged(&self.files, &format!("esker.log.{:08}", block / a_file), block % a_file)
+    }
+}
+
+#[test]
+fn a_log_that_begins_within_a_block_is_carried_over() {
+    for close in [false, true] {
+        let begun = Begun::new(close);
+        for (files, least) in [(Arc::new(begun.files.copy()), 20_000), (begun.damaged(), 20_000 - 64)] {
+            let (carried, done) = carry::<u64, [u8]>(&files);
+            let mut kept = 0;
+            let check = |key, value: &[u8]| {
+                kept += 1;
+                assert_eq!(begun.newest.get(&key).map(Vec::as_slice), Some(value));
+            };
+            carried.scan().for_each(check).unwrap();
+            assert!(kept >= least && (done.damaged > 0) == (least < 20_000), "{kept} {done:?}");
+        }
+    }
+}
+
+#[test]
+fn damage_where_the_log_begins_is_named_and_given_up_when_told_so() {
+    // An image stands for the block: the store opens, and who reads there is told.
+    let store: Store<u64, [u8]> = options().open_in(Begun::new(true).damaged()).unwrap();
+    let scanned = store.scan().by_log().for_each(|_, _| ());
+    assert!(matches!(&scanned, Err(Error::Corruption(what)) if what.contains("address")), "{scanned:?}");
+    drop(store);
+    let files = Begun::new(false).damaged();
+    let open = |accept_loss| options().accept_loss(accept_loss).open_in::<u64, [u8]>(files.clone());
+    assert!(matches!(open(false), Err(Error::Corruption(_))));
+    let store = open(true).unwrap();
+    store.put(&1, b"anew").unwrap();
+    store.close().unwrap();
+    let found = verify_in(files.clone(), |_, _| ()).unwrap();
+    assert!(found.is_sound(), "{found:?}");
+    let store = open(false).unwrap();
+    assert_eq!(store.get(&1).unwrap().as_deref(), Some(&b"anew"[..]));
+    store.scan().for_each(|_, _| ()).unwrap();
+}
+
+/// A file that is too short, below what opening reads: whatever reads there says so in the same words.
+#[test]
+fn a_log_that_ends_too_early_is_damage_to_all_who_read() {
+    let files = Arc::new(MemoryStorage::new());
+    let store: Store<u64, [u8]> = options().segment_bytes(1 << 20).open_in(files.clone()).unwrap();
+    (0..50_000).for_each(|key| store.put(&key, &[7; 200]).unwrap());
+    store.close().unwrap();
+    files.remove("esker.log.00000003").unwrap();
+    let store: Store<u64, [u8]> = options().open_in(files).unwrap();
+    let lost = (0..50_000).find(|key| store.get(key).is_err()).unwrap();
+    let calls: [&dyn Fn() -> esker::Result<()>; 6] = [
+        &|| store.get(&lost).map(drop),
+        &|| store.get_many(&[lost], |_, _| ()),
+        &|| store.append_many(&[(lost, b"x")]),
+        &|| store.delete_many(&[lost]).map(drop),
+        &|| store.scan().by_index().for_each(|_, _| ()),
+        &|| store.scan().by_log().for_each(|_, _| ()),
+    ];
+    for (number, call) in calls.iter().enumerate() {
+        let told = call();
+        assert!(matches!(&told, Err(Error::Corruption(what)) if what.contains("address=")), "{number}: {told:?}");
+    }
+}

@@ -452,3 +452,16 @@ fn a_store_is_read_where_nothing_can_be_written() {
     assert!(source.open("new").is_err() && source.open("esker.manifest").unwrap().write(0, &[0; SECTOR_BYTES]).is_err());
     assert_eq!(names(), before);
 }
+
+/// Without it a store that was restored, and whose medium is full when it crashes, did not open again.
+#[test]
+fn a_copy_has_room_for_a_scar() {
+    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let store = open(&files);
+    store.put(&1, &1).unwrap();
+    store.snapshot_in(copy.clone()).unwrap();
+    assert_eq!(copy.open(scars::SCARS).unwrap().bytes().unwrap(), SECTOR_BYTES as u64);
+    store.put(&2, &2).unwrap();
+    store.snapshot_in(copy.clone()).unwrap();
+    assert_eq!(copy.open(scars::SCARS).unwrap().bytes().unwrap(), SECTOR_BYTES as u64);
+}

@@ -16,6 +16,7 @@
 //!   record of the chain may tell.
 
 use super::Newest;
+use crate::ahead::of_stream;
 use crate::cache::{Caching, Departed};
 use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
 use crate::engine::{Engine, Layout};
@@ -372,7 +373,7 @@ impl Mover<'_> {
         self.mark_superseded(at);
         copy.write_copy(engine.layout, bytes, previous, engine.log.line_flag() | record::lives_after(record::word_at(bytes, 0)));
         let keys = if self.is_gone(previous) { Keys::OwnAlone } else { Keys::OwnIsThere };
-        match engine.index.publish(hash, seen, to, keys, &mut false, |previous| copy.set_previous(previous)) {
+        match engine.index.publish(hash, seen, to, keys, &mut false, |previous| copy.lead_to(previous, engine.log.line_flag())) {
             Published::Done => {
                 self.moved += bytes.len() as u64;
                 Ok(true)
@@ -552,7 +553,7 @@ impl ReadSource for Settling<'_, '_, '_> {
                 self.slow.extend(doubts);
                 Ok(())
             }
-            result => result.map_err(Error::from).and_then(|()| self.settle(doubts, &read)),
+            result => of_stream(&read, result).and_then(|()| self.settle(doubts, &read)),
         };
         self.result = std::mem::replace(&mut self.result, Ok(())).and(settled);
     }

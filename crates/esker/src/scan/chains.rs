@@ -1,5 +1,6 @@
 //! Chains on the device, many at a time: each is followed down until whoever asked has seen enough.
 
+use crate::ahead::of_stream;
 use crate::device::{DeviceRead, ReadSource};
 use crate::engine::Engine;
 use crate::epoch::Counter;
@@ -50,7 +51,7 @@ pub(super) fn follow<T>(
 
 impl<T, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> bool> Chains<'_, T, D> {
     fn advance(&mut self, mut job: Job<T>, mut read: DeviceRead, result: io::Result<()>) -> Result<()> {
-        result?;
+        of_stream(&read, result)?;
         let cold = self.engine.log.open_blocks(&mut read)?;
         match parse(self.engine.layout, job.at, &cold)? {
             Parsed::Short(bytes) if bytes > job.bytes => job.bytes = bytes,

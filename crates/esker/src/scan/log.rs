@@ -134,7 +134,10 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
             let mut skip = part.start % BLOCK_BYTES;
             read_ahead(&engine.log, part.start / BLOCK_BYTES..head / BLOCK_BYTES, PIECE_BLOCKS, |_, piece| {
                 bytes.extend_from_slice(piece);
-                bytes.drain(..std::mem::take(&mut skip) as usize);
+                // A piece that ends with damage may be shorter.
+                let skipped = skip.min(bytes.len() as u64);
+                skip -= skipped;
+                bytes.drain(..skipped as usize);
                 take(&mut bytes, &mut at, work)
             })?;
             let from = at + bytes.len() as u64;

@@ -7,6 +7,7 @@ use super::cold::Cold;
 use super::find::Found;
 use super::read::with_scratch;
 use super::step::{Known, Step, pause};
+use crate::ahead::of_stream;
 use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
@@ -565,7 +566,7 @@ where
     }
 
     fn advance(&mut self, mut get: ColdGet, mut read: DeviceRead, result: io::Result<()>) -> Result<()> {
-        result?;
+        of_stream(&read, result)?;
         let key = self.keys[get.key].borrow().bytes();
         // Asked first: what the cache keeps of this read may make the index grow.
         let is_sure = self.store.engine.index.is_settled(&get.seen);

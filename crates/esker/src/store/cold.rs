@@ -13,6 +13,7 @@
 use super::Store;
 use super::chain::{Places, Walk, Walked};
 use super::step::{Held, Known, Step};
+use crate::ahead::of_stream;
 use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
@@ -162,7 +163,7 @@ where
     fn done(&mut self, mut read: DeviceRead, result: io::Result<()>) {
         let mut waiting = self.reading.take(read.token());
         let key = (self.key)(waiting.number);
-        let walked = result.map_err(Error::from).and_then(|()| waiting.walk.advance(&self.store.engine, &mut read, key));
+        let walked = of_stream(&read, result).and_then(|()| waiting.walk.advance(&self.store.engine, &mut read, key));
         match walked.map(Walked::held) {
             Ok(Some(held)) => self.attempt_again(waiting, held),
             Ok(None) => self.cold.waiting.push(waiting),

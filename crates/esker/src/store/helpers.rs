@@ -14,6 +14,7 @@
 
 use super::chain::{Places, Walk, Walked};
 use super::step::Held;
+use crate::ahead::of_stream;
 use crate::cache::Duty;
 use crate::device::{DeviceRead, ReadSource};
 use crate::engine::{Engine, wake};
@@ -352,7 +353,7 @@ impl Reads<'_> {
     }
 
     fn advance(&mut self, mut job: ReadJob, mut read: DeviceRead, result: io::Result<()>) {
-        let walked = result.map_err(Error::from).and_then(|()| job.walk.advance(self.engine, &mut read, &job.key));
+        let walked = of_stream(&read, result).and_then(|()| job.walk.advance(self.engine, &mut read, &job.key));
         match walked.map(Walked::held).transpose() {
             Some(held) => job.answer.send(held),
             None => self.waiting.push(job),

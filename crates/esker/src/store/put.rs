@@ -163,7 +163,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             made = self.make_record(pin, key, value);
             made
         };
-        let added = self.engine.index.add(hash, make, |at, previous| record(at).set_previous(previous));
+        let added = self.engine.index.add(hash, make, |at, previous| record(at).lead_to(previous, log.line_flag()));
         match (added, made) {
             (Some(true), _) => self.count_entry(pin),
             (None, Some(at)) => self.engine.give_up(pin, record(at)),
@@ -197,7 +197,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         };
         // Before others see it: who deletes it in place then counts it himself.
         let dying = self.dying_bytes(found, record);
-        match self.engine.index.publish(hash, seen, at, keys, &mut added, |address| record.set_previous(address)) {
+        let log = &self.engine.log;
+        match self.engine.index.publish(hash, seen, at, keys, &mut added, |address| record.lead_to(address, log.line_flag())) {
             Published::Done => {
                 if added {
                     self.count_entry(pin);
