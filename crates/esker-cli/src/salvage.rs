@@ -10,6 +10,7 @@ use crate::bytes::{count, size};
 use crate::failure::{Failure, Outcome};
 use crate::stats::row;
 use crate::store::{self, Bytes};
+use crate::verify::damage_rows;
 use crate::{out, progress};
 
 /// Carries what is whole of the store in `dir` over to the new directory `to`.
@@ -19,9 +20,7 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
         return Err(Failure::about(to.display(), "something is there already; what is saved goes to a new directory"));
     }
     // Who names no store makes none.
-    if !store::holds_something(dir).map_err(|error| Failure::about(dir.display(), error))? {
-        return Err(Failure::about(dir.display(), "the directory is empty, there is no store in it"));
-    }
+    store::must_exist(dir)?;
     let done = store::with(to, opening, |into: &Bytes| {
         let bar = progress::of_bytes(0);
         let done = esker::salvage(dir, into, |done, total| {
@@ -46,13 +45,7 @@ fn describe(to: &Path, done: &esker::Salvage) -> String {
     row(&mut text, "log", &format!("{} read", size(done.log_bytes)));
     let lost = if done.lost_bytes == 0 { "nothing".to_owned() } else { size(done.lost_bytes) };
     row(&mut text, "lost", &format!("{lost} of log"));
-    for (at, damage) in done.damage.iter().enumerate() {
-        row(&mut text, if at == 0 { "damage" } else { "" }, damage);
-    }
-    let more = done.damaged - done.damage.len() as u64;
-    if more > 0 {
-        row(&mut text, "", &format!("and {} places more", count(more)));
-    }
+    damage_rows(&mut text, &done.damage, done.damaged);
     if done.guessed > 0 {
         row(&mut text, "guesses", &format!("{} places behind damage where records were known by their look alone", count(done.guessed)));
     }

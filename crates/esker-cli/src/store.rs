@@ -68,7 +68,7 @@ pub(crate) fn options(opening: Opening) -> Options {
     Options::new().memory(opening.memory.unwrap_or(MEMORY)).durability(opening.durability).progress(tell)
 }
 
-fn must_exist(dir: &Path) -> Outcome {
+pub(crate) fn must_exist(dir: &Path) -> Outcome {
     match holds_something(dir) {
         Ok(true) => Ok(()),
         Ok(false) => Err(Failure::about(dir.display(), "the directory is empty, there is no store in it")),

@@ -68,14 +68,19 @@ fn describe(dir: &Path, found: &Verification) -> String {
         row(&mut text, "records", &count(found.records));
     }
     row(&mut text, "crashes", &format!("{} left something in the log", count(found.scars)));
-    for (at, damage) in found.damage.iter().enumerate() {
-        row(&mut text, if at == 0 { "damage" } else { "" }, damage);
-    }
-    let more = found.damaged - found.damage.len() as u64;
-    if more > 0 {
-        row(&mut text, "", &format!("and {} places more", count(more)));
-    }
+    damage_rows(&mut text, &found.damage, found.damaged);
     text.trim_end().to_owned()
+}
+
+/// The places that are named, and how many are not.
+pub(crate) fn damage_rows(text: &mut String, named: &[String], damaged: u64) {
+    for (at, damage) in named.iter().enumerate() {
+        row(text, if at == 0 { "damage" } else { "" }, damage);
+    }
+    let more = damaged - named.len() as u64;
+    if more > 0 {
+        row(text, "", &format!("and {} places more", count(more)));
+    }
 }
 
 fn must_be_sound(dir: &Path, found: &Verification, verdict: &str) -> Outcome {

@@ -233,9 +233,11 @@ impl Engine {
         let sound_until = |from| {
             let span = Span::new(from, state, scars);
             match self.scan(&span, &mut Ignoring) {
-                // Of its first block nothing is left.
-                Err(error) if error.is_damage() && span.reached_whole() == from => Ok((from, block_floor(from))),
-                Err(error) if error.is_damage() => Ok((span.reached_whole(), block_ceil(span.reached_whole()))),
+                Err(error) if error.is_damage() => {
+                    let reached = span.reached_whole();
+                    // Of its first block nothing is left.
+                    Ok((reached, if reached == from { block_floor(from) } else { block_ceil(reached) }))
+                }
                 end => end.map(|()| (state.cut, state.cut)),
             }
         };

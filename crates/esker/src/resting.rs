@@ -16,6 +16,8 @@ use std::sync::Arc;
 
 /// Blocks read together.
 const PIECE_BLOCKS: u64 = 256;
+/// Damaged places that are named; more are only counted.
+const NAMED: usize = 100;
 
 pub(crate) struct Resting {
     pub(crate) engine: Engine,
@@ -48,6 +50,14 @@ impl Resting {
         }
         let scars = or_tell(scars::read(&*storage, state.cut, state.scars, false), on_damage)?.unwrap_or_default();
         Ok(Some(Self { engine, state, scars }))
+    }
+}
+
+/// Counts a damaged place, and names it if not too many are.
+pub(crate) fn note(named: &mut Vec<String>, damaged: &mut u64, error: &Error) {
+    *damaged += 1;
+    if named.len() < NAMED {
+        named.push(error.to_string());
     }
 }
 

@@ -24,7 +24,7 @@ use crate::log::BLOCK_BYTES;
 use crate::manifest::has_lived;
 use crate::options::{no_manifest, types};
 use crate::record::{self, ABSENT, ADDRESS_MASK};
-use crate::resting::Resting;
+use crate::resting::{Resting, note};
 use crate::store::Store;
 use crate::traverse::{Scanned, Span, Visitor};
 use crate::types::{Key, Value};
@@ -32,8 +32,6 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Places that are named; more are only counted.
-const NAMED: usize = 100;
 /// Log that is looked through for a first record: so much at first, and then as much as the longest could hide.
 const LOOK_BLOCKS: u64 = 64;
 const LOOK_BLOCKS_MAX: u64 = 2 * record::RECORD_BYTES_MAX / BLOCK_BYTES;
@@ -63,10 +61,7 @@ pub struct Salvage {
 
 impl Salvage {
     fn note(&mut self, error: &Error) {
-        self.damaged += 1;
-        if self.damage.len() < NAMED {
-            self.damage.push(error.to_string());
-        }
+        note(&mut self.damage, &mut self.damaged, error);
     }
 }
 
@@ -145,13 +140,7 @@ pub fn salvage_in<K: Key + ?Sized, V: Value + ?Sized>(
                 log.end - carrier.end
             }
             // Its other end is damaged. Where nothing is, it was given up before.
-            begun => {
-                if is_cut {
-                    begun?
-                } else {
-                    begun.map(|_| 0)?
-                }
-            }
+            walked => walked.map(|begun| if is_cut { begun } else { 0 })?,
         };
         carrier.done.lost_bytes += skipped + left;
         read += log.end - log.start;

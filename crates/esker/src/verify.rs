@@ -7,13 +7,10 @@ use crate::image;
 use crate::log::BLOCK_BYTES;
 use crate::manifest::has_lived;
 use crate::options::no_manifest;
-use crate::resting::Resting;
+use crate::resting::{Resting, note};
 use crate::traverse::{Scanned, Span, Visitor};
 use std::path::Path;
 use std::sync::Arc;
-
-/// Damaged places that are named; more are only counted.
-const NAMED: usize = 100;
 
 /// What a store's files hold.
 #[derive(Clone, Debug, Default)]
@@ -42,10 +39,7 @@ impl Verification {
     }
 
     fn note(&mut self, error: &Error) {
-        self.damaged += 1;
-        if self.damage.len() < NAMED {
-            self.damage.push(error.to_string());
-        }
+        note(&mut self.damage, &mut self.damaged, error);
     }
 }
 
