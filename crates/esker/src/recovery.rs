@@ -72,7 +72,7 @@ impl Engine {
             return Err(Error::invalid("the address space that the system grants is too little for this store's index"));
         }
         let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
-        let scars = scars::read(&*storage, state.cut, state.scars, manner.accept_loss)?;
+        let mut scars = scars::read(&*storage, state.cut, state.scars, manner.accept_loss)?;
         self.log.begin_at(state.begin);
         self.start_dead_bytes(state.dead);
         self.image_stands_for(state.image_until);
@@ -86,7 +86,13 @@ impl Engine {
         }
         self.log.start_at(behind, state.line + 1, state.cut);
         let image = self.restore_index(&state, manner.accept_loss)?;
-        let (image, cut) = if manner.accept_loss { self.accept_loss(&state, &scars, image)? } else { (image, state.cut) };
+        let begun = if manner.accept_loss { scars::of_loss_begun(&*storage, scars.len(), &state)? } else { None };
+        scars.extend(begun);
+        let (image, cut) = if manner.accept_loss {
+            self.accept_loss(&state, &scars, image, begun.map_or(state.cut, |scar| scar.cut))?
+        } else {
+            (image, state.cut)
+        };
         if image.is_lost {
             // What it had may have been published in a finer table than any since.
             state.shared = true;
@@ -228,17 +234,17 @@ impl Engine {
         Ok(Restored { until: state.begin, top: 0, is_lost })
     }
 
-    /// Where the log ends, if what lies behind damage is given up; and the index without an image that leads there.
-    fn accept_loss(&self, state: &State, scars: &[Scar], image: Restored) -> Result<(Restored, u64)> {
+    /// Where the log ends, if what lies behind damage, or behind `most`, is given up; and the index without an image that leads there.
+    fn accept_loss(&self, state: &State, scars: &[Scar], image: Restored, most: u64) -> Result<(Restored, u64)> {
         let sound_until = |from| {
-            let span = Span::new(from, state, scars);
+            let span = Span::up_to(most, from, state, scars);
             match self.scan(&span, &mut Ignoring) {
                 Err(error) if error.is_damage() => {
                     let reached = span.reached_whole();
                     // Of its first block nothing is left.
                     Ok((reached, if reached == from { block_floor(from) } else { block_ceil(reached) }))
                 }
-                end => end.map(|()| (state.cut, state.cut)),
+                end => end.map(|()| (most, most)),
             }
         };
         let (reached, cut) = sound_until(image.until)?;
@@ -751,9 +757,14 @@ mod tests {
         assert_eq!((third.get(&1).unwrap(), third.get(&2).unwrap(), third.get(&3).unwrap()), (Some(1), None, Some(3)));
     }
 
-    /// Nor where the scar that says so is given up later, with what lies behind damage: what it excludes below the damage stays excluded.
+    /// Nor where the scar that says so is given up later, with what lies behind damage: what it excludes below the damage stays excluded, though the acceptance
+    /// be cut short when its own scar has taken that one's place.
     #[test]
     fn what_a_crash_lost_does_not_come_back_with_a_loss() {
+        [false, true].into_iter().for_each(lose_and_accept_a_loss);
+    }
+
+    fn lose_and_accept_a_loss(cut_short: bool) {
         let files = Arc::new(MemoryStorage::new());
         let open = |files: &Arc<MemoryStorage>, accept_loss| {
             let options = Options::new().memory("16MiB").background(false).accept_loss(accept_loss);
@@ -768,15 +779,23 @@ mod tests {
         let store = open(&files, false);
         assert_eq!(store.get(&2).unwrap(), None);
         store.put(&3, &3).unwrap();
-        store.commit().unwrap();
+        // A slot knows of the scar.
+        store.close().unwrap();
         let files = Arc::new(files.copy());
-        crash(store);
+        let images = files.list().unwrap().into_iter().filter(|name| image::is_image(name));
+        images.for_each(|name| files.remove(&name).unwrap());
         // Behind the record, in the same line.
         let log = files.open("esker.log.00000000").unwrap();
         let mut sector = AlignedBuffer::new(1);
         log.read(5 * SECTOR_BYTES as u64, sector.bytes_mut()).unwrap();
         sector.bytes_mut()[77] ^= 4;
         log.write(5 * SECTOR_BYTES as u64, sector.bytes()).unwrap();
+        if cut_short {
+            let lossy = Arc::new(files.copy());
+            drop(open(&lossy, true));
+            lossy.open(SCARS).unwrap().read(0, sector.bytes_mut()).unwrap();
+            files.open(SCARS).unwrap().write(0, sector.bytes()).unwrap();
+        }
         let store = open(&files, true);
         assert_eq!((store.get(&1).unwrap(), store.get(&2).unwrap()), (Some(1), None));
         store.close().unwrap();

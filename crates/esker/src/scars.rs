@@ -14,6 +14,7 @@ use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
 use crate::error::{Error, Result};
 use crate::log::line_flag;
+use crate::manifest::State;
 use crate::record::ODD_LINE;
 use std::ops::Range;
 use std::sync::Arc;
@@ -87,6 +88,17 @@ pub(crate) fn read(storage: &dyn Storage, cut: u64, known: Option<u64>, accept_l
         return Err(Error::corruption(format!("scars are missing file={SCARS} found={found} known={least}")));
     }
     Ok(scars)
+}
+
+/// The scar of a loss that was being accepted when that was cut short. It lies where one was that it hides, and that excluded more than it: what was to be
+/// given up then is given up, and what it excludes stays excluded.
+pub(crate) fn of_loss_begun(storage: &dyn Storage, found: usize, state: &State) -> Result<Option<Scar>> {
+    let is_one_hidden = state.scars.is_some_and(|known| known > found as u64);
+    let Some(list) = open_list(storage)?.filter(|_| is_one_hidden) else { return Ok(None) };
+    if list.bytes()? < ((found + 1) * SECTOR_BYTES) as u64 {
+        return Ok(None);
+    }
+    Ok(read_one(&*list, found as u64)?.filter(|scar| scar.cut < state.cut && state.cut < scar.behind))
 }
 
 /// The cuts of all scars, as far as the list can be read: who reads it for what they leave out tells of damage. Those that leave nothing out, as they

@@ -1,6 +1,6 @@
 //! Copies that are right, and those that are refused.
 
-#[path = "../../tests/common/raise.rs"]
+#[path = "../../tests/store/common/raise.rs"]
 mod raise;
 
 use super::*;

@@ -1,4 +1,8 @@
-//! What several tests wait with.
+//! What several tests wait with, and what they watch.
+
+pub(crate) mod minded;
+pub(crate) mod raise;
+pub(crate) mod traffic;
 
 use std::pin::pin;
 use std::sync::Arc;

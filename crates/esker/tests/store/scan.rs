@@ -1,11 +1,8 @@
 //! Scans: every key once, as of one moment, whatever goes on; on all layouts, in memory and larger than it, by each way.
 
-#[path = "common/raise.rs"]
-mod raise;
-
+use crate::common::raise::Raise;
 use esker::aggregate::{Count, Sum};
 use esker::{Cache, Cursor, Device, Error, ManualClock, MemoryDevice, MemoryStorage, Options, Scan, Store, Strategy};
-use raise::Raise;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;

@@ -1,12 +1,8 @@
 //! A cache is bounded, makes room, keeps what is asked for, loads once, and tells what it drops.
 
-mod common;
-#[path = "common/raise.rs"]
-mod raise;
-
-use common::block_on;
+use crate::common::block_on;
+use crate::common::raise::Raise;
 use esker::{Cache, Durability, Error, Eviction, Loading, ManualClock, MemoryStorage, Options, Storage, Store, Ttl, Value};
-use raise::Raise;
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::future::Future;

@@ -1,10 +1,7 @@
 //! Space comes back: on disk, in memory, and with it everything that lives.
 
-#[path = "common/raise.rs"]
-mod raise;
-
+use crate::common::raise::Raise;
 use esker::{Error, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, Storage, Store, Warning};
-use raise::Raise;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};

@@ -1,7 +1,5 @@
 //! Salvage: damage anywhere costs what it hit, and nothing else.
 
-#![cfg(not(any(loom, shuttle)))]
-
 use esker::{
     Durability, Error, ManualClock, MemoryStorage, Options, SECTOR_BYTES, Salvage, Storage, Store, Value, salvage, salvage_in, verify_in,
 };

@@ -1,10 +1,7 @@
 //! Transactions, one at a time: what they read, change, refuse and leave behind. (`bank.rs` has many at once.)
 
-#[path = "common/raise.rs"]
-mod raise;
-
+use crate::common::raise::Raise;
 use esker::{Clock, Device, Error, ManualClock, MemoryDevice, Options, Store, Transaction, Ttl};
-use raise::Raise;
 use std::borrow::Borrow;
 use std::io;
 use std::sync::Arc;
