@@ -18,6 +18,9 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 /// Reads under way, and pieces that wait for whoever takes them.
 const READS: usize = 4;
 const PIECES_WAITING: usize = 3;
+/// Blocks that are near each other are read by one, and with them what lies between, if it is no more than this: a read costs about as
+/// much as five blocks more of a longer one.
+pub(crate) const GAP_BLOCKS_MAX: u64 = 4;
 
 /// Hands what these blocks hold to `take(address, bytes)`, in order, `piece_blocks` blocks at once.
 ///

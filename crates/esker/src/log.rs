@@ -566,6 +566,11 @@ impl Log {
         Ok(Self::join_blocks(read))
     }
 
+    /// The same for one block of a longer read.
+    pub(crate) fn open_one<'r>(&self, block: u64, sector: &'r [u8]) -> Result<ColdBytes<'r>> {
+        Ok(ColdBytes { start: block * BLOCK_BYTES, bytes: self.verify_block(block, sector)? })
+    }
+
     /// The same for a call's own reads, which need not be verified if the caller said so.
     pub(crate) fn open_record<'r>(&self, read: &'r mut DeviceRead) -> Result<ColdBytes<'r>> {
         if self.verifies_reads { self.open_blocks(read) } else { Ok(Self::join_blocks(read)) }

@@ -16,7 +16,7 @@
 //!   record of the chain may tell.
 
 use super::Newest;
-use crate::ahead::of_stream;
+use crate::ahead::{GAP_BLOCKS_MAX, of_stream};
 use crate::cache::{Caching, Departed};
 use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
 use crate::engine::{Engine, Layout};
@@ -39,9 +39,7 @@ const DOUBT_PART: u64 = 128;
 /// from a quarter beyond what is allowed there are more, and four times as many at the double.
 const DOUBT_READS: f64 = 16.0;
 const DOUBT_READS_MAX: f64 = 64.0;
-/// Blocks that are near each other are read by one, and with them what lies between, if it is no more than this: a read costs about as
-/// much as five blocks more of a longer one.
-const GAP_BLOCKS_MAX: u64 = 4;
+/// The longest run of blocks that are read by one.
 const RUN_BLOCKS_MAX: u64 = 8;
 /// Blocks under way, whatever the runs: a quarter of a mebibyte.
 const UNDER_WAY_BLOCKS_MAX: usize = 64;

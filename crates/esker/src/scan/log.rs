@@ -36,8 +36,12 @@ use std::ops::Range;
 const GROUP: usize = 64;
 /// Blocks read together: half a mebibyte, four with all that are read ahead.
 const PIECE_BLOCKS: u64 = 128;
-/// Bytes of doubtful records that are kept before their chains are read.
-const DOUBT_BYTES: usize = 4 << 20;
+/// What doubtful records may take before their chains are read: a part of the budget. The more there are, the more of them each block that is read for
+/// them tells of. (Of several threads one has nearly all: who reads the cold part.)
+const DOUBT_PART: u64 = 32;
+const DOUBT_BYTES: Range<u64> = 8 << 20..1 << 30;
+/// Besides the record: when chains are followed, doubts move to another list.
+const DOUBT_ITSELF: usize = 2 * size_of::<(u64, Doubt)>();
 
 /// A scan by log that several threads share.
 pub(super) struct ByLog<'a, K: Key + ?Sized, V: Value + ?Sized> {
@@ -46,6 +50,7 @@ pub(super) struct ByLog<'a, K: Key + ?Sized, V: Value + ?Sized> {
     starts: Vec<u64>,
     next: AtomicU64,
     is_cold_taken: AtomicBool,
+    doubt_bytes_max: usize,
 }
 
 /// A record that counts, in a stretch's bytes.
@@ -58,7 +63,9 @@ struct Candidate {
 /// A record that may have been superseded by a cold one.
 struct Doubt {
     at: u64,
-    record: Box<[u8]>,
+    /// In `Work::kept`.
+    start: u32,
+    bytes: u32,
 }
 
 /// What became of a question.
@@ -77,13 +84,23 @@ struct Work {
     bytes: Vec<u8>,
     group: Vec<Candidate>,
     doubts: Vec<(u64, Doubt)>,
-    doubt_bytes: usize,
+    /// The doubtful records themselves.
+    kept: Vec<u8>,
+}
+
+impl Work {
+    /// Memory that doubts take.
+    fn doubt_bytes(&self) -> usize {
+        self.kept.len() + self.doubts.len() * DOUBT_ITSELF
+    }
 }
 
 impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     pub(super) fn new(frame: &'a Frame<'a, K, V>) -> Result<Self> {
-        let starts = starts(frame.engine(), &frame.view)?;
-        Ok(Self { frame, starts, next: AtomicU64::new(0), is_cold_taken: AtomicBool::new(false) })
+        let engine = frame.engine();
+        let starts = starts(engine, &frame.view)?;
+        let doubt_bytes_max = doubt_bytes_max(engine);
+        Ok(Self { frame, starts, next: AtomicU64::new(0), is_cold_taken: AtomicBool::new(false), doubt_bytes_max })
     }
 
     /// One thread's share.
@@ -214,9 +231,11 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
                 match self.verdict(candidate, &bytes[candidate.bytes.clone()]) {
                     Verdict::Lives => lives |= 1 << number,
                     Verdict::Doubtful(other) => {
-                        let record = Box::from(&bytes[candidate.bytes.clone()]);
-                        work.doubt_bytes += candidate.bytes.len();
-                        work.doubts.push((other, Doubt { at: candidate.at, record }));
+                        let record = &bytes[candidate.bytes.clone()];
+                        // Far shorter than 4 GiB.
+                        let (start, bytes) = (work.kept.len() as u32, record.len() as u32);
+                        work.kept.extend_from_slice(record);
+                        work.doubts.push((other, Doubt { at: candidate.at, start, bytes }));
                     }
                     Verdict::Dead | Verdict::Again => {}
                 }
@@ -229,7 +248,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
             lives &= lives - 1;
         }
         work.group.clear();
-        if work.doubt_bytes > DOUBT_BYTES { self.settle(work, visit) } else { Ok(()) }
+        if work.doubt_bytes() > self.doubt_bytes_max { self.settle(work, visit) } else { Ok(()) }
     }
 
     /// Under a pin.
@@ -264,9 +283,9 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     /// Reads the chains of all doubtful records, and visits those that live.
     fn settle(&self, work: &mut Work, visit: &mut impl Visit) -> Result<()> {
         let frame = self.frame;
-        work.doubt_bytes = 0;
-        chains::follow(frame.engine(), frame.view.begin, work.doubts.drain(..), |doubt, at, other| {
-            let (key, value) = frame.pair(&doubt.record);
+        let Work { doubts, kept, .. } = work;
+        let followed = chains::follow(frame.engine(), frame.view.begin, doubts.drain(..), |doubt, at, other| {
+            let (key, value) = frame.pair(&kept[doubt.start as usize..][..doubt.bytes as usize]);
             if frame.view.counts(at, other.header) && other.key == key {
                 return false;
             }
@@ -275,8 +294,19 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
                 visit(key, value);
             }
             next > doubt.at
-        })
+        });
+        kept.clear();
+        followed
     }
+}
+
+fn doubt_bytes_max(engine: &Engine) -> usize {
+    (engine.budget.load(Relaxed) / DOUBT_PART).clamp(DOUBT_BYTES.start, DOUBT_BYTES.end) as usize
+}
+
+/// How many records of so many bytes are in doubt before their chains are read.
+pub(super) fn doubts_at_a_time(engine: &Engine, record_bytes: f64) -> f64 {
+    doubt_bytes_max(engine) as f64 / (record_bytes + DOUBT_ITSELF as f64)
 }
 
 fn no_record(at: u64) -> Error {

@@ -4,6 +4,7 @@
 //! (`esker-bench aggregate`). They need only be right where the ways are far apart.
 
 use super::Scan;
+use super::log::doubts_at_a_time;
 use crate::error::{Error, Result};
 use crate::options::layout;
 use crate::record;
@@ -66,6 +67,10 @@ struct Facts {
     walked: f64,
     entries: u64,
     buckets: u64,
+    /// Records on the device that no entry leads to, where keys share entries: whether they live is read from the device.
+    doubtful: f64,
+    /// How many of them at a time.
+    doubts: f64,
     /// Listed keys that another way would put in a set.
     set: u64,
 }
@@ -79,11 +84,18 @@ impl Facts {
         let (memory, cold) = (self.memory_bytes as f64, self.cold_bytes as f64);
         let in_memory = memory * BYTE_OF_LOG + memory / self.record_bytes * (RECORD_OF_LOG + self.superseded * RECORD_ASKED);
         let asked = self.selecting((memory + cold) / self.record_bytes);
-        in_memory + cold * BYTE_OF_DEVICE + cold / self.record_bytes * RECORD_OF_DEVICE + asked
+        in_memory + cold * BYTE_OF_DEVICE + cold / self.record_bytes * RECORD_OF_DEVICE + self.settling() + asked
+    }
+
+    /// A sweep over what is cold for each list of doubts, or a read for each doubt.
+    fn settling(&self) -> f64 {
+        let sweeps = (self.doubtful / self.doubts).ceil() * self.cold_bytes as f64 * BYTE_OF_DEVICE;
+        sweeps.min(self.doubtful * DEVICE_READ) + self.doubtful * RECORD_OF_DEVICE
     }
 
     fn by_index(&self) -> f64 {
-        self.buckets as f64 * BUCKET + self.lookups(self.entries, self.walked) + self.selecting(self.entries as f64)
+        let walked = self.lookups(self.entries, self.walked) + self.doubtful * DEVICE_READ;
+        self.buckets as f64 * BUCKET + walked + self.selecting(self.entries as f64)
     }
 
     /// To tell the listed keys from so many.
@@ -148,9 +160,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Scan<'_, K, V> {
             Layout::Word { key_bytes, .. } => (record::word_record_bytes(key_bytes) as f64, 1.0),
             Layout::Bytes => (((tail - begin) as f64 / entries.max(1) as f64).max(32.0), BYTES_WALKED),
         };
+        let (cold_bytes, memory_bytes) = (head - begin, tail - head);
+        let cold_entries = entries as f64 * cold_bytes as f64 / (cold_bytes + memory_bytes).max(1) as f64;
+        let doubtful = if engine.index.is_shared() { (cold_bytes as f64 / record_bytes - cold_entries).max(0.0) } else { 0.0 };
         Facts {
-            cold_bytes: head - begin,
-            memory_bytes: tail - head,
+            cold_bytes,
+            memory_bytes,
+            doubtful,
+            doubts: doubts_at_a_time(engine, record_bytes),
             superseded: self.superseded_part(head, tail),
             record_bytes,
             walked,
