@@ -15,7 +15,7 @@ use rand::{RngExt, SeedableRng};
 use crate::engines::{Appender, Settings, esker::EskerVectors};
 use crate::report::{self, Row, Spread};
 use crate::run::MILLION;
-use crate::{Outputs, chart, keys, memory, number, progress, size};
+use crate::{Outputs, chart, keys, memory, number, progress, size, turns};
 
 /// The size of a record.
 pub(crate) const RECORD: usize = 16;
@@ -144,15 +144,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let order = draw_order(arguments);
     let steps = arguments.records * (arguments.engines.len() * arguments.runs) as u64;
     let bar = progress::bar(steps);
-    let mut runs = vec![Vec::new(); arguments.engines.len()];
-    for _ in 0..arguments.runs {
-        for (index, &name) in arguments.engines.iter().enumerate() {
+    let mut contestants: Vec<_> = arguments.engines.iter().map(|&name| (name, Vec::new())).collect();
+    for run in 0..arguments.runs {
+        for (name, runs) in turns::of_run(&mut contestants, run) {
             bar.set_message(name.text());
-            runs[index].push(once(arguments, name, &order, &bar).with_context(|| name.text())?);
+            runs.push(once(arguments, *name, &order, &bar).with_context(|| name.text())?);
         }
     }
     bar.finish_and_clear();
-    let rows = arguments.engines.iter().zip(&runs).map(|(&name, runs)| row(arguments, name, runs));
+    let rows = contestants.iter().map(|(name, runs)| row(arguments, *name, runs));
     finish(arguments, rows.collect())
 }
 

@@ -92,10 +92,6 @@ fn setting(row: &Row) -> String {
             let integrity = if row.integrity == Some(true) { "checked" } else { "unchecked" };
             format!("{}|{threads}|{integrity}", row.distribution)
         }
-        _ if row.experiment == "pairs" => {
-            let integrity = if row.integrity == Some(true) { "checked" } else { "unchecked" };
-            format!("{}|{threads}|{integrity}", row.distribution)
-        }
         _ if row.experiment == "transactions" => format!("{}|{threads}", row.distribution),
         operation if row.experiment == "ycsb" => {
             format!("{}% reads, {operation}|{}, {threads}", row.reads_percent, row.distribution)

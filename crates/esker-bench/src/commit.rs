@@ -28,10 +28,11 @@ use esker::{Durability, Options, Store};
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 
+use crate::answers::Answers;
 use crate::engines::Name;
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, Place, chart, number, progress, run, size};
+use crate::{Outputs, Place, chart, number, progress, run, size, turns};
 use contestants::{Contestant, Promise};
 
 /// The rate of each so many seconds is looked at.
@@ -129,12 +130,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 fn validate(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.seconds >= 10.0 * INTERVAL_SECONDS, "a measurement lasts a second at least");
     ensure!(arguments.engines.iter().all(|engine| engine.keeps_on_disk()), "maps in memory make nothing durable");
-    Ok(())
+    ensure!(!arguments.engines.contains(&Name::Mdbx), "mdbx is none of those that make calls durable here");
+    Name::all_are_built(&arguments.engines)
 }
 
 // ---- updates while lines are drawn -----------------------------------------------------------------------------------
 
-/// All settings, in turns; run 1 of all before run 2 of any.
+/// All settings, in turns.
 fn measure_updates(arguments: &Arguments, directory: &Path, bar: &ProgressBar) -> Result<Vec<Updates>> {
     let lines = Durability::Every(Duration::from_secs_f64(arguments.line_seconds));
     let settings = arguments
@@ -142,8 +144,8 @@ fn measure_updates(arguments: &Arguments, directory: &Path, bar: &ProgressBar) -
         .iter()
         .flat_map(|&distribution| [Durability::None, lines].map(|durability| Updates { distribution, durability, results: Vec::new() }));
     let mut settings: Vec<_> = settings.collect();
-    for _ in 0..arguments.runs {
-        for setting in &mut settings {
+    for run in 0..arguments.runs {
+        for setting in turns::of_run_in_groups(&mut settings, run, |one, other| one.distribution == other.distribution) {
             bar.set_message(format!("updates, {}, {}", setting.distribution.name(), setting.name(arguments)));
             let result = update_run(arguments, setting, directory)?;
             setting.results.push(result);
@@ -220,10 +222,15 @@ fn sum(store: &Store<u64, u64>, count: u64) -> Result<u64> {
     let (mut sum, mut missing) = (0, 0u64);
     for from in (0..count).step_by(LOAD_BATCH) {
         let batch: Vec<_> = (from..(from + LOAD_BATCH as u64).min(count)).map(keys::key).collect();
-        store.get_many(&batch, |_, value: Option<u64>| match value {
-            Some(value) => sum += value,
-            None => missing += 1,
+        let mut answers = Answers::to(batch.len());
+        store.get_many(&batch, |at, value: Option<u64>| {
+            answers.note(at);
+            match value {
+                Some(value) => sum += value,
+                None => missing += 1,
+            }
         })?;
+        missing += answers.faults();
     }
     ensure!(missing == 0, "{missing} keys are lost");
     Ok(sum)
@@ -291,23 +298,27 @@ fn increment(store: &Store<u64, u64>, key: u64) -> esker::Result<()> {
 
 /// The commits of all engines and numbers of threads and the device's own syncs, in turns.
 fn measure_commits(arguments: &Arguments, directory: &Path, bar: &ProgressBar) -> Result<(Vec<Commits>, Vec<f64>)> {
-    let at_once = |engine| arguments.commit_threads.iter().map(move |&threads| Commits::new(engine, Promise::AtOnce, threads));
-    let every = Promise::Every(Duration::from_secs_f64(arguments.line_seconds));
-    let later = |engine| Commits::new(engine, every, 1);
-    let engines = || arguments.engines.iter().copied();
-    let mut commits: Vec<_> = engines().flat_map(at_once).chain(engines().map(later)).collect();
+    let mut commits = commits(arguments);
     let mut syncs = Vec::new();
-    for _ in 0..arguments.runs {
+    for run in 0..arguments.runs {
         bar.set_message("fdatasync of a plain file");
         syncs.push(sync_rate(&directory.join("plain"), arguments.seconds / 2.0)?);
         bar.inc(1);
-        for commits in &mut commits {
+        for commits in turns::of_run_in_groups(&mut commits, run, Commits::is_rival) {
             bar.set_message(format!("{}, {}, {} threads", commits.engine.text(), commits.operation(), commits.threads));
             commits.run(arguments, directory)?;
             bar.inc(1);
         }
     }
     Ok((commits, syncs))
+}
+
+/// Those that are compared side by side.
+fn commits(arguments: &Arguments) -> Vec<Commits> {
+    let at_once = arguments.commit_threads.iter().map(|&threads| (Promise::AtOnce, threads));
+    let every = Promise::Every(Duration::from_secs_f64(arguments.line_seconds));
+    let rivals = |(promise, threads)| arguments.engines.iter().map(move |&engine| Commits::new(engine, promise, threads));
+    at_once.chain([(every, 1)]).flat_map(rivals).collect()
 }
 
 /// Writes of 4 KiB to the end of a file, each followed by fdatasync, per second.
@@ -327,6 +338,11 @@ fn sync_rate(path: &Path, seconds: f64) -> Result<f64> {
 impl Commits {
     fn new(engine: Name, promise: Promise, threads: usize) -> Self {
         Self { engine, promise, threads, rates: Vec::new(), latency: run::histogram() }
+    }
+
+    /// All but the engine is the same.
+    fn is_rival(&self, other: &Self) -> bool {
+        (self.promise, self.threads) == (other.promise, other.threads)
     }
 
     fn operation(&self) -> String {
@@ -551,6 +567,8 @@ fn draw(updates: &[Updates]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     struct Nothing;
@@ -591,6 +609,30 @@ mod tests {
         anywhere.put(key, value - 1);
         own.0.lock().unwrap().remove(&own_put(3, count - 1).0);
         assert!(commits.audit(&anywhere, last_puts(&sequence, done)).is_err() && commits.audit(&own, own_puts()).is_err());
+    }
+
+    /// Before anything is measured.
+    #[test]
+    fn who_cannot_take_part_is_refused() {
+        let refused = |engine: &str| {
+            let line = ["esker-bench", "commit", "--engines", engine];
+            let crate::Experiment::Commit(arguments) = crate::Arguments::parse_from(line).experiment else { unreachable!() };
+            validate(&arguments).is_err()
+        };
+        assert!(refused("esker,mdbx") && refused("esker,dashmap") && !refused("esker"));
+        assert_eq!(refused("esker,rocksdb"), !cfg!(feature = "peers-disk"));
+    }
+
+    #[test]
+    fn each_engine_is_first_in_one_of_so_many_runs() {
+        let line = "esker-bench commit --engines esker,rocksdb,lmdb --commit-threads 1,8";
+        let crate::Experiment::Commit(arguments) = crate::Arguments::parse_from(line.split(' ')).experiment else { unreachable!() };
+        let mut all = commits(&arguments);
+        for run in 0..3 {
+            let order: Vec<_> = turns::of_run_in_groups(&mut all, run, Commits::is_rival).map(|commits| commits.engine).collect();
+            let first = [Name::Esker, Name::Rocksdb, Name::Lmdb][run];
+            assert!(order.len() == 9 && order.iter().step_by(3).all(|engine| *engine == first), "{order:?}");
+        }
     }
 
     /// Keys are drawn before the clock starts: who has 50 ms and nothing to do makes many puts.

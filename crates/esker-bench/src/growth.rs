@@ -30,6 +30,7 @@ pub(crate) struct Arguments {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    Name::all_are_built(&arguments.engines)?;
     let bar = progress::bar(arguments.keys * 2 * arguments.engines.len() as u64);
     let rows = arguments.engines.iter().map(|&name| grow(arguments, name, &bar));
     let mut rows = rows.collect::<Result<Vec<_>>>()?;

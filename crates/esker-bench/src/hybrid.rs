@@ -99,7 +99,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 fn validate(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.probe_bytes > 0, "the file of the probe must have a size");
     ensure!(arguments.engines.iter().all(|engine| engine.keeps_on_disk()), "maps in memory have nothing to read from a device");
-    Ok(())
+    Name::all_are_built(&arguments.engines)
 }
 
 /// The steps of the progress: millions of keys, then measurements.

@@ -170,9 +170,9 @@ fn read(store: &Store<u64, u64>, numbers: &[u64]) -> Result<()> {
         return Ok(());
     }
     let names: Vec<u64> = numbers.iter().map(|&number| keys::key(number)).collect();
-    let mut wrong = 0;
-    store.get_many(&names, |index, value: Option<u64>| wrong += u64::from(value != Some(numbers[index])))?;
-    ensure!(wrong == 0, "{wrong} pairs are not what was put");
+    let mut right = 0;
+    store.get_many(&names, |index, value: Option<u64>| right += usize::from(value == Some(numbers[index])))?;
+    ensure!(right == numbers.len(), "of {} pairs {right} are what was put", numbers.len());
     Ok(())
 }
 

@@ -6,6 +6,7 @@
 //! `--features peers-disk` for the disk engines.
 
 mod aggregate;
+mod answers;
 mod append;
 mod cache;
 mod chart;
@@ -31,6 +32,7 @@ mod size;
 mod steady;
 mod transactions;
 mod turnover;
+mod turns;
 mod ycsb;
 
 use std::path::PathBuf;
@@ -99,6 +101,24 @@ struct Outputs {
     svg: Option<PathBuf>,
 }
 
+/// Esker asks the system for huge pages. So that the peers' memory has them as well, this program starts itself once more with the C library's allocator
+/// told to ask for them, unless its settings were given.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn give_peers_huge_pages() {
+    use std::os::unix::process::CommandExt;
+    const TUNABLES: &str = "GLIBC_TUNABLES";
+    if std::env::var_os(TUNABLES).is_none()
+        && let Ok(me) = std::env::current_exe()
+    {
+        let mut again = std::process::Command::new(me);
+        let error = again.args(std::env::args_os().skip(1)).env(TUNABLES, "glibc.malloc.hugetlb=1").exec();
+        eprintln!("peers that allocate have small pages: {error}");
+    }
+}
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn give_peers_huge_pages() {}
+
 /// A file that can be written: who measures for an hour should not learn afterwards that it cannot.
 fn writable(path: &str) -> Result<PathBuf, String> {
     let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
@@ -134,6 +154,7 @@ impl Switch {
 }
 
 fn main() -> anyhow::Result<()> {
+    give_peers_huge_pages();
     match Arguments::parse().experiment {
         Experiment::Ycsb(arguments) => ycsb::run(&arguments),
         Experiment::Growth(arguments) => growth::run(&arguments),

@@ -23,9 +23,10 @@ use esker::aggregate::Sum;
 use esker::{Durability, Options, Store};
 use hdrhistogram::Histogram;
 
+use crate::answers::Answers;
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Place, Rows, number, progress, run, size};
+use crate::{Place, Rows, number, progress, run, size, turns};
 
 /// One call in so many puts a new key, beside everything, and for how long.
 const NEW_EVERY: u64 = 8;
@@ -127,8 +128,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let sequences = keys::sequences(Distribution::Uniform, arguments.keys, arguments.threads);
     let mut settings = Setting::both(arguments.beside);
     let bar = progress::bar((arguments.runs * settings.len()) as u64);
-    for _ in 0..arguments.runs {
-        for setting in &mut settings {
+    for run in 0..arguments.runs {
+        for setting in turns::of_run(&mut settings, run) {
             bar.set_message(setting.name);
             let directory = arguments.place.temporary()?;
             measure(arguments, setting, &sequences, directory.path())?;
@@ -273,12 +274,14 @@ fn call(
 
 fn check(store: &Store<u64, [u8]>, arguments: &Arguments) -> Result<()> {
     let batch: Vec<u64> = (0..arguments.keys).map(keys::key).collect();
-    let mut wrong = 0u64;
+    let (mut wrong, mut answers) = (0, Answers::to(batch.len()));
     store.get_many(&batch, |at, found| {
+        answers.note(at);
         let is_own = found.is_some_and(|value| keys::is_own(batch[at], value, arguments.value_bytes));
         wrong += u64::from(!is_own);
     })?;
-    ensure!(wrong == 0, "{wrong} values are wrong");
+    wrong += answers.faults();
+    ensure!(wrong == 0, "{wrong} values are wrong or were not told");
     Ok(())
 }
 

@@ -1,9 +1,7 @@
 //! Mixes of reads and writes over loaded keys.
 //!
 //! A session is one engine with one number of threads in one run: an empty engine is loaded with
-//! all keys, which is measured, and then goes through all mixes. Sessions are interleaved, run 1 of
-//! all engines before run 2 of any, and the order of engines rotates from run to run, so that a
-//! slow minute of the machine does not fall on one contestant alone. After the last mix of a
+//! all keys, which is measured, and then goes through all mixes. Engines take turns (`turns.rs`). After the last mix of a
 //! session every key is read back; if all writes were increments, the counts must add up as well.
 
 use std::collections::HashMap;
@@ -16,7 +14,7 @@ use crate::engines::{Name, Settings};
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
 use crate::run::{Contestant, Measured, Mix, Operation};
-use crate::{Outputs, chart, memory, number, progress, size};
+use crate::{Outputs, chart, memory, number, progress, size, turns};
 
 /// The options of `ycsb`.
 #[derive(clap::Args)]
@@ -64,6 +62,7 @@ pub(crate) struct Arguments {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    Name::all_are_built(&arguments.engines)?;
     let mut experiment = Experiment::prepare(arguments);
     for run in 0..arguments.runs {
         experiment.run(run)?;
@@ -132,10 +131,9 @@ impl<'a> Experiment<'a> {
     /// One run of all engines.
     fn run(&mut self, run: usize) -> Result<()> {
         let mut engines = self.arguments.engines.clone();
-        engines.rotate_left(run % self.arguments.engines.len());
         for &threads in &self.arguments.threads {
-            for &name in &engines {
-                self.session(name, threads).with_context(|| name.text())?;
+            for name in turns::of_run(&mut engines, run) {
+                self.session(*name, threads).with_context(|| name.text())?;
             }
         }
         Ok(())

@@ -58,11 +58,21 @@ impl Acknowledgements {
                 stored.store(rows, Ordering::Release);
                 // By itself the thread ends with a failure.
                 beside.take_if(|beside| beside.is_finished()).map_or(Ok(()), |beside| join(beside).map(drop))
-            })?;
+            });
             drop(end);
-            self.printed = beside.map_or(Ok(None), join)?;
-            Ok(loaded)
+            let told = beside.map_or(Ok(None), join).map(|printed| self.printed = printed);
+            // Of two failures the load's.
+            let loaded = loaded?;
+            told.map(|()| loaded)
         })
+    }
+
+    /// The load failed or was interrupted behind so many rows.
+    pub(crate) fn ended(&mut self, store: &Bytes, rows: u64) -> Outcome {
+        if self.wanted {
+            store.commit()?;
+        }
+        self.closed(rows)
     }
 
     /// The store was closed in order.

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::args::{AggregateArgs, Opening};
 use crate::export::text;
-use crate::failure::Outcome;
+use crate::failure::{Outcome, say};
 use crate::out;
 use crate::store::look_at;
 use crate::watch::watched;
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &AggregateArgs, opening: Opening) -> Outcome {
     }
     let (count, numbers) = groups.values().fold((0, 0), |(count, numbers), (found, ..)| (count + found.0, numbers + found.1));
     if is_any && numbers < i128::from(count) {
-        eprintln!("esker: {} of {count} values are no numbers: they are in no figure but the count", i128::from(count) - numbers);
+        say(&format!("esker: {} of {count} values are no numbers: they are in no figure but the count", i128::from(count) - numbers));
     }
     Ok(())
 }

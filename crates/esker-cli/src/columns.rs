@@ -171,7 +171,7 @@ impl Column {
             Self::Bytes(column) => column.append_value(bytes),
             Self::Text(column) => column.append_value(std::str::from_utf8(bytes).ok()?),
             Self::Integer(column) => column.append_value(integer(bytes)?),
-            Self::Float(column) => column.append_value(decimal(bytes)?),
+            Self::Float(column) => column.append_value(decimal(bytes).filter(|number| number.is_finite())?),
         }
         Some(())
     }

@@ -61,9 +61,10 @@ pub(crate) fn run(opening: Opening) -> Outcome {
     if years > YEARS_MAX {
         return Err(Failure::Usage(format!("the demo's data is {TIMES_MEMORY} times its memory: give it less than {}", size(memory))));
     }
+    // Before there is a directory, which would stay.
+    let interrupt = Interrupt::catch()?;
     let store: Bytes = Options::new().memory(memory).durability(opening.durability).open_temporary()?;
     introduce(memory, years)?;
-    let interrupt = Interrupt::catch()?;
     let ledger = fill(&store, years, &interrupt)?;
     show_regions(&store)?;
     read_back(&store, &ledger, &interrupt)?;

@@ -36,9 +36,11 @@ pub(crate) trait PairWriter {
 pub(crate) fn run(args: &ExportArgs, opening: Opening) -> Outcome {
     check(args)?;
     args.output.as_deref().map_or(Ok(()), |output| refuse_inside(&args.dir, output))?;
-    let file = args.output.as_deref().filter(|path| is_replaced(path)).map(beside).transpose()?;
     let prefix = args.prefix.clone().unwrap_or_default().into_encoded_bytes();
-    look_at(&args.dir, opening, |store| {
+    let file = look_at(&args.dir, opening, |store| {
+        // Before there is a file, which would stay.
+        let scan = watched(store.scan().prefix(prefix))?;
+        let file = args.output.as_deref().filter(|path| is_replaced(path)).map(beside).transpose()?;
         let to: Output = match (&file, &args.output) {
             (Some(file), _) => Box::new(file.reopen()?),
             (None, Some(path)) => Box::new(there(path)?),
@@ -46,12 +48,13 @@ pub(crate) fn run(args: &ExportArgs, opening: Opening) -> Outcome {
         };
         let name = args.output.as_ref().map_or_else(|| "standard output".to_owned(), |path| path.display().to_string());
         let mut writer = writer(args, Box::new(BufWriter::new(Named { name, to })))?;
-        let broke = watched(store.scan().prefix(prefix))?.try_for_each(|key, value| match writer.pair(key, value) {
+        let broke = scan.try_for_each(|key, value| match writer.pair(key, value) {
             Ok(()) => ControlFlow::Continue(()),
             Err(failure) => ControlFlow::Break(failure),
         })?;
         broke.map_or(Ok(()), Err)?;
-        writer.finish()
+        writer.finish()?;
+        Ok(file)
     })?;
     match (file, &args.output) {
         (Some(file), Some(path)) => put_in_place(file, path).map_err(|error| Failure::about(path.display(), error)),
@@ -173,7 +176,7 @@ struct Jsonl(Output);
 
 impl Jsonl {
     fn line(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
-        serde_json::to_writer(&mut self.0, &json!({ "key": text(key), "value": text(value) }))?;
+        serde_json::to_writer(&mut self.0, &json!({ "key": text(key), "value": short(value) }))?;
         self.0.write_all(b"\n")
     }
 }
@@ -188,10 +191,25 @@ impl PairWriter for Jsonl {
     }
 }
 
+/// Text of a value whose escapes would make a row that `load` refuses: bytes are shorter.
+const ESCAPED_MAX: usize = 32 << 20;
+
+fn short(bytes: &[u8]) -> Value {
+    // A control character is six bytes at most (`\u0000`).
+    let long = bytes.len() * 6 > ESCAPED_MAX
+        && bytes.iter().map(|byte| if *byte < 0x20 { 6 } else { 1 + usize::from(matches!(byte, b'"' | b'\\')) }).sum::<usize>()
+            > ESCAPED_MAX;
+    if long { hex(bytes) } else { text(bytes) }
+}
+
+fn hex(bytes: &[u8]) -> Value {
+    json!({ "hex": bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>() })
+}
+
 /// Text as itself, other bytes in hexadecimal. `load --hex` reads both.
 pub(crate) fn text(bytes: &[u8]) -> Value {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.into(),
-        Err(_) => json!({ "hex": bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>() }),
+        Err(_) => hex(bytes),
     }
 }

@@ -96,6 +96,6 @@ fn complain(message: &str) {
 }
 
 /// Who closed standard error wants to hear nothing; the exit code still tells.
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }

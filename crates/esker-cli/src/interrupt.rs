@@ -4,9 +4,9 @@
 //! terminate) only raises a flag, which long work looks at between two rows, or while it waits for one; it then closes the
 //! store, which keeps everything, and fails like any other work. A second interrupt ends the program at once, for whoever cannot wait.
 
-use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::{mem, process, ptr};
 
 use crate::failure::{self, Failure, Outcome};
 
@@ -27,7 +27,13 @@ impl Interrupt {
                 process::exit(INTERRUPTED);
             }
         };
+        // Who started this program with one of them ignored (`nohup`, a script's `&`) wants it to stay so.
+        let ignored = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].map(|signal| (signal, is_ignored(signal)));
         ctrlc::set_handler(handler).map_err(|error| Failure::about("interrupts", error))?;
+        for (signal, _) in ignored.into_iter().filter(|&(_, ignored)| ignored) {
+            // SAFETY: no handler of ours, and no memory is passed.
+            unsafe { libc::signal(signal, libc::SIG_IGN) };
+        }
         Ok(interrupt)
     }
 
@@ -46,4 +52,12 @@ impl Interrupt {
     pub(crate) fn raised() -> Self {
         Self(Arc::new(AtomicBool::new(true)))
     }
+}
+
+fn is_ignored(signal: i32) -> bool {
+    // SAFETY: for this struct of the C library all zeros are a value.
+    let mut now: libc::sigaction = unsafe { mem::zeroed() };
+    // SAFETY: nothing is set, and what is there is written to `now`.
+    let found = unsafe { libc::sigaction(signal, ptr::null(), &mut now) };
+    found == 0 && now.sa_sigaction == libc::SIG_IGN
 }

@@ -62,7 +62,15 @@ pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
     let start = Instant::now();
     let watch = Watch { bar: &bar, interrupt, start };
     let mut told = Acknowledgements::new(args.acknowledge, opening.durability);
-    let loaded = store::with(&args.dir, opening, |store| load_all(store, args, &mut *rows, &watch, &mut told))?;
+    let loaded = store::with(&args.dir, opening, |store| {
+        let mut stored = 0;
+        let loaded = load_all(store, args, &mut *rows, &watch, &mut told, &mut stored);
+        if loaded.is_err() {
+            // What was stored is kept; that this cannot be told as well is not the failure to report.
+            let _ = told.ended(store, stored);
+        }
+        loaded
+    })?;
     bar.finish_and_clear();
     told.closed(loaded.rows)?;
     report(&loaded, start.elapsed().as_secs_f64())
@@ -91,12 +99,14 @@ fn load_all(
     rows: &mut dyn Rows,
     watch: &Watch<'_>,
     told: &mut Acknowledgements,
+    stored: &mut u64,
 ) -> Result<Loaded, Failure> {
     told.during(store, |tell| {
         let mut loaded = Loaded::default();
         let mut pair = Pair::default();
         while step(store, args, rows, &mut pair).map_err(|why| at_line(args, rows.line(), loaded.rows, why))? {
             loaded.rows += 1;
+            *stored = loaded.rows;
             loaded.bytes += (pair.key.len() + pair.value.len()) as u64;
             tell(loaded.rows).map_err(|why| unheard(loaded.rows, why))?;
             watch.see(&loaded)?;

@@ -3,6 +3,7 @@
 //! The damaged one stays as it is. What was lost is told on the way out, and is no failure: what can be saved was.
 
 use std::fmt::Write as _;
+use std::fs;
 use std::path::Path;
 
 use crate::args::Opening;
@@ -21,6 +22,8 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
     }
     // Who names no store makes none.
     store::must_exist(dir)?;
+    let was_there = to.exists();
+    let mut is_empty = false;
     let done = store::with(to, opening, |into: &Bytes| {
         let bar = progress::of_bytes(0);
         let done = esker::salvage(dir, into, |done, total| {
@@ -32,11 +35,27 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
             );
         });
         bar.finish_and_clear();
+        is_empty = done.is_err() && into.stats().index.entries == 0;
         done.map_err(|error| Failure::about(format!("{} to {}", dir.display(), to.display()), error))
-    })?;
+    });
+    if is_empty {
+        // A store of ours with nothing in it would be in the way of the next attempt.
+        forget(to, was_there);
+    }
+    let done = done?;
     let text =
         if json { serde_json::to_string_pretty(&done).map_err(|error| Failure::new(error.to_string()))? } else { describe(to, &done) };
     out::line(text)
+}
+
+/// Removes the files of a new store; the directory, too, unless it was there.
+fn forget(to: &Path, was_there: bool) {
+    for entry in fs::read_dir(to).into_iter().flatten().flatten() {
+        let _ = fs::remove_file(entry.path());
+    }
+    if !was_there {
+        let _ = fs::remove_dir(to);
+    }
 }
 
 fn describe(to: &Path, done: &esker::Salvage) -> String {

@@ -217,14 +217,25 @@ fn find_all(header: &ByteRecord, names: &[String]) -> Result<Vec<usize>, Failure
     names.iter().map(|name| find(header, name)).collect()
 }
 
+/// Columns that a message names, and how much of each.
+const COLUMNS_NAMED: usize = 20;
+const NAME_CHARS: usize = 40;
+
+fn shown(column: &[u8]) -> String {
+    let start = String::from_utf8_lossy(&column[..column.len().min(4 * NAME_CHARS)]);
+    start.chars().take(NAME_CHARS).flat_map(char::escape_debug).collect()
+}
+
 fn find(header: &ByteRecord, name: &str) -> Result<usize, Failure> {
     let mut places = (0..).zip(header).filter_map(|(at, column)| (column == name.as_bytes()).then_some(at));
     match (places.next(), places.count()) {
         (Some(at), 0) => Ok(at),
         (Some(_), more) => Err(Failure::new(format!("there are {} columns `{name}`", more + 1))),
         (None, _) => {
-            let columns: Vec<_> = header.iter().map(String::from_utf8_lossy).collect();
-            Err(Failure::new(format!("there is no column `{name}`; the columns are {}", columns.join(", "))))
+            // What is no table may have one of megabytes.
+            let columns: Vec<_> = header.iter().take(COLUMNS_NAMED).map(shown).collect();
+            let more = if header.len() > COLUMNS_NAMED { " and more" } else { "" };
+            Err(Failure::new(format!("there is no column `{name}`; the columns are {}{more}", columns.join(", "))))
         }
     }
 }

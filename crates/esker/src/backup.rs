@@ -20,7 +20,7 @@
 
 use crate::ahead::of_reading;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Segments, Storage, segment_name};
-use crate::directory::{self, Directory, holds_log};
+use crate::directory::{self, Directory, holds_log, holds_manifest};
 use crate::engine::{Engine, lock};
 use crate::error::{Error, Result};
 use crate::image;
@@ -104,7 +104,7 @@ pub(crate) fn target(to: &Path) -> Result<Arc<dyn Storage>> {
 
 /// A store's directory, which is there and is only read.
 pub(crate) fn existing(path: &Path) -> Result<Arc<dyn Storage>> {
-    if !path.join(crate::manifest::MANIFEST).exists() {
+    if !holds_manifest(path)? {
         return Err(if holds_log(path) { no_manifest() } else { there_is_none(path) });
     }
     Ok(Arc::new(Directory::to_read(path)?))
@@ -180,7 +180,7 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn copy_to(&self, earlier: Option<Arc<dyn Storage>>, to: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) -> Result<Backup> {
-        let grown = self.backup_in(&*to)?;
+        let grown = self.backup_in(&to)?;
         let earlier = earlier.map(|storage| self.earlier(storage)).transpose()?;
         if grown.is_some() && earlier.is_some() {
             return Err(Error::invalid("there is a backup already; one that is made from an earlier one goes to a new place"));
@@ -225,10 +225,10 @@ impl Source<'_> {
     }
 
     /// The backup that is there, if our log goes on where its own ends.
-    fn backup_in(&self, to: &dyn Storage) -> Result<Option<Manifest>> {
-        let Some(manifest) = Manifest::open(to, None, false)? else {
+    fn backup_in(&self, to: &Arc<dyn Storage>) -> Result<Option<Manifest>> {
+        let Some(manifest) = Manifest::open(&**to, None, false)? else {
             // What a backup that was cut short has begun may be files of an earlier one's, by a second name.
-            return if has_lived(to)? { Err(Error::invalid("there is the beginning of a backup that was cut short")) } else { Ok(None) };
+            return if has_lived(&**to)? { Err(Error::invalid("there is the beginning of a backup that was cut short")) } else { Ok(None) };
         };
         let (ours, theirs) = (self.state, &manifest.state);
         let same = theirs.is_backup && (theirs.identity, theirs.lineage) == (ours.identity, ours.lineage);
@@ -239,16 +239,34 @@ impl Source<'_> {
             return Err(Error::invalid("the backup is newer than the store"));
         }
         // A scar below the cut counts before the slot is written.
-        let ours = self.scars.iter().filter(|scar| scar.cut < theirs.cut);
-        if !scars::read(to, theirs.cut, theirs.scars, false)?.iter().eq(ours) {
+        let known = self.scars.iter().filter(|scar| scar.cut < theirs.cut);
+        let is_as_known = scars::read(&**to, theirs.cut, theirs.scars, false)?.iter().eq(known);
+        // A slot that was given up may have named an image, whose number comes back.
+        let is_same_image = theirs.image == 0 || theirs.image != ours.image || theirs.image_until == ours.image_until;
+        if !is_as_known || !is_same_image || !self.goes_on_from(to, theirs)? {
             return Err(Error::invalid("the store has given up something that the backup holds"));
         }
         Ok(Some(manifest))
     }
 
+    /// True if our log has the last block that the backup has: what was copied and never synced a power cut takes without a trace.
+    fn goes_on_from(&self, to: &Arc<dyn Storage>, theirs: &State) -> Result<bool> {
+        let last = sector(theirs.cut) - 1;
+        if last <= sector(self.state.begin) {
+            return Ok(true);
+        }
+        let begin = sector(theirs.begin) * SECTOR_BYTES as u64;
+        let (offset, mut held, mut ours) = (last * SECTOR_BYTES as u64, AlignedBuffer::new(1), AlignedBuffer::new(1));
+        Segments::open(to, theirs.segment_bytes, begin)?.read(offset, held.bytes_mut()).map_err(|error| of_reading(error, last))?;
+        self.check(last, held.bytes())?;
+        self.engine.log.cold_device()?.read(offset, ours.bytes_mut()).map_err(|error| of_reading(error, last))?;
+        self.check(last, ours.bytes())?;
+        Ok(held.bytes() == ours.bytes())
+    }
+
     /// The backup to take from.
     fn earlier(&self, storage: Arc<dyn Storage>) -> Result<Earlier> {
-        let manifest = self.backup_in(&*storage).map_err(in_earlier)?;
+        let manifest = self.backup_in(&storage).map_err(in_earlier)?;
         let state = manifest.ok_or_else(|| Error::invalid("the earlier backup is no store"))?.state;
         let log = Segments::open(&storage, state.segment_bytes, sector(state.begin) * SECTOR_BYTES as u64)?;
         Ok(Earlier { storage, log, state })

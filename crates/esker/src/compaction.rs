@@ -285,6 +285,7 @@ impl Engine {
             pass.counted += stretch.left;
         }
         if let Some(pass) = pass.take_if(|pass| stretch.reached >= pass.until) {
+            self.expiry.forget();
             // With what threads have not filled of their pieces yet: it went, and they count it when they take others.
             given_back.store(given.max(pass.counted).min(self.counted_dead_bytes() + self.unfilled_bytes(..)), Relaxed);
             // Should the count be wrong, and most of the log live: as much of what came meanwhile as of what was before.

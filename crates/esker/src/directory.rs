@@ -20,8 +20,10 @@ const LOCK: &str = "esker.lock";
 
 /// Files in a directory that this process alone may use.
 pub(crate) struct Directory {
-    /// From the root: the process may go elsewhere, where the same name is another's.
+    /// Through `handle`: the process may go elsewhere, and the directory may be renamed or removed, where the same name is another's.
     path: PathBuf,
+    /// The directory that was locked, wherever it is by now.
+    _handle: File,
     direct_io: bool,
     io_uring: bool,
     is_writable: bool,
@@ -36,8 +38,19 @@ impl Directory {
     pub(crate) fn open(path: &Path, direct_io: bool, io_uring: bool) -> Result<Self> {
         refuse_foreign(path)?;
         make(path).map_err(|error| at(path, &error))?;
-        let file = File::options().create(true).truncate(false).write(true).open(path.join(LOCK)).map_err(|error| at(path, &error))?;
-        Self::locked(path, direct_io, io_uring, true, Some(lock(file, path)?))
+        let (handle, inside) = handle(path)?;
+        let file = File::options().create(true).truncate(false).write(true).open(inside.join(LOCK)).map_err(|error| at(path, &error))?;
+        let lock = Some(lock(file, path)?);
+        Ok(Self {
+            path: inside,
+            _handle: handle,
+            direct_io,
+            io_uring,
+            is_writable: true,
+            lock,
+            process: std::process::id(),
+            _temporary: None,
+        })
     }
 
     /// Takes the store's directory at `path` to read what is there, also where nothing can be written.
@@ -52,16 +65,22 @@ impl Directory {
 
     /// Nothing is made or written. Without a file to lock nobody has the store open who could write there.
     pub(crate) fn read_only(path: &Path) -> Result<Self> {
-        let lock = match File::open(path.join(LOCK)) {
+        let (handle, inside) = handle(path)?;
+        let lock = match File::open(inside.join(LOCK)) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             file => Some(lock(file.map_err(|error| at(path, &error))?, path)?),
         };
-        Self::locked(path, true, true, false, lock)
-    }
-
-    fn locked(path: &Path, direct_io: bool, io_uring: bool, is_writable: bool, lock: Option<File>) -> Result<Self> {
-        let path = std::path::absolute(path).map_err(|error| at(path, &error))?;
-        Ok(Self { path, direct_io, io_uring, is_writable, lock, process: std::process::id(), _temporary: None })
+        let (direct_io, io_uring) = (true, true);
+        Ok(Self {
+            path: inside,
+            _handle: handle,
+            direct_io,
+            io_uring,
+            is_writable: false,
+            lock,
+            process: std::process::id(),
+            _temporary: None,
+        })
     }
 
     /// A directory that goes when this value does.
@@ -135,9 +154,17 @@ pub(crate) fn holds_log(path: &Path) -> bool {
     names(path).is_ok_and(|names| names.iter().any(|name| name.starts_with(SEGMENT_PREFIX)))
 }
 
+/// Whether there is a manifest. That nobody may look is no answer.
+pub(crate) fn holds_manifest(path: &Path) -> Result<bool> {
+    match path.join(MANIFEST).try_exists() {
+        Err(error) if error.kind() == ErrorKind::NotADirectory => Ok(false),
+        found => found.map_err(|error| at(path, &error)),
+    }
+}
+
 /// A directory with other people's files in it is not touched.
 fn refuse_foreign(path: &Path) -> Result<()> {
-    if path.join(MANIFEST).exists() || !path.exists() {
+    if holds_manifest(path)? || !path.exists() {
         return Ok(());
     }
     let names =
@@ -153,6 +180,14 @@ fn refuse_foreign(path: &Path) -> Result<()> {
         Some(name) => Err(Error::invalid(format!("the directory is not a store: it holds {name} path={}", path.display()))),
         None => Ok(()),
     }
+}
+
+/// The directory, and a path that leads to this one whatever becomes of its name (where `/proc` is; else its name).
+fn handle(path: &Path) -> Result<(File, PathBuf)> {
+    let handle = File::open(path).map_err(|error| at(path, &error))?;
+    let through = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&handle)));
+    let inside = if through.exists() { through } else { std::path::absolute(path).map_err(|error| at(path, &error))? };
+    Ok((handle, inside))
 }
 
 fn lock(file: File, path: &Path) -> Result<File> {

@@ -181,6 +181,11 @@ impl Expiry {
         self.expired.store(self.expired.load(Relaxed).saturating_sub(bytes), Relaxed);
     }
 
+    /// Compaction has been through the whole log: what had expired when it began is gone.
+    pub(crate) fn forget(&self) {
+        self.expired.store(0, Relaxed);
+    }
+
     fn learn(&self, sample: &Sample, entries: u64) {
         if sample.entries == 0 {
             return;

@@ -205,10 +205,16 @@ impl Manifest {
     }
 
     /// Writes all slots anew, if any was damaged; what they say stays, that they are a backup's, too.
-    pub(crate) fn mend(&mut self) -> Result<()> {
+    pub(crate) fn mend(&mut self, below: u64) -> Result<()> {
         if self.is_damaged {
+            let known = self.state.scars;
+            if self.state.is_backup {
+                // What a look leaves at its cut the backup's next step takes away before its slot.
+                self.state.scars = Some(below);
+            }
             self.write_slot(self.state.clone())?;
             self.write_slot(self.state.clone())?;
+            self.state.scars = known;
             self.is_damaged = false;
         }
         Ok(())

@@ -13,7 +13,6 @@ use crate::log::{BLOCK_BYTES, FIRST_ADDRESS};
 use crate::manifest::{ANY_WIDTH, Identity, Manifest, has_lived};
 use crate::memory;
 use crate::recovery::Manner;
-use crate::scars;
 use crate::store::Store;
 use crate::types::{Key, Value};
 use std::path::Path;
@@ -224,7 +223,8 @@ impl Options {
         self
     }
 
-    /// Makes the store a cache: bounded, and lossy where another store would grow or answer `Full`.
+    /// Makes the store a cache: bounded, and lossy where another store would grow or answer `Full`. A directory does not remember which it is: opened so, what
+    /// an ordinary store holds beyond the cache's bound is dropped, for good.
     #[must_use]
     pub fn cache(mut self, cache: Cache) -> Self {
         self.cache = Some(cache);
@@ -315,11 +315,7 @@ impl Options {
                 // A cache drops whole files.
                 let most = self.cache.as_ref().and_then(Cache::disk_bytes).map_or(u64::MAX, segment_bytes_for);
                 let segment_bytes = self.segment_bytes.unwrap_or_else(|| segment_bytes_for(memory)).min(most);
-                let new = Manifest::create(&*storage, Identity::random()?, types, segment_bytes, FIRST_ADDRESS, Index::first_shape())?;
-                if !is_temporary {
-                    scars::end(&*storage, 0)?;
-                }
-                new
+                Manifest::create(&*storage, Identity::random()?, types, segment_bytes, FIRST_ADDRESS, Index::first_shape())?
             }
         };
         let sector = |address: u64| address / BLOCK_BYTES * SECTOR_BYTES as u64;

@@ -6,8 +6,8 @@
 //!    above it: the later address is the later version, so threads may do that in any order. Records that were never
 //!    published do not count, nor do those above `window` that belong to the next line.
 //! 3. The log goes on behind everything that may have been written after the line. What lies between is a scar (`scars.rs`).
-//!    It is written down as one sector, with a sector of zeros behind it for the next. Besides, only a slot's copy that is missing is written
-//!    (`manifest.rs`), and an image where something was given up, or where a store without a driver is due for one: a store that was not used
+//!    It is written down as one sector, with a sector of zeros behind it for the next (which is made up for if it is missing). Besides, only a slot's copy
+//!    that is missing is written (`manifest.rs`), and an image where something was given up, or where a store without a driver is due for one: a store that was not used
 //!    after this opens the same way once more.
 //!
 //! **Shared entries.** Where the index had run out of its share, keys share entries, and a record found by the scan leads to
@@ -122,16 +122,17 @@ impl Engine {
             // One that was cut short may have taken the room that this needs.
             image::remove_all(&*storage, state.image)?;
             scars::add(&*storage, kept.len(), scar)?;
-            match scars::end(&*storage, kept.len() + 1) {
-                // This one had a place, and no line is built on it before the next one has.
-                Err(Error::Io(error)) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-                    self.compaction.lack_room.store(true, Relaxed);
-                }
-                ended => ended?,
-            }
             self.has_scars(kept.into_iter().copied().chain([scar]).collect());
         } else {
             self.has_scars(scars.clone());
+        }
+        let known = lock(&self.compaction.scars).len();
+        match if self.is_temporary() { Ok(()) } else { scars::end(&*storage, known) } {
+            // The last one had a place, and no line is built on it before the next one has.
+            Err(Error::Io(error)) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                self.compaction.lack_room.store(true, Relaxed);
+            }
+            ended => ended?,
         }
         self.index.was_as_fine_as(state.shape);
         // What is given up is given up for good. Else nothing more need be written now, nor when the store is closed again: the next
@@ -147,7 +148,7 @@ impl Engine {
                 self.save_image(false)?;
             }
         }
-        if manner.accept_loss { self.mend_manifest() } else { Ok(()) }
+        if manner.accept_loss { self.mend_manifest(scars.iter().filter(|scar| scar.cut < cut).count() as u64) } else { Ok(()) }
     }
 
     /// Where the log ends: what was written there changes in place no more.
@@ -157,8 +158,8 @@ impl Engine {
         end
     }
 
-    fn mend_manifest(&self) -> Result<()> {
-        lock(&self.home).as_mut().map_or(Ok(()), |home| home.manifest.mend())
+    fn mend_manifest(&self, below: u64) -> Result<()> {
+        lock(&self.home).as_mut().map_or(Ok(()), |home| home.manifest.mend(below))
     }
 
     /// Before a line: should this process crash as well, there is room for its scar.
@@ -880,8 +881,12 @@ mod tests {
             let found = crate::verify_in(files.clone(), |_, _| {}).unwrap();
             let refused = open(&files).map(|_| ()).unwrap_err();
             assert!(!found.is_sound() && matches!(refused, Error::Corruption(_)), "{found:?} {refused}");
-            let lossy: Store<u64, u64> = Options::new().memory("16MiB").accept_loss(true).open_in(files).unwrap();
-            assert_eq!(lossy.get(&5000).unwrap(), Some(3));
+            // Nor for who accepts a loss: it would bring back what the crash had lost. What can be saved salvage saves.
+            let refused = Options::new().memory("16MiB").accept_loss(true).open_in::<u64, u64>(files.clone()).map(|_| ()).unwrap_err();
+            assert!(matches!(refused, Error::Corruption(_)), "{refused}");
+            let into: Store<u64, u64> = Options::new().memory("64MiB").in_memory().unwrap();
+            crate::salvage_in(files, &into, |_, _| ()).unwrap();
+            assert_eq!(into.get(&5000).unwrap(), Some(3));
         }
     }
 

@@ -24,6 +24,8 @@ pub(crate) struct Resting {
     /// As of the last line that is whole.
     pub(crate) state: State,
     pub(crate) scars: Vec<Scar>,
+    /// Of their list some cannot be read: what lies around those is not known to be left out.
+    pub(crate) lacks_scars: bool,
 }
 
 /// Hears of damage; an error of its own ends the look.
@@ -48,8 +50,10 @@ impl Resting {
         if or_tell(lines::advance(&*storage, device, &mut state, false), on_damage)?.is_none() {
             lines::advance(&*storage, device, &mut state, true)?;
         }
-        let scars = or_tell(scars::read(&*storage, state.cut, state.scars, false), on_damage)?.unwrap_or_default();
-        Ok(Some(Self { engine, state, scars }))
+        let listed = or_tell(scars::read(&*storage, state.cut, state.scars, false), on_damage)?;
+        let lacks_scars = listed.is_none();
+        let scars = listed.map_or_else(|| scars::readable(&*storage, state.cut), Ok)?;
+        Ok(Some(Self { engine, state, scars, lacks_scars }))
     }
 }
 

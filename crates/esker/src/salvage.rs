@@ -14,6 +14,9 @@
 //! damage is one. Where it knows of none (it is damaged itself, or older than the records) the first place is taken from which on all looks like
 //! records: headers whose bits fit, lengths that do, zeros where zeros belong. A value that was made to look like records could pass there for some; that is
 //! counted ([`Salvage::guessed`]).
+//!
+//! **Where the list of scars is damaged** a record of a torn line may seem to reach into what was written behind the scar. The image knows of records there:
+//! one that reaches across another's beginning is none, and the walk goes on where that begins.
 
 use crate::backup;
 use crate::device::{AlignedBuffer, SECTOR_BYTES, Storage};
@@ -21,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::image;
 use crate::lines::RECORD_BYTES as LINE_BYTES;
 use crate::log::BLOCK_BYTES;
-use crate::manifest::has_lived;
+use crate::manifest::{LOG, has_lived};
 use crate::options::{no_manifest, types};
 use crate::record::{self, ABSENT, ADDRESS_MASK};
 use crate::resting::{Resting, note};
@@ -66,10 +69,11 @@ impl Salvage {
 }
 
 /// Carries what is whole of the store in the directory `from`, which nobody may have open and which is not changed, over into the store `into`: a new
-/// one as a rule, of the same types. What it held before it keeps, but for keys that both have. `progress` is told the bytes of log read so far, and all, each counted twice.
+/// one as a rule, of the same types. What it held before it keeps, but for keys of which the damaged log has a record: a deletion deletes. `progress` is told the bytes of log read so far, and all, each counted twice.
 ///
 /// Of a key whose newest record is lost an older value may come over, if one still lies in the log, or one that had been deleted; so may a part of a
-/// transaction. If the list of what crashes had left is damaged (`damage` names it) changes that a crash had undone may come over. Ends ([`Store::expire_at`]) come along, and older versions where `into` keeps history.
+/// transaction. If the list of what crashes had left is damaged (`damage` names it) changes that a crash had undone may come over, and, if
+/// the image of the index is damaged as well (`guessed` counts it), bytes that nobody wrote in the place of a value that a crash had cut short. Ends ([`Store::expire_at`]) come along, and older versions where `into` keeps history.
 ///
 /// # Errors
 /// `Locked`; `Invalid` if there is no store, or one of other types, or a value is too long for the budget of `into`; `Corruption` if its manifest is
@@ -123,30 +127,62 @@ pub fn salvage_in<K: Key + ?Sized, V: Value + ?Sized>(
     let span = Span::new(resting.state.begin, &resting.state, &resting.scars);
     let total = 2 * span.parts().iter().map(|part| part.end - part.start).sum::<u64>();
     let mut stretches = resting.sound_stretches(&span, &mut done, &mut |bytes| progress(bytes, total))?;
-    resting.find_starts(&*from, &mut stretches, &mut done)?;
-    let mut carrier = Carrier { into, done: &mut done, failed: None, end: 0 };
+    let landmarks = resting.find_starts(&*from, &mut stretches, &mut done)?;
+    let mut carrier = Carrier { into, done: &mut done, landmarks: &landmarks, failed: None, end: 0 };
     let mut read = total / 2;
     for Stretch { log, start, skipped, is_cut } in stretches {
-        let start = start.unwrap_or(log.end);
-        carrier.end = start;
-        let walked = resting.engine.scan_stretch(&span, &(start..log.end), &mut carrier).map(|scan| scan.begun_bytes());
-        if let Some(failed) = carrier.failed.take() {
-            return Err(failed);
-        }
-        let left = match walked {
-            // A guess that was none, or damage since the first look.
-            Err(error) if error.is_damage() => {
-                carrier.done.note(&error);
-                log.end - carrier.end
+        let mut next = Some(start.unwrap_or(log.end));
+        while let Some(start) = next.take() {
+            carrier.end = start;
+            let walked = resting.engine.scan_stretch(&span, &(start..log.end), &mut carrier).map(|scan| scan.begun_bytes());
+            if let Some(failed) = carrier.failed.take() {
+                return Err(failed);
             }
-            // Its other end is damaged. Where nothing is, it was given up before.
-            walked => walked.map(|begun| if is_cut { begun } else { 0 })?,
-        };
-        carrier.done.lost_bytes += skipped + left;
+            carrier.done.lost_bytes += match walked {
+                // A guess that was none, what a crash had left, or damage since the first look.
+                Err(error) if error.is_damage() => {
+                    carrier.done.note(&error);
+                    next = landmarks.first_in(carrier.end + 8..log.end);
+                    next.unwrap_or(log.end) - carrier.end
+                }
+                // Its other end is damaged. Where nothing is, it was given up before.
+                walked => walked.map(|begun| if is_cut { begun } else { 0 })?,
+            };
+        }
+        carrier.done.lost_bytes += skipped;
         read += log.end - log.start;
         progress(read, total);
     }
     Ok(done)
+}
+
+/// Where records begin: of each block the lowest address that the index image knows, in words from the block's beginning, plus one.
+#[derive(Default)]
+struct Landmarks {
+    first: u64,
+    lowest: Vec<u16>,
+}
+
+impl Landmarks {
+    fn over(log: Range<u64>) -> Self {
+        let first = log.start / BLOCK_BYTES;
+        Self { first, lowest: vec![0; (log.end.div_ceil(BLOCK_BYTES) - first) as usize] }
+    }
+
+    fn note(&mut self, at: u64) {
+        let place = (at / BLOCK_BYTES).checked_sub(self.first);
+        if let Some(lowest) = place.and_then(|place| self.lowest.get_mut(place as usize)) {
+            let word = (at % BLOCK_BYTES / 8 + 1) as u16;
+            *lowest = if *lowest == 0 { word } else { word.min(*lowest) };
+        }
+    }
+
+    fn first_in(&self, log: Range<u64>) -> Option<u64> {
+        let blocks = log.start / BLOCK_BYTES..log.end.div_ceil(BLOCK_BYTES);
+        let lowest = |block: u64| self.lowest.get(block.checked_sub(self.first)? as usize).copied().filter(|word| *word != 0);
+        let known = blocks.filter_map(|block| lowest(block).map(|word| block * BLOCK_BYTES + u64::from(word - 1) * 8));
+        known.filter(|at| log.contains(at)).min()
+    }
 }
 
 /// Log that is whole.
@@ -188,28 +224,26 @@ impl Resting {
         Ok(stretches)
     }
 
-    /// Where the stretches behind damage have their first records.
-    fn find_starts(&self, storage: &dyn Storage, stretches: &mut [Stretch], done: &mut Salvage) -> Result<()> {
-        if stretches.iter().all(|stretch| stretch.start.is_some()) {
-            return Ok(());
+    /// Where the stretches behind damage have their first records; and where others begin, if that was asked.
+    fn find_starts(&self, storage: &dyn Storage, stretches: &mut [Stretch], done: &mut Salvage) -> Result<Landmarks> {
+        if !self.lacks_scars && stretches.iter().all(|stretch| stretch.start.is_some()) {
+            return Ok(Landmarks::default());
         }
-        let mut known: Vec<Option<u64>> = vec![None; stretches.len()];
+        let mut landmarks = Landmarks::default();
         if self.state.image != 0 {
-            let told = image::addresses(storage, self.state.image, self.state.identity.store_id, |at| {
-                let stretch = stretches.partition_point(|stretch| stretch.log.end <= at);
-                if stretches.get(stretch).is_some_and(|stretch| stretch.log.contains(&at)) {
-                    known[stretch] = Some(known[stretch].map_or(at, |known| known.min(at)));
-                }
-            });
-            match told {
+            landmarks = Landmarks::over(self.state.begin..self.state.cut);
+            match image::addresses(storage, self.state.image, self.state.identity.store_id, |at| landmarks.note(at)) {
                 Err(error) if error.is_damage() => {
                     done.note(&error);
-                    known.fill(None);
+                    landmarks = Landmarks::default();
                 }
                 told => told?,
             }
         }
-        for (stretch, known) in stretches.iter_mut().zip(known).filter(|(stretch, _)| stretch.start.is_none()) {
+        // Nothing tells then what a record is that a crash cut short.
+        done.guessed += u64::from(self.lacks_scars && landmarks.lowest.is_empty());
+        for stretch in stretches.iter_mut().filter(|stretch| stretch.start.is_none()) {
+            let known = landmarks.first_in(stretch.log.clone());
             let (start, skipped) = match known {
                 Some(known) => (known, known - stretch.log.start),
                 None => self.first_by_look(&stretch.log)?,
@@ -218,7 +252,7 @@ impl Resting {
             stretch.skipped = skipped;
             stretch.start = Some(start);
         }
-        Ok(())
+        Ok(landmarks)
     }
 
     /// The first place in a stretch from which on all looks like records, and the bytes before it; its end and the blocks in which there is something
@@ -283,6 +317,7 @@ impl Resting {
 struct Carrier<'a, K: Key + ?Sized, V: Value + ?Sized> {
     into: &'a Store<K, V>,
     done: &'a mut Salvage,
+    landmarks: &'a Landmarks,
     /// What the other store said.
     failed: Option<Error>,
     /// Everything below was carried over.
@@ -292,6 +327,9 @@ struct Carrier<'a, K: Key + ?Sized, V: Value + ?Sized> {
 impl<K: Key + ?Sized, V: Value + ?Sized> Visitor for Carrier<'_, K, V> {
     fn visit(&mut self, record: &Scanned, bytes: &[u8]) -> Result<()> {
         let layout = self.into.engine.layout;
+        if self.landmarks.first_in(record.at + 8..record.at + bytes.len() as u64).is_some() {
+            return Err(Error::corruption(format!("a record reaches into another one file={LOG} address={}", record.at)));
+        }
         let (key, value) = record::pair_of(layout, bytes)
             .ok_or_else(|| Error::corruption(format!("a record of impossible length address={}", record.at)))?;
         let carried = match record::word_at(bytes, 0) & ABSENT {

@@ -57,10 +57,10 @@ pub(crate) fn of_part(scars: &[Scar], part: &Range<u64>) -> Vec<Scar> {
     scars.iter().filter(|scar| scar.window < part.end && part.start < scar.cut).copied().collect()
 }
 
-/// The scars below `cut`. There are at least as many as are `known`, or one less and one at the cut, unless the loss of some is accepted: then those that are
-/// known to have been there may have been given up.
+/// The scars below `cut`. There are at least as many as are `known`, or one less and one at the cut. Where a loss is accepted an acceptance that was cut short
+/// may have hidden some, by a scar of its own in the place of the first of them.
 pub(crate) fn read(storage: &dyn Storage, cut: u64, known: Option<u64>, accept_loss: bool) -> Result<Vec<Scar>> {
-    let (mut scars, mut behind, mut is_one_at_cut) = (Vec::new(), 0, false);
+    let (mut scars, mut behind, mut is_one_at_cut, mut ends_in_one) = (Vec::new(), 0, false, false);
     if let Some(device) = open_list(storage)? {
         for number in 0..device.bytes()? / SECTOR_BYTES as u64 {
             let read = match read_one(&*device, number) {
@@ -76,6 +76,7 @@ pub(crate) fn read(storage: &dyn Storage, cut: u64, known: Option<u64>, accept_l
                 // Written by a recovery that was cut short, and this one writes it again (one that accepted a loss may have left it around the line);
                 // or older than the loss before it, which hides it.
                 other => {
+                    ends_in_one = other.is_some();
                     is_one_at_cut = other.is_some_and(|scar| scar.cut == cut);
                     break;
                 }
@@ -84,8 +85,23 @@ pub(crate) fn read(storage: &dyn Storage, cut: u64, known: Option<u64>, accept_l
     }
     // A sector of zeros ends the list: that nothing is missing the manifest must say.
     let (found, least) = (scars.len() as u64 + u64::from(is_one_at_cut), known.unwrap_or(0));
-    if found < least && !accept_loss && !FUZZED {
+    if found < least && !(accept_loss && ends_in_one) && !FUZZED {
         return Err(Error::corruption(format!("scars are missing file={SCARS} found={found} known={least}")));
+    }
+    Ok(scars)
+}
+
+/// The scars below `cut` that can be read, of a list that is damaged.
+pub(crate) fn readable(storage: &dyn Storage, cut: u64) -> Result<Vec<Scar>> {
+    let mut scars: Vec<Scar> = Vec::new();
+    let Some(list) = open_list(storage)? else { return Ok(scars) };
+    for number in 0..list.bytes()? / SECTOR_BYTES as u64 {
+        let scar = match read_one(&*list, number) {
+            Err(error) if error.is_damage() => None,
+            read => read?,
+        };
+        let behind = scars.last().map_or(0, |scar| scar.behind);
+        scars.extend(scar.filter(|scar| behind <= scar.cut && scar.cut < cut && scar.behind <= cut));
     }
     Ok(scars)
 }

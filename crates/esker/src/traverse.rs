@@ -218,12 +218,14 @@ impl<'a> Scan<'a> {
 
     fn walk(&mut self, base: u64, piece: &[u8], visitor: &mut impl Visitor) -> Result<()> {
         while let Some(rest) = self.at.checked_sub(base).and_then(|offset| piece.get(offset as usize..)).filter(|rest| !rest.is_empty()) {
-            match self.look(rest)? {
-                Next::More(_) => {
+            match self.look(rest) {
+                Ok(Next::More(_)) => {
                     self.begun.extend_from_slice(rest);
                     break;
                 }
-                next => self.pass(next, (self.at - base) as usize, rest, visitor),
+                Ok(next) => self.pass(next, (self.at - base) as usize, rest, visitor),
+                // What lies before it is whole.
+                Err(error) => return self.visit_group(piece, visitor).and(Err(error)),
             }
             if self.group.len() == GROUP {
                 self.visit_group(piece, visitor)?;

@@ -1,7 +1,7 @@
 //! Verification at rest: every byte that the last line made durable is read and checked; nothing is changed.
 
 use crate::device::{SECTOR_BYTES, Storage};
-use crate::directory::{Directory, holds_log};
+use crate::directory::{Directory, holds_log, holds_manifest};
 use crate::error::{Error, Result};
 use crate::image;
 use crate::log::BLOCK_BYTES;
@@ -49,7 +49,7 @@ impl Verification {
 /// # Errors
 /// `Locked`, `Invalid` if there is no store, `Io`. Damage is no error here: it is in the result.
 pub fn verify(path: impl AsRef<Path>, progress: impl FnMut(u64, u64)) -> Result<Verification> {
-    if !path.as_ref().join(crate::manifest::MANIFEST).exists() {
+    if !holds_manifest(path.as_ref())? {
         if holds_log(path.as_ref()) {
             let mut found = Verification::default();
             found.note(&no_manifest());

@@ -136,7 +136,7 @@ mod disk {
 
     pub(super) fn rocksdb(setting: &Setting) -> Result<Box<dyn Loaded>> {
         let directory = tempfile::tempdir()?;
-        let database = DB::open(&rocks::options(memory::physical_bytes() / 4)?, directory.path())?;
+        let database = DB::open(&rocks::options(memory::physical_bytes() / 4, false)?, directory.path())?;
         let mut writes = WriteOptions::default();
         writes.disable_wal(true);
         for part in objects(setting).chunks(BATCH) {

@@ -17,7 +17,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use crate::report::{self, Row, Spread};
-use crate::{Outputs, chart, memory, number, progress, size};
+use crate::{Outputs, chart, memory, number, progress, size, turns};
 use engines::{Name, Sized};
 use requests::Requests;
 
@@ -87,17 +87,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for (shape, threads) in shapes {
         let requests = shape.draw(arguments, threads);
         let best = best::hit_rate(&requests, arguments.pairs() as usize);
-        // Turn by turn, so that what else the machine does meets all of them.
-        let mut runs: Vec<Vec<Measured>> = engines.iter().map(|_| Vec::new()).collect();
-        for _ in 0..arguments.runs {
-            for (name, runs) in engines.iter().zip(&mut runs) {
+        let mut caches: Vec<(Name, Vec<Measured>)> = engines.iter().map(|name| (*name, Vec::new())).collect();
+        for run in 0..arguments.runs {
+            for (name, runs) in turns::of_run(&mut caches, run) {
                 bar.set_message(format!("{} {}", name.text(), shape.text()));
                 runs.push(measure(*name, arguments, &requests).with_context(|| name.text())?);
                 bar.inc(1);
             }
         }
-        let named = engines.iter().zip(&runs);
-        rows.extend(named.map(|(name, runs)| Row { best_hit_rate: Some(best), ..row(arguments, *name, shape, threads, runs) }));
+        rows.extend(caches.iter().map(|(name, runs)| Row { best_hit_rate: Some(best), ..row(arguments, *name, shape, threads, runs) }));
     }
     bar.finish_and_clear();
     report::compare(&mut rows);

@@ -102,7 +102,7 @@ mod peers {
 
     impl Rocksdb {
         fn open(at_once: bool, memory: u64, directory: &Path) -> Result<Self> {
-            let mut options = rocks::options(memory)?;
+            let mut options = rocks::options(memory, true)?;
             options.set_manual_wal_flush(!at_once);
             Ok(Self { database: rocksdb::DB::open(&options, directory)?, at_once })
         }

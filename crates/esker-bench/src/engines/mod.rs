@@ -171,6 +171,19 @@ impl Name {
         all.filter(|name| *name == Self::Esker || (cfg!(feature = "peers-disk") && name.is_disk_peer())).collect()
     }
 
+    /// An error names the first that this build does not have: who measures one for an hour should not learn then that there is no other.
+    pub(crate) fn all_are_built(names: &[Self]) -> anyhow::Result<()> {
+        let feature = |name: &Self| match name {
+            Self::Esker => None,
+            _ if name.is_disk_peer() => (!cfg!(feature = "peers-disk")).then_some("peers-disk"),
+            _ => (!cfg!(feature = "peers")).then_some("peers"),
+        };
+        match names.iter().find_map(|name| feature(name).map(|feature| (name, feature))) {
+            Some((name, feature)) => anyhow::bail!("{} needs a build with `--features {feature}`", name.text()),
+            None => Ok(()),
+        }
+    }
+
     fn is_disk_peer(self) -> bool {
         matches!(self, Self::Rocksdb | Self::Lmdb | Self::Mdbx | Self::Redb | Self::Fjall)
     }

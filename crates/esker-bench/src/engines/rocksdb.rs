@@ -37,7 +37,7 @@ impl Rocksdb {
     /// An empty database.
     pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
         let directory = settings.place.temporary()?;
-        let options = options(settings.memory_bytes())?;
+        let options = options(settings.memory_bytes(), settings.durable)?;
         // Batched reads want the handle of a family, which only families opened by name have.
         let families = [(DEFAULT_COLUMN_FAMILY_NAME, options.clone())];
         let database = DB::open_cf_with_opts(&options, directory.path(), families)?;
@@ -65,8 +65,8 @@ pub(crate) fn write_options(durable: bool) -> WriteOptions {
 /// Old logs that are written over.
 const LOGS_KEPT: usize = 4;
 
-/// How RocksDB is opened, with this memory.
-pub(crate) fn options(memory: u64) -> anyhow::Result<Options> {
+/// How RocksDB is opened, with this memory, and with a log or without.
+pub(crate) fn options(memory: u64, has_log: bool) -> anyhow::Result<Options> {
     let shares = Shares::of(memory);
     let mut options = Options::default();
     options.create_if_missing(true);
@@ -77,8 +77,10 @@ pub(crate) fn options(memory: u64) -> anyhow::Result<Options> {
     options.set_optimize_filters_for_hits(true);
     options.set_use_direct_reads(true);
     options.set_use_direct_io_for_flush_and_compaction(true);
-    // A log that lies over an old one has its length: a sync need not write that, too.
-    options.set_recycle_log_file_num(LOGS_KEPT);
+    if has_log {
+        // A log that lies over an old one has its length: a sync need not write that, too. Who keeps old ones must not write without a log.
+        options.set_recycle_log_file_num(LOGS_KEPT);
+    }
     options.set_block_based_table_factory(&tables(usize::try_from(shares.cache)?));
     Ok(options)
 }

@@ -14,7 +14,7 @@
 use anyhow::Result;
 use esker::{Options, Store};
 
-use super::{Cold, INDEX_BYTES, RECORD_BYTES, Setting, Value};
+use super::{Cold, INDEX_BYTES, PAIR_BYTES, RECORD_BYTES, Setting, Value};
 use crate::{memory, size};
 
 /// The stores, maps and caches.
@@ -61,6 +61,14 @@ impl Name {
     pub(super) fn is_map(self) -> bool {
         #[cfg(feature = "peers")]
         return matches!(self, Self::Dashmap | Self::Papaya);
+        #[cfg(not(feature = "peers"))]
+        return false;
+    }
+
+    /// A cache of so many bytes of keys and values.
+    fn counts_payload(self) -> bool {
+        #[cfg(feature = "peers")]
+        return matches!(self, Self::Moka | Self::Foyer);
         #[cfg(not(feature = "peers"))]
         return false;
     }
@@ -119,6 +127,16 @@ impl Setting {
     /// The memory of a whole store: records with their headers, and the index.
     pub(super) fn budget(&self, adds: u64) -> u64 {
         self.share(adds * (RECORD_BYTES + INDEX_BYTES)).max(size::LEAST)
+    }
+
+    /// The same part of the keys and values alone.
+    fn payload(&self, adds: u64) -> u64 {
+        self.share(adds * PAIR_BYTES)
+    }
+
+    /// What the engine is told that it may take.
+    pub(super) fn told(&self, adds: u64) -> u64 {
+        if self.engine.counts_payload() { self.payload(adds) } else { self.budget(adds) }
     }
 
     fn share(&self, bytes: u64) -> u64 {
@@ -181,7 +199,7 @@ impl Cache for Store<u64, Value> {
 
 #[cfg(feature = "peers")]
 mod peers {
-    use super::super::VALUE_BYTES;
+    use super::super::{PAIR_BYTES, VALUE_BYTES};
     use super::{Cache, Result, Setting, Value};
     use foyer::{BlockEngineConfig, Code, DeviceBuilder, FsDeviceBuilder, HybridCache, HybridCacheBuilder};
     use std::io::{Read, Write};
@@ -191,9 +209,8 @@ mod peers {
     type Hasher = foldhash::fast::FixedState;
     type Moka = moka::sync::Cache<u64, Value, Hasher>;
 
-    const PAIR_BYTES: usize = 8 + VALUE_BYTES;
-    /// Foyer's cache on the device is this many times the data, so that it never runs out of room.
-    const DISK_TIMES: usize = 8;
+    /// Foyer gives each entry pages of its own on the device, which has room for twice the data so that it never runs out of it. The file is sparse.
+    const DISK_BYTES: usize = 2 * 4096;
     const DISK_BYTES_MIN: usize = 1 << 30;
 
     impl Cache for dashmap::DashMap<u64, Value, Hasher> {
@@ -218,9 +235,8 @@ mod peers {
 
     /// What keys and values may take in memory.
     fn payload(setting: &Setting, adds: u64) -> usize {
-        let data = adds * PAIR_BYTES as u64;
         // Twice the data where everything should stay: shards fill unevenly.
-        (if setting.percent == 0 { 2 * data } else { setting.share(data) }) as usize
+        (if setting.percent == 0 { 2 * adds * PAIR_BYTES } else { setting.payload(adds) }) as usize
     }
 
     pub(super) fn open_moka(setting: &Setting, adds: u64) -> Moka {
@@ -264,7 +280,7 @@ mod peers {
 
     /// Foyer is asked from threads of ours: what is in memory is there at once, and for the device the thread waits.
     pub(super) struct Foyer {
-        cache: HybridCache<u64, Written>,
+        cache: HybridCache<u64, Written, Hasher>,
         runtime: Runtime,
         _directory: TempDir,
     }
@@ -273,11 +289,12 @@ mod peers {
         pub(super) fn open(setting: &Setting, adds: u64) -> Result<Self> {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             let directory = tempfile::tempdir()?;
-            let builder = HybridCacheBuilder::new().memory(payload(setting, adds)).with_weighter(|_, _| PAIR_BYTES).storage();
+            let memory = HybridCacheBuilder::new().memory(payload(setting, adds)).with_hash_builder(Hasher::default());
+            let builder = memory.with_weighter(|_, _| PAIR_BYTES as usize).storage();
             let cache = if setting.percent == 0 {
                 runtime.block_on(builder.build())?
             } else {
-                let bytes = (DISK_TIMES * adds as usize * PAIR_BYTES).max(DISK_BYTES_MIN);
+                let bytes = (adds as usize * DISK_BYTES).max(DISK_BYTES_MIN);
                 let device = FsDeviceBuilder::new(directory.path()).with_capacity(bytes);
                 // Past the page cache, as Esker and RocksDB: it would be memory that nobody gave.
                 #[cfg(target_os = "linux")]
@@ -294,6 +311,10 @@ mod peers {
         }
 
         fn find(&self, key: u64) -> Option<Value> {
+            // What is in memory needs no future, which is made of several allocations.
+            if let Some(entry) = self.cache.memory().get(&key) {
+                return Some(entry.value().0);
+            }
             // The future wants the runtime from its beginning.
             let _context = self.runtime.enter();
             let found = match self.cache.get(&key).try_unwrap() {
@@ -325,7 +346,7 @@ mod disk {
     impl Rocksdb {
         pub(super) fn open(setting: &Setting, adds: u64) -> Result<Self> {
             let directory = tempfile::tempdir()?;
-            let database = DB::open(&options(setting.budget(adds))?, directory.path())?;
+            let database = DB::open(&options(setting.budget(adds), false)?, directory.path())?;
             Ok(Self { database, _directory: directory })
         }
     }

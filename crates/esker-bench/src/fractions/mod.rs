@@ -22,8 +22,9 @@ use crate::{Outputs, chart, memory, number, progress, run};
 use engines::{Cache, Name};
 
 const VALUE_BYTES: usize = 32;
+const PAIR_BYTES: u64 = 8 + VALUE_BYTES as u64;
 /// A record of Esker's log: three words of header, key, value; and what the index has for it.
-const RECORD_BYTES: u64 = 24 + 8 + VALUE_BYTES as u64;
+const RECORD_BYTES: u64 = 24 + PAIR_BYTES;
 const INDEX_BYTES: u64 = 14;
 
 type Value = [u8; VALUE_BYTES];
@@ -187,7 +188,7 @@ fn finish(arguments: &Arguments, rows: &[Row]) -> Result<()> {
     let head = [
         "engine",
         "operation",
-        "budget MiB",
+        "told MiB",
         "threads",
         "median",
         "min",
@@ -394,7 +395,7 @@ fn row(arguments: &Arguments, setting: &Setting, operation: &str, choice: &'stat
         ops_per_second: Spread::of(&[pass.rate]),
         bytes_per_entry: resident as f64 / arguments.adds as f64,
         latency_ns: Some(pass.latency),
-        memory_bytes: (setting.percent > 0).then(|| setting.budget(arguments.adds)),
+        memory_bytes: (setting.percent > 0).then(|| setting.told(arguments.adds)),
         memory_fraction: Some(if setting.percent == 0 { 1.0 } else { setting.percent as f64 / 100.0 }),
         resident_bytes: Some(resident),
         ..Row::default()
@@ -438,6 +439,15 @@ mod tests {
     fn a_static_choice_misses_what_it_does_not_hold() {
         assert!(static_misses(1000, 1000).abs() < 1e-9 && (static_misses(1000, 0) - 1.0).abs() < 1e-9);
         assert!(static_misses(1_000_000, 250_000) < 0.12);
+    }
+
+    /// Esker's budget has room for headers and index, a cache's for keys and values.
+    #[test]
+    fn rows_say_what_an_engine_was_told() {
+        let told = |engine| Setting { engine, percent: 50, threads: 1, cold: Cold::Promoted }.told(1_000_000);
+        assert_eq!(told(Name::Esker), 39_000_000);
+        #[cfg(feature = "peers")]
+        assert_eq!((told(Name::Foyer), told(Name::Moka)), (20_000_000, 20_000_000));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use hdrhistogram::Histogram;
 
 use crate::engines::{Name, Settings};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, Place, Switch, chart, memory, number, progress, size};
+use crate::{Outputs, Place, Switch, chart, memory, number, progress, size, turns};
 use run::{Calls, Measured};
 use values::{Key, Order, Values};
 
@@ -112,8 +112,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let bar = progress::bar((arguments.runs * results.len()) as u64);
     for &order in &arguments.order {
         let (inserted, fetched) = (order.keys(arguments.keys, 1), order.keys(arguments.keys, 2));
-        for _ in 0..arguments.runs {
-            for results in results.iter_mut().filter(|results| results.setting.order == order) {
+        for run in 0..arguments.runs {
+            let in_turn = turns::of_run_in_groups(&mut results, run, |one, other| one.setting.is_rival(&other.setting));
+            for results in in_turn.filter(|results| results.setting.order == order) {
                 bar.set_message(results.setting.text());
                 results.run(arguments, &inserted, &fetched).with_context(|| results.setting.text())?;
                 bar.inc(1);
@@ -132,7 +133,8 @@ fn validate(arguments: &Arguments) -> Result<()> {
     let value = arguments.value_bytes;
     ensure!(value > 0 && value.is_multiple_of(values::UNIT), "the size of a value is a multiple of {}", values::UNIT);
     ensure!(value as u64 <= number::VALUE_BYTES, "a value has at most 16 MiB");
-    Ok(())
+    ensure!(arguments.engines.iter().all(|engine| engine.keeps_on_disk()), "maps in memory keep no data on disk");
+    Name::all_are_built(&arguments.engines)
 }
 
 /// Every combination, those that are compared side by side.
@@ -159,6 +161,11 @@ fn product<A: Copy, B: Copy>(left: &[A], right: &[B]) -> Vec<(A, B)> {
 }
 
 impl Setting {
+    /// All but the engine, and how it inserts, is the same.
+    fn is_rival(&self, other: &Self) -> bool {
+        Self { engine: self.engine, atomic: self.atomic, ..*other } == *self
+    }
+
     fn name(&self) -> String {
         let suffix = if self.atomic { "" } else { ", put_many" };
         format!("{}{suffix}", self.engine.text())
@@ -303,4 +310,31 @@ fn of_document(row: &Row) -> Option<Row> {
     let rate = row.document_ops_per_second?;
     let spread = Spread { median: rate, min: rate, max: rate };
     Some(Row { engine: "the document, 2017".to_owned(), batch: 1, ops_per_second: spread, ..row.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[test]
+    fn each_engine_is_first_in_one_of_so_many_runs() {
+        let line = "esker-bench pairs --engines rocksdb,lmdb,redb --writers 1,8";
+        let crate::Experiment::Pairs(arguments) = crate::Arguments::parse_from(line.split(' ')).experiment else { unreachable!() };
+        let mut all = settings(&arguments);
+        for run in 0..3 {
+            let order: Vec<_> = turns::of_run_in_groups(&mut all, run, Setting::is_rival).map(|setting| setting.engine).collect();
+            let first = [Name::Rocksdb, Name::Lmdb, Name::Redb][run];
+            assert!(order.len() == 3 * 16 && order.iter().step_by(3).all(|engine| *engine == first), "{order:?}");
+        }
+    }
+
+    #[test]
+    fn both_ways_in_which_esker_inserts_are_rivals() {
+        let line = "esker-bench pairs --engines esker,lmdb --batch 1,64";
+        let crate::Experiment::Pairs(arguments) = crate::Arguments::parse_from(line.split(' ')).experiment else { unreachable!() };
+        let groups: Vec<_> = settings(&arguments).chunk_by(Setting::is_rival).map(<[Setting]>::len).collect();
+        assert!(groups.len() == 64 && groups.chunks(2).all(|pair| pair == [2, 3]), "{groups:?}");
+    }
 }

@@ -3,9 +3,10 @@
 //! Each in its best setting for small records that fit its memory, as `engines` opens it. LMDB, libmdbx and redb let one writer in at a
 //! time, so their transactions never abort.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use esker::Error;
 
+use crate::answers::Answers;
 use crate::engines::Settings;
 use crate::engines::esker::Esker;
 #[cfg(feature = "peers-disk")]
@@ -93,16 +94,43 @@ impl Ledger for Esker {
     }
 
     fn sum(&self, keys: &[u64]) -> Result<u64> {
-        let mut sum = 0;
-        self.store().get_many(keys, |_, value| sum += value.unwrap_or(0))?;
-        Ok(sum)
+        let mut sum = Sum::of(keys);
+        self.store().get_many(keys, |at, value| sum.add(at, value))?;
+        sum.get()
+    }
+}
+
+/// The sum of some counters, each of which is there.
+struct Sum {
+    sum: u64,
+    lost: u64,
+    answers: Answers,
+}
+
+impl Sum {
+    fn of(keys: &[u64]) -> Self {
+        Self { sum: 0, lost: 0, answers: Answers::to(keys.len()) }
+    }
+
+    fn add(&mut self, at: usize, value: Option<u64>) {
+        self.answers.note(at);
+        match value {
+            Some(value) => self.sum += value,
+            None => self.lost += 1,
+        }
+    }
+
+    fn get(self) -> Result<u64> {
+        let lost = self.lost + self.answers.faults();
+        ensure!(lost == 0, "{lost} keys are lost");
+        Ok(self.sum)
     }
 }
 
 /// Engines whose batches are transactions, and one writer's at a time.
 #[cfg(feature = "peers-disk")]
 mod one_writer {
-    use super::Ledger;
+    use super::{Ledger, Sum};
     use crate::engines::{Engine, Session};
     use anyhow::Result;
 
@@ -120,9 +148,9 @@ mod one_writer {
         }
 
         fn sum(&self, keys: &[u64]) -> Result<u64> {
-            let mut sum = 0;
-            self.0.session().get_many(keys, |_, value| sum += value.unwrap_or(0));
-            Ok(sum)
+            let mut sum = Sum::of(keys);
+            self.0.session().get_many(keys, |at, value| sum.add(at, value));
+            sum.get()
         }
     }
 }
@@ -158,7 +186,7 @@ mod rocks {
             impl $name {
                 pub(super) fn open(settings: &Settings) -> Result<Self> {
                     let directory = settings.place.temporary()?;
-                    let database = $open(&engine::options(settings.memory_bytes())?, &directory)?;
+                    let database = $open(&engine::options(settings.memory_bytes(), settings.durable)?, &directory)?;
                     Ok(Self { database, writes: engine::write_options(settings.durable), _directory: directory })
                 }
 
@@ -218,5 +246,20 @@ mod rocks {
 
     fn begin_pessimistic<'d>(database: &'d TransactionDB, writes: &WriteOptions) -> rocksdb::Transaction<'d, TransactionDB> {
         database.transaction_opt(writes, &TransactionOptions::default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::size;
+
+    #[test]
+    fn a_counter_that_is_lost_is_no_zero() {
+        let ledger = Kind::Esker.open(&Settings { hybrid_bytes: Some(size::LEAST), ..Settings::default() }).unwrap();
+        ledger.load(&[1, 2, 3]).unwrap();
+        assert!(ledger.add_one_to_each(&[1, 3]).unwrap());
+        assert_eq!(ledger.sum(&[1, 2, 3]).unwrap(), 2);
+        assert!(ledger.sum(&[1, 2, 3, 4]).is_err());
     }
 }

@@ -18,7 +18,7 @@ use hdrhistogram::Histogram;
 use crate::engines::Settings;
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, Place, Switch, chart, number, progress, run, size};
+use crate::{Outputs, Place, Switch, chart, number, progress, run, size, turns};
 use ledgers::{Kind, Ledger};
 
 /// Of so many transactions that are not durable one is timed.
@@ -100,8 +100,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for &distribution in &arguments.distribution {
         // One for all threads, which begin in different places.
         let sequence = Sequence::draw(distribution, arguments.keys, 0);
-        for _ in 0..arguments.runs {
-            for setting in settings.iter_mut().filter(|setting| setting.distribution == distribution) {
+        for run in 0..arguments.runs {
+            let in_turn = turns::of_run_in_groups(&mut settings, run, Setting::is_rival);
+            for setting in in_turn.filter(|setting| setting.distribution == distribution) {
                 bar.set_message(setting.text());
                 setting.run(arguments, &sequence).with_context(|| setting.text())?;
                 bar.inc(1);
@@ -132,6 +133,12 @@ fn settings(arguments: &Arguments) -> Vec<Setting> {
 }
 
 impl Setting {
+    /// All but the engine is the same.
+    fn is_rival(&self, other: &Self) -> bool {
+        let load = |setting: &Self| (setting.sync, setting.distribution, setting.threads);
+        load(self) == load(other)
+    }
+
     fn text(&self) -> String {
         let sync = if self.sync { "on" } else { "off" };
         format!("{}, {}, {} threads, sync {sync}", self.kind.name(), self.distribution.name(), self.threads)
@@ -241,4 +248,21 @@ fn draw(arguments: &Arguments, rows: &[Row]) -> String {
         (title, rows.iter().filter(|row| row.durability == Some(sync.is_on())).cloned().collect())
     };
     chart::panels(&arguments.sync.iter().map(panel).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[test]
+    fn engines_under_one_load_stand_side_by_side() {
+        let line = "esker-bench transactions --threads 1,48";
+        let crate::Experiment::Transactions(arguments) = crate::Arguments::parse_from(line.split(' ')).experiment else { unreachable!() };
+        let all = settings(&arguments);
+        let groups: Vec<_> = all.chunk_by(Setting::is_rival).collect();
+        assert_eq!(groups.len(), 8);
+        assert!(groups.iter().all(|group| group.iter().map(|setting| setting.kind).eq(Kind::all())));
+    }
 }

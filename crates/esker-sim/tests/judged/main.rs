@@ -4,6 +4,7 @@
 mod agrees_with_model;
 mod crash_lane;
 mod faults;
+mod found_by_reading;
 mod futures;
 mod fuzz_corpora;
 mod golden;
