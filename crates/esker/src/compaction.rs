@@ -37,7 +37,6 @@ use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::index::Seen;
 use crate::log::{BLOCK_BYTES, NOWHERE, block_ceil, block_floor};
-use crate::manifest::State;
 use crate::record::Record;
 use crate::scars::Scar;
 use crate::stats::SpaceStats;
@@ -731,9 +730,8 @@ impl Engine {
 
     /// Visits the records that begin in `[from, to)` and end there; where the next one begins.
     fn visit_stretch(&self, from: u64, to: u64, mover: &mut Mover<'_>) -> Result<u64> {
-        let state = State::for_walk(self.layout, to);
         let scars = lock(&self.compaction.scars).clone();
-        let span = Span::open_ended(from, &state, &scars);
+        let span = Span::open_ended(from..to, &scars);
         if self.is_in_memory() {
             self.scan_memory(&span, mover)?
         } else {
@@ -862,31 +860,5 @@ impl Engine {
             at = record.previous();
         }
         Newest::Nowhere
-    }
-}
-
-impl State {
-    /// As much of a state as a walk through a running store's log needs: everything below `to` counts.
-    fn for_walk(layout: Layout, to: u64) -> Self {
-        Self {
-            identity: crate::manifest::Identity { store_id: 0, hash_seed: [0; 2] },
-            layout,
-            widths: [0; 2],
-            segment_bytes: 0,
-            sequence: 0,
-            line: 0,
-            cut: to,
-            window: NOWHERE,
-            begin: 0,
-            dead: 0,
-            image: 0,
-            image_until: 0,
-            shape: 0,
-            entries: 0,
-            shared: false,
-            is_backup: false,
-            lineage: 0,
-            scars: None,
-        }
     }
 }

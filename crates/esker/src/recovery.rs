@@ -93,7 +93,8 @@ impl Engine {
             self.index.set_shared(true);
         }
         let replay = |image: &Restored| {
-            self.replay(&Span::up_to(cut, image.until, &state, &scars).telling(manner.progress.as_deref()), image, behind)?;
+            let span = Span::up_to(cut, image.until, &state, &scars).telling(manner.progress.as_deref());
+            self.replay(&span, image, state.shared.then_some(behind))?;
             self.share_budget();
             self.check_index_fits()
         };
@@ -249,10 +250,10 @@ impl Engine {
         Ok((self.restore_nothing(state, true)?, sound_until(state.begin)?.1))
     }
 
-    /// Brings the index from the image to the line.
-    fn replay(&self, span: &Span<'_>, image: &Restored, behind: u64) -> Result<()> {
-        if span.state.shared {
-            return self.scan(span, &mut Joining { engine: self, first_copy: behind, image_top: image.top });
+    /// Brings the index from the image to the line. Where keys share entries copies are made, and lie from `first_copy` on.
+    fn replay(&self, span: &Span<'_>, image: &Restored, first_copy: Option<u64>) -> Result<()> {
+        if let Some(first_copy) = first_copy {
+            return self.scan(span, &mut Joining { engine: self, first_copy, image_top: image.top });
         }
         self.index.set_limit(u64::MAX);
         if span.bytes() < ALONE_BYTES {
