@@ -23,7 +23,7 @@ use crate::lines::RECORD_BYTES as LINE_BYTES;
 use crate::log::BLOCK_BYTES;
 use crate::manifest::has_lived;
 use crate::options::{no_manifest, types};
-use crate::record::{self, ABSENT, ADDRESS_MASK};
+use crate::record::{self, ABSENT, ADDRESS_MASK, ColdRecord};
 use crate::resting::{Resting, note};
 use crate::store::Store;
 use crate::traverse::{Scanned, Span, Visitor};
@@ -292,10 +292,11 @@ struct Carrier<'a, K: Key + ?Sized, V: Value + ?Sized> {
 impl<K: Key + ?Sized, V: Value + ?Sized> Visitor for Carrier<'_, K, V> {
     fn visit(&mut self, record: &Scanned, bytes: &[u8]) -> Result<()> {
         let layout = self.into.engine.layout;
-        let (key, value) = record::pair_of(layout, bytes)
-            .ok_or_else(|| Error::corruption(format!("a record of impossible length address={}", record.at)))?;
-        let carried = match record::word_at(bytes, 0) & ABSENT {
-            0 => self.into.put_until(key, value, record::expiry_of(bytes)),
+        let parsed = record::parse(layout, bytes);
+        let ColdRecord { header, key, value, expires, .. } =
+            parsed.ok_or_else(|| Error::corruption(format!("a record of impossible length address={}", record.at)))?;
+        let carried = match header & ABSENT {
+            0 => self.into.put_until(key, value, expires),
             _ => self.into.delete_key(key).map(drop),
         };
         if let Err(error) = carried {

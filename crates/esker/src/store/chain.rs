@@ -124,13 +124,7 @@ pub(crate) fn parse<'r>(layout: Layout, at: u64, cold: &ColdBytes<'r>) -> Result
     };
     let bytes = bytes.ok_or_else(damaged)?;
     let Some(whole) = cold.get(at, bytes) else { return Ok(Parsed::Short(bytes)) };
-    let record = match layout {
-        Layout::Word { key_bytes, value_bytes } => {
-            let record = record::parse_word(whole, key_bytes);
-            ColdRecord { value: &record.value[..value_bytes], ..record }
-        }
-        Layout::Bytes => record::parse_bytes(whole).ok_or_else(damaged)?,
-    };
+    let record = record::parse(layout, whole).ok_or_else(damaged)?;
     // Chains descend.
     if record.header & record::VALID == 0 || record.header & ADDRESS_MASK >= at { Err(damaged()) } else { Ok(Parsed::Record(record)) }
 }
