@@ -15,12 +15,13 @@
 //! records: headers whose bits fit, lengths that do, zeros where zeros belong. A value that was made to look like records could pass there for some; that is
 //! counted ([`Salvage::guessed`]).
 
+use crate::ahead::read_at_once;
 use crate::backup;
-use crate::device::{AlignedBuffer, SECTOR_BYTES, Storage};
+use crate::device::{SECTOR_BYTES, Storage};
 use crate::error::{Error, Result};
 use crate::image;
 use crate::lines::RECORD_BYTES as LINE_BYTES;
-use crate::log::BLOCK_BYTES;
+use crate::log::{BLOCK_BYTES, Log};
 use crate::manifest::has_lived;
 use crate::options::{no_manifest, types};
 use crate::record::{self, ABSENT, ADDRESS_MASK, ColdRecord};
@@ -224,18 +225,15 @@ impl Resting {
     /// The first place in a stretch from which on all looks like records, and the bytes before it; its end and the blocks in which there is something
     /// if there is no such place.
     fn first_by_look(&self, log: &Range<u64>) -> Result<(u64, u64)> {
-        let device = self.engine.log.cold_device()?;
-        let (first, all) = (log.start / BLOCK_BYTES, (log.end - log.start) / BLOCK_BYTES);
+        let all = (log.end - log.start) / BLOCK_BYTES;
         let (mut from, mut blocks) = (0, LOOK_BLOCKS.min(all));
         loop {
-            let mut buffer = AlignedBuffer::new(blocks as usize);
-            let mut bytes = Vec::new();
-            device.read(first * SECTOR_BYTES as u64, buffer.bytes_mut())?;
-            self.engine.log.append_payloads(first, &buffer, blocks as usize, &mut bytes)?;
-            drop(buffer);
+            let mut read = read_at_once(&self.engine.log, Log::cold_read(log.start, blocks * BLOCK_BYTES, 0))?;
+            let cold = self.engine.log.open_blocks(&mut read)?;
+            let bytes = cold.get(log.start, blocks * BLOCK_BYTES).unwrap_or_default();
             let is_all = blocks == all;
             while from < bytes.len() {
-                match self.looks_like_records(log.start, &bytes, from, is_all) {
+                match self.looks_like_records(log.start, bytes, from, is_all) {
                     Some(true) => return Ok((log.start + from as u64, from as u64)),
                     Some(false) => from += 8,
                     None => break,
