@@ -17,15 +17,16 @@
 //! **Fails closed**: a damaged block below the cut was acknowledged once. It is named and nothing is changed, unless the
 //! caller accepts the loss of what lies behind it.
 
+use crate::compaction::Original;
 use crate::device::{AlignedBuffer, SECTOR_BYTES, ZEROS_BYTES_MAX};
 use crate::engine::{Engine, lock};
 use crate::epoch::Pin;
 use crate::error::{Error, Result, is_unreadable};
 use crate::image;
-use crate::index::{Chain, Index, Keys, Published, Records};
+use crate::index::{Chain, Index, Keys, Records};
 use crate::log::{BLOCK_BYTES, block_ceil, block_floor};
 use crate::manifest::State;
-use crate::record::{self, ADDRESS_MASK, Record};
+use crate::record::{self, ADDRESS_MASK};
 use crate::scars::{self, Scar};
 use crate::traverse::{Scanned, Span, Visitor};
 use std::io::ErrorKind;
@@ -405,8 +406,8 @@ impl Visitor for Joining<'_> {
                 return Ok(());
             }
             let leads_on = record::word_at(bytes, 0) & ADDRESS_MASK == head;
-            let mut added = false;
             if head == 0 && index.has_free_entry(record.hash) || head != 0 && head < record.at && leads_on {
+                let mut added = false;
                 index.publish(record.hash, &seen, record.at, Keys::Unknown, &mut added, |_| {});
                 self.count(&pin, record, added);
                 return Ok(());
@@ -418,15 +419,10 @@ impl Visitor for Joining<'_> {
             };
             // It may be superseded by a copy that comes later, and lie deep in a chain: who scans the log asks for all of this window.
             self.engine.log.windows.mark_superseded(at);
-            // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.
-            let copy = unsafe { Record::new(self.engine.log.pointer(at)) };
-            copy.write_copy(self.engine.layout, bytes, head, self.engine.log.line_flag());
-            match index.publish(record.hash, &seen, at, Keys::Unknown, &mut added, |previous| copy.set_previous(previous)) {
-                Published::Done => {
-                    self.count(&pin, record, added);
-                    return Ok(());
-                }
-                _ => self.engine.give_up(&pin, copy),
+            let of = Original { at: record.at, hash: record.hash, bytes };
+            if let Some(added) = self.engine.publish_copy(&pin, &of, at, &seen, |_| Keys::Unknown) {
+                self.count(&pin, record, added);
+                return Ok(());
             }
         }
     }
@@ -436,6 +432,7 @@ impl Visitor for Joining<'_> {
 mod tests {
     use super::*;
     use crate::device::AlignedBuffer;
+    use crate::record::Record;
     use crate::scars::SCARS;
     use crate::{Durability, MemoryStorage, Options, Storage, Store};
     use std::sync::Mutex;

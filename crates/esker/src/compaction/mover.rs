@@ -15,14 +15,14 @@
 //!   chain: then what was counted is taken back. It was right if a record is superseded by the next one. Else it stays open: a later
 //!   record of the chain may tell.
 
-use super::Newest;
+use super::{Newest, Original};
 use crate::ahead::of_stream;
 use crate::cache::{Caching, Departed};
 use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
 use crate::engine::{Engine, Layout};
 use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result};
-use crate::index::{Keys, Published, Seen};
+use crate::index::{Keys, Seen};
 use crate::log::BLOCK_BYTES;
 use crate::memory::prefetch;
 use crate::record::{self, ABSENT, ADDRESS_MASK, NEVER, Record, VALID};
@@ -232,7 +232,7 @@ impl Mover<'_> {
                     continue;
                 }
                 // Its bytes stay if the stretch is not given back, and no entry leads to them: a scan must ask.
-                self.mark_superseded(at);
+                engine.mark_superseded(at);
                 // As below: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
                 let previous = record::word_at(bytes, 0) & ADDRESS_MASK;
                 // While doubts are settled those that are left are not on the list. While a snapshot holds what has a copy, chains lead
@@ -345,15 +345,6 @@ impl Mover<'_> {
         }
     }
 
-    /// Only what is in memory has a window: of a cold record the mark would be another address's, some laps later, and would take
-    /// memory that nobody counts. Under a pin.
-    fn mark_superseded(&self, at: u64) {
-        let log = &self.engine.log;
-        if at >= log.bounds.head.load(Acquire) {
-            log.windows.mark_superseded(at);
-        }
-    }
-
     /// Appends a copy of a living record; false to look again.
     fn copy(&mut self, pin: Pin<'_>, at: u64, hash: u64, seen: &Seen, bytes: &[u8]) -> Result<bool> {
         let engine = self.engine;
@@ -365,24 +356,10 @@ impl Mover<'_> {
             engine.make_room_for_copy(bytes.len() as u64)?;
             return Ok(false);
         };
-        // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.
-        let copy = unsafe { Record::new(engine.log.pointer(to)) };
-        // A key that shares the entry may lie behind the record and still be in doubt: the copy leads there too.
-        let is_held = at < engine.log.bounds.held.load(Acquire);
-        let previous = if seen.address() == at && !is_held { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
-        self.mark_superseded(at);
-        copy.write_copy(engine.layout, bytes, previous, engine.log.line_flag() | record::lives_after(record::word_at(bytes, 0)));
-        let keys = if self.is_gone(previous) { Keys::OwnAlone } else { Keys::OwnIsThere };
-        match engine.index.publish(hash, seen, to, keys, &mut false, |previous| copy.lead_to(previous, engine.log.line_flag())) {
-            Published::Done => {
-                self.moved += bytes.len() as u64;
-                Ok(true)
-            }
-            _ => {
-                engine.give_up(&pin, copy);
-                Ok(false)
-            }
-        }
+        let keys = |previous| if self.is_gone(previous) { Keys::OwnAlone } else { Keys::OwnIsThere };
+        let is_done = engine.publish_copy(&pin, &Original { at, hash, bytes }, to, seen, keys).is_some();
+        self.moved += if is_done { bytes.len() as u64 } else { 0 };
+        Ok(is_done)
     }
 
     fn key_of(&self, doubt: &Doubt) -> &[u8] {

@@ -6,6 +6,7 @@
 
 use super::step::Held;
 use crate::ahead::read_at_once;
+use crate::compaction::Original;
 use crate::device::DeviceRead;
 use crate::engine::{Engine, Layout};
 use crate::epoch::Counter;
@@ -135,7 +136,7 @@ impl Walk {
         if let Some((hash, start)) = self.get
             && !engine.has_passed(record.expires)
         {
-            engine.promote(hash, &ColdFind { start, at, bytes: record.bytes, room: bytes });
+            engine.promote(&ColdFind { start, of: Original { at, hash, bytes: record.bytes }, room: bytes });
         }
         Ok(Walked::Value { at, value: record.value, expires: record.expires, bytes })
     }
