@@ -1,5 +1,6 @@
 //! What compaction concludes from an entry, where two keys share one.
 
+use super::Original;
 use super::mover::Mover;
 use crate::device::SECTOR_BYTES;
 use crate::index::Seen;
@@ -130,7 +131,7 @@ fn what_was_deleted_while_a_cache_dropped_it_stays_deleted() {
         let at = engine.index.lookup(hash).address();
         let bytes = crate::store::chain::record_bytes(engine, at).unwrap();
         let mut mover = Mover::new(engine, at..at + bytes.len() as u64, engine.caching.as_ref());
-        mover.consider(at, hash, &bytes, None).unwrap();
+        mover.consider(&Original { at, hash, bytes: &bytes }, None).unwrap();
         assert_eq!(engine.index.lookup(hash).address(), 0, "it has gone");
         assert!(!delete(&store));
         put(&store, 2);
@@ -318,7 +319,7 @@ fn what_lives_is_copied_while_its_bucket_moves() {
     let bytes = crate::store::chain::record_bytes(engine, new).unwrap();
     let moved = engine.index.while_it_moves_for_test(hash, old, || {
         let mut mover = Mover::new(engine, old..new + bytes.len() as u64, None);
-        mover.consider(new, hash, &bytes, None).unwrap();
+        mover.consider(&Original { at: new, hash, bytes: &bytes }, None).unwrap();
         mover.moved
     });
     assert_eq!(moved, bytes.len() as u64);
