@@ -602,13 +602,7 @@ impl Engine {
         }
         let from = self.log.bounds.copied.load(Acquire);
         lock(&self.compaction.pass).get_or_insert_with(|| self.begin_pass());
-        let mut stretch = match self.log.reserve_for_short() {
-            0 => caching.map_or_else(|| self.stretch_of(kind), |caching| whole_stretch(self.evicted_stretch(caching))),
-            reserve => stretch_in_memory(reserve),
-        };
-        if let Stretch::UpTo(until) = kind {
-            stretch = stretch.min(block_ceil(until).saturating_sub(from)).max(BLOCK_BYTES);
-        }
+        let mut stretch = self.stretch_of(kind, caching, from);
         loop {
             let to = self.stretch_end(from + stretch)?;
             if to <= from {
@@ -658,18 +652,24 @@ impl Engine {
         }
     }
 
-    /// How long a stretch on the device is.
-    fn stretch_of(&self, kind: Stretch) -> u64 {
+    /// How long a stretch from there on is.
+    fn stretch_of(&self, kind: Stretch, caching: Option<&Caching>, from: u64) -> u64 {
         let of_log = |part: u64| whole_stretch((self.log.budget.load(Relaxed) / STRETCH_PART).max(self.log_extent() / part));
-        match kind {
-            Stretch::Long | Stretch::UpTo(_) => of_log(STRETCH_LOG_PART),
-            Stretch::Short => of_log(SHORT_STRETCH_LOG_PART),
+        let stretch = match (self.log.reserve_for_short(), caching, kind) {
+            (0, Some(caching), _) => whole_stretch(self.evicted_stretch(caching)),
+            (0, None, Stretch::Long | Stretch::UpTo(_)) => of_log(STRETCH_LOG_PART),
+            (0, None, Stretch::Short) => of_log(SHORT_STRETCH_LOG_PART),
             // Each record of it may cost a read, while who writes needs the driver.
-            Stretch::Glance => {
+            (0, None, Stretch::Glance) => {
                 let first = GLANCE_BYTES_MIN.max(self.log_extent() / GLANCE_LOG_PART);
                 let doublings = self.compaction.dead_glances.load(Relaxed).min(u64::from(STRETCH_BYTES_MAX.ilog2()));
                 (first << doublings).min(of_log(SHORT_STRETCH_LOG_PART))
             }
+            (reserve, ..) => stretch_in_memory(reserve),
+        };
+        match kind {
+            Stretch::UpTo(until) => stretch.min(block_ceil(until).saturating_sub(from)).max(BLOCK_BYTES),
+            _ => stretch,
         }
     }
 

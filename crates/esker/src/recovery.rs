@@ -18,7 +18,7 @@
 //! caller accepts the loss of what lies behind it.
 
 use crate::compaction::Original;
-use crate::device::{AlignedBuffer, SECTOR_BYTES, ZEROS_BYTES_MAX};
+use crate::device::{AlignedBuffer, SECTOR_BYTES, Storage, ZEROS_BYTES_MAX};
 use crate::engine::{Engine, lock};
 use crate::epoch::Pin;
 use crate::error::{Error, Result, is_unreadable};
@@ -109,26 +109,8 @@ impl Engine {
             replayed => replayed?,
         }
         // In the window of the line may lie what belonged to the next one: a line of its number is drawn again.
-        if behind > cut || state.window < cut || scars::has_stale(&*storage, scars.len())? {
-            let kept: Vec<&Scar> = scars.iter().filter(|scar| scar.cut < cut).collect();
-            // Where a scar is given up with what lay behind it, what it excludes below stays excluded.
-            let older = scars.iter().find(|scar| scar.window < cut && cut <= scar.cut);
-            let (window, line) = older.map_or((state.window.min(cut), state.line), |older| (older.window, older.line));
-            let scar = Scar { window, cut, behind, line };
-            // One that was cut short may have taken the room that this needs.
-            image::remove_all(&*storage, state.image)?;
-            scars::add(&*storage, kept.len(), scar)?;
-            match scars::end(&*storage, kept.len() + 1) {
-                // This one had a place, and no line is built on it before the next one has.
-                Err(Error::Io(error)) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-                    self.compaction.lack_room.store(true, Relaxed);
-                }
-                ended => ended?,
-            }
-            self.has_scars(kept.into_iter().copied().chain([scar]).collect());
-        } else {
-            self.has_scars(scars.clone());
-        }
+        let leaves_scar = behind > cut || state.window < cut || scars::has_stale(&*storage, scars.len())?;
+        self.has_scars(if leaves_scar { self.add_scar(&*storage, &state, scars, cut, behind)? } else { scars });
         self.index.was_as_fine_as(state.shape);
         // What is given up is given up for good. Else nothing more need be written now, nor when the store is closed again: the next
         // line speaks of the scar, and the driver takes an image if the next opening should not read all this again.
@@ -144,6 +126,27 @@ impl Engine {
             }
         }
         if manner.accept_loss { self.mend_manifest() } else { Ok(()) }
+    }
+
+    /// Writes down that what lies between the cut and `behind` does not count, nor what the line's window has of the next one; all scars from then on.
+    fn add_scar(&self, storage: &dyn Storage, state: &State, mut scars: Vec<Scar>, cut: u64, behind: u64) -> Result<Vec<Scar>> {
+        // Where a scar is given up with what lay behind it, what it excludes below stays excluded.
+        let older = scars.iter().find(|scar| scar.window < cut && cut <= scar.cut);
+        let (window, line) = older.map_or((state.window.min(cut), state.line), |older| (older.window, older.line));
+        let scar = Scar { window, cut, behind, line };
+        scars.retain(|scar| scar.cut < cut);
+        // An image that was cut short may have taken the room that this needs.
+        image::remove_all(storage, state.image)?;
+        scars::add(storage, scars.len(), scar)?;
+        scars.push(scar);
+        match scars::end(storage, scars.len()) {
+            // This one had a place, and no line is built on it before the next one has.
+            Err(Error::Io(error)) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                self.compaction.lack_room.store(true, Relaxed);
+            }
+            ended => ended?,
+        }
+        Ok(scars)
     }
 
     /// Where the log ends: what was written there changes in place no more.
