@@ -20,7 +20,7 @@
 
 use crate::ahead::of_reading;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Segments, Storage, segment_name};
-use crate::directory::{self, Directory, holds_log};
+use crate::directory::{self, Directory};
 use crate::engine::{Engine, lock};
 use crate::error::{Error, Result};
 use crate::image;
@@ -28,8 +28,7 @@ use crate::lines;
 use crate::log::BLOCK_BYTES;
 use crate::manifest::has_lived;
 use crate::manifest::{Manifest, State};
-use crate::options::no_manifest;
-use crate::resting::resting_engine;
+use crate::resting::{existing, missing, resting_engine};
 use crate::scars::{self, Scar};
 use crate::sync::atomic::Ordering::Acquire;
 use crate::traverse::Span;
@@ -86,9 +85,7 @@ pub fn backup_from(
 
 fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl FnMut(u64, u64)) -> Result<Backup> {
     let storage = existing(from)?;
-    let Some(mut manifest) = Manifest::open(&*storage, None, false)? else {
-        return Err(if has_lived(&*storage)? { no_manifest() } else { there_is_none(from) });
-    };
+    let mut manifest = Manifest::open(&*storage, None, false)?.ok_or_else(|| missing(&*storage))?;
     let engine = resting_engine(&storage, &manifest.state)?;
     lines::advance(&*storage, engine.log.cold_device()?, &mut manifest.state, false)?;
     let scars = scars::read(&*storage, manifest.state.cut, manifest.state.scars, false)?;
@@ -100,18 +97,6 @@ fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl
 /// A directory to copy to.
 pub(crate) fn target(to: &Path) -> Result<Arc<dyn Storage>> {
     Ok(Arc::new(Directory::open(to, true, true)?))
-}
-
-/// A store's directory, which is there and is only read.
-pub(crate) fn existing(path: &Path) -> Result<Arc<dyn Storage>> {
-    if !path.join(crate::manifest::MANIFEST).exists() {
-        return Err(if holds_log(path) { no_manifest() } else { there_is_none(path) });
-    }
-    Ok(Arc::new(Directory::to_read(path)?))
-}
-
-fn there_is_none(path: &Path) -> Error {
-    Error::invalid(format!("there is no store path={}", path.display()))
 }
 
 impl Engine {

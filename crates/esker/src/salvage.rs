@@ -16,16 +16,14 @@
 //! counted ([`Salvage::guessed`]).
 
 use crate::ahead::read_at_once;
-use crate::backup;
 use crate::device::{SECTOR_BYTES, Storage};
 use crate::error::{Error, Result};
 use crate::image;
 use crate::lines::RECORD_BYTES as LINE_BYTES;
 use crate::log::{BLOCK_BYTES, Log};
-use crate::manifest::has_lived;
-use crate::options::{no_manifest, types};
+use crate::options::types;
 use crate::record::{self, ABSENT, ADDRESS_MASK, ColdRecord};
-use crate::resting::{Resting, note};
+use crate::resting::{Resting, existing, note};
 use crate::store::Store;
 use crate::traverse::{Scanned, Span, Visitor};
 use crate::types::{Key, Value};
@@ -100,7 +98,7 @@ pub fn salvage<K: Key + ?Sized, V: Value + ?Sized>(
     into: &Store<K, V>,
     progress: impl FnMut(u64, u64),
 ) -> Result<Salvage> {
-    salvage_in(backup::existing(from.as_ref())?, into, progress)
+    salvage_in(existing(from.as_ref())?, into, progress)
 }
 
 /// [`salvage`] from a place of your own.
@@ -117,9 +115,7 @@ pub fn salvage_in<K: Key + ?Sized, V: Value + ?Sized>(
         done.note(damage);
         Ok(())
     });
-    let Some(resting) = opened? else {
-        return Err(if has_lived(&*from)? { no_manifest() } else { Error::invalid("there is no store") });
-    };
+    let resting = opened?;
     done.line = resting.state.line;
     let span = Span::new(resting.state.begin, &resting.state, &resting.scars);
     let total = 2 * span.parts().iter().map(|part| part.end - part.start).sum::<u64>();
