@@ -25,7 +25,7 @@ use crate::engine::{Engine, lock};
 use crate::error::{Error, Result};
 use crate::image;
 use crate::lines;
-use crate::log::BLOCK_BYTES;
+use crate::log::{BLOCK_BYTES, device_offset};
 use crate::manifest::has_lived;
 use crate::manifest::{Manifest, State};
 use crate::resting::{existing, missing, resting_engine};
@@ -172,9 +172,9 @@ impl Source<'_> {
         }
         let from = grown.as_ref().map_or(self.state.begin, |grown| grown.state.cut.max(self.state.begin));
         let span = Span::new(from, self.state, self.scars);
-        let total = span.parts().iter().map(|part| sectors(part).end - sectors(part).start).sum::<u64>() * SECTOR_BYTES as u64;
+        let total = span.parts().iter().map(|part| device_offset(part.end) - device_offset(part.start)).sum();
         let shared = earlier.as_ref().map_or(0..0, |earlier| earlier.share(&*to, sector(self.state.begin)));
-        let log = Segments::open(&to, self.state.segment_bytes, sector(self.state.begin) * SECTOR_BYTES as u64)?.without_zeros();
+        let log = Segments::open(&to, self.state.segment_bytes, device_offset(self.state.begin))?.without_zeros();
         let (mut done, mut copied_bytes) = (0, 0);
         for part in span.parts() {
             self.copy_part(earlier.as_ref(), &shared, &log, sectors(&part), |bytes, is_copied| {
@@ -202,10 +202,10 @@ impl Source<'_> {
         manifest.write(|state| *state = State { sequence: state.sequence, is_backup: true, scars, ..self.state.clone() })?;
         to.sync()?;
         // What lies below the beginning by now, and older images.
-        log.discard(0, sector(self.state.begin) * SECTOR_BYTES as u64)?;
+        log.discard(0, device_offset(self.state.begin))?;
         image::remove_all(&*to, self.state.image)?;
         let all: u64 = Span::new(self.state.begin, self.state, self.scars).parts().iter().map(|part| part.end - part.start).sum();
-        let kept_bytes = (all / BLOCK_BYTES * SECTOR_BYTES as u64).saturating_sub(copied_bytes);
+        let kept_bytes = device_offset(all).saturating_sub(copied_bytes);
         Ok(Backup { line: self.state.line, copied_bytes, kept_bytes })
     }
 
@@ -235,7 +235,7 @@ impl Source<'_> {
     fn earlier(&self, storage: Arc<dyn Storage>) -> Result<Earlier> {
         let manifest = self.backup_in(&*storage).map_err(in_earlier)?;
         let state = manifest.ok_or_else(|| Error::invalid("the earlier backup is no store"))?.state;
-        let log = Segments::open(&storage, state.segment_bytes, sector(state.begin) * SECTOR_BYTES as u64)?;
+        let log = Segments::open(&storage, state.segment_bytes, device_offset(state.begin))?;
         Ok(Earlier { storage, log, state })
     }
 

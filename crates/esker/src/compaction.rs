@@ -31,12 +31,11 @@ mod mover;
 mod tests;
 
 use crate::cache::Caching;
-use crate::device::SECTOR_BYTES;
 use crate::engine::{Engine, Layout, lock, try_lock};
 use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result};
 use crate::index::{Keys, Published, Seen};
-use crate::log::{BLOCK_BYTES, NOWHERE, block_ceil, block_floor};
+use crate::log::{BLOCK_BYTES, NOWHERE, block_ceil, block_floor, device_offset};
 use crate::record::{self, ADDRESS_MASK, Record};
 use crate::scars::Scar;
 use crate::stats::SpaceStats;
@@ -97,11 +96,6 @@ fn whole_stretch(bytes: u64) -> u64 {
 /// In memory what lives in a stretch must fit the reserve.
 fn stretch_in_memory(reserve: u64) -> u64 {
     (reserve / 2).min(STRETCH_IN_MEMORY_MAX)
-}
-
-/// Where the block of an address begins on the device.
-pub(crate) fn sectors(address: u64) -> u64 {
-    address / BLOCK_BYTES * SECTOR_BYTES as u64
 }
 
 #[derive(Default)]
@@ -232,7 +226,7 @@ impl Engine {
     /// Bytes of the files that a line would let go.
     fn freeable_bytes(&self) -> u64 {
         let bounds = &self.log.bounds;
-        let files = |address: u64| sectors(address).checked_div(self.segment_bytes).unwrap_or(0);
+        let files = |address: u64| device_offset(address).checked_div(self.segment_bytes).unwrap_or(0);
         let (begin, compacted) = (files(bounds.begin.load(Relaxed)), files(bounds.compacted.load(Relaxed)));
         compacted.saturating_sub(begin) * self.segment_bytes
     }
@@ -818,7 +812,7 @@ impl Engine {
         }
         bounds.begin.store(to, SeqCst);
         if let Some(device) = &self.log.device {
-            device.discard(sectors(from), sectors(to)).map_err(|error| self.latch(error))?;
+            device.discard(device_offset(from), device_offset(to)).map_err(|error| self.latch(error))?;
         }
         bounds.discarded.store(to, Relaxed);
         given_back();

@@ -594,6 +594,11 @@ fn checksum(store_id: u64, payload: &[u8], number: u64) -> u64 {
     xxh3_64_with_seed(payload, store_id ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
+/// Where the block of an address is on the device, in bytes.
+pub(crate) fn device_offset(address: u64) -> u64 {
+    address / BLOCK_BYTES * SECTOR_BYTES as u64
+}
+
 pub(crate) fn block_ceil(address: u64) -> u64 {
     address.next_multiple_of(BLOCK_BYTES)
 }

@@ -8,7 +8,7 @@ use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout, Parts};
 use crate::error::{Error, Result, is_unreadable};
 use crate::expiry::SystemClock;
 use crate::lines;
-use crate::log::BLOCK_BYTES;
+use crate::log::{BLOCK_BYTES, device_offset};
 use crate::manifest::{LOG, MANIFEST, Manifest, State, has_lived};
 use crate::options::no_manifest;
 use crate::recovery::Manner;
@@ -103,7 +103,7 @@ pub(crate) fn resting_engine(storage: &Arc<dyn Storage>, state: &State) -> Resul
         layout: state.layout,
         value_width: None,
         budget: BUDGET_BYTES_MIN,
-        device: Some(Arc::new(Segments::open(storage, state.segment_bytes, state.begin / BLOCK_BYTES * SECTOR_BYTES as u64)?)),
+        device: Some(Arc::new(Segments::open(storage, state.segment_bytes, device_offset(state.begin))?)),
         home: None,
         identity: Some(state.identity),
         durability: Durability::None,

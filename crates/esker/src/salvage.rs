@@ -16,11 +16,11 @@
 //! counted ([`Salvage::guessed`]).
 
 use crate::ahead::read_at_once;
-use crate::device::{SECTOR_BYTES, Storage};
+use crate::device::Storage;
 use crate::error::{Error, Result};
 use crate::image;
 use crate::lines::RECORD_BYTES as LINE_BYTES;
-use crate::log::{BLOCK_BYTES, Log};
+use crate::log::{BLOCK_BYTES, Log, device_offset};
 use crate::options::types;
 use crate::record::{self, ABSENT, ADDRESS_MASK, ColdRecord};
 use crate::resting::{Resting, existing, note};
@@ -181,7 +181,7 @@ impl Resting {
                 from = end + BLOCK_BYTES;
             }
         }
-        done.log_bytes = read / BLOCK_BYTES * SECTOR_BYTES as u64;
+        done.log_bytes = device_offset(read);
         Ok(stretches)
     }
 
