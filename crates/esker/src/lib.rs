@@ -53,6 +53,7 @@ mod cache;
 mod commit;
 mod compaction;
 mod company;
+mod copies;
 mod device;
 mod directory;
 mod engine;

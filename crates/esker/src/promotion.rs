@@ -13,7 +13,7 @@
 //! Nobody waits for a copy: where the log has no room at once, there is none. Only gets promote: updates append
 //! anyway, and scans and compaction walk by.
 
-use crate::compaction::{Newest, Original};
+use crate::copies::{Newest, Original};
 use crate::engine::Engine;
 use crate::epoch::Counter;
 use crate::index::Keys;

@@ -17,7 +17,7 @@
 //! **Fails closed**: a damaged block below the cut was acknowledged once. It is named and nothing is changed, unless the
 //! caller accepts the loss of what lies behind it.
 
-use crate::compaction::Original;
+use crate::copies::Original;
 use crate::device::{AlignedBuffer, SECTOR_BYTES, Storage, ZEROS_BYTES_MAX};
 use crate::engine::{Engine, lock};
 use crate::epoch::Pin;

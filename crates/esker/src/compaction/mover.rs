@@ -15,9 +15,9 @@
 //!   chain: then what was counted is taken back. It was right if a record is superseded by the next one. Else it stays open: a later
 //!   record of the chain may tell.
 
-use super::{Newest, Original};
 use crate::ahead::of_stream;
 use crate::cache::{Caching, Departed};
+use crate::copies::{Newest, Original};
 use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
 use crate::engine::{Engine, Layout};
 use crate::epoch::{Counter, Pin};

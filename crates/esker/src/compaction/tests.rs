@@ -3,8 +3,8 @@
 #[path = "../../tests/common/minded.rs"]
 mod minded;
 
-use super::Original;
 use super::mover::Mover;
+use crate::copies::Original;
 use crate::device::SECTOR_BYTES;
 use crate::index::Seen;
 use crate::sync::atomic::Ordering::*;

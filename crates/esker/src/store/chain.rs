@@ -6,7 +6,7 @@
 
 use super::step::Held;
 use crate::ahead::read_at_once;
-use crate::compaction::Original;
+use crate::copies::Original;
 use crate::device::DeviceRead;
 use crate::engine::{Engine, Layout};
 use crate::epoch::Counter;
