@@ -112,6 +112,13 @@ pub(crate) fn of_stream(read: &DeviceRead, result: io::Result<()>) -> Result<()>
     result.map_err(|error| of_reading(error, read.offset() / SECTOR_BYTES as u64))
 }
 
+/// A read that is done at once, on this thread.
+pub(crate) fn read_at_once(log: &Log, mut read: DeviceRead) -> Result<DeviceRead> {
+    let result = log.cold_device()?.read(read.offset(), read.bytes_mut());
+    of_stream(&read, result)?;
+    Ok(read)
+}
+
 fn new_read(blocks: &Range<u64>, token: u64) -> DeviceRead {
     DeviceRead::new(blocks.start * SECTOR_BYTES as u64, (blocks.end - blocks.start) as usize, token)
 }

@@ -20,16 +20,15 @@
 
 use crate::ahead::of_reading;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Segments, Storage, segment_name};
-use crate::directory::{self, Directory, holds_log, holds_manifest};
+use crate::directory::{self, Directory};
 use crate::engine::{Engine, lock};
 use crate::error::{Error, Result};
 use crate::image;
 use crate::lines;
-use crate::log::BLOCK_BYTES;
+use crate::log::{BLOCK_BYTES, device_offset};
 use crate::manifest::has_lived;
 use crate::manifest::{Manifest, State};
-use crate::options::no_manifest;
-use crate::resting::resting_engine;
+use crate::resting::{existing, missing, resting_engine};
 use crate::scars::{self, Scar};
 use crate::sync::atomic::Ordering::Acquire;
 use crate::traverse::Span;
@@ -86,9 +85,7 @@ pub fn backup_from(
 
 fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl FnMut(u64, u64)) -> Result<Backup> {
     let storage = existing(from)?;
-    let Some(mut manifest) = Manifest::open(&*storage, None, false)? else {
-        return Err(if has_lived(&*storage)? { no_manifest() } else { there_is_none(from) });
-    };
+    let mut manifest = Manifest::open(&*storage, None, false)?.ok_or_else(|| missing(&*storage))?;
     let engine = resting_engine(&storage, &manifest.state)?;
     lines::advance(&*storage, engine.log.cold_device()?, &mut manifest.state, false)?;
     let scars = scars::read(&*storage, manifest.state.cut, manifest.state.scars, false)?;
@@ -100,18 +97,6 @@ fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl
 /// A directory to copy to.
 pub(crate) fn target(to: &Path) -> Result<Arc<dyn Storage>> {
     Ok(Arc::new(Directory::open(to, true, true)?))
-}
-
-/// A store's directory, which is there and is only read.
-pub(crate) fn existing(path: &Path) -> Result<Arc<dyn Storage>> {
-    if !holds_manifest(path)? {
-        return Err(if holds_log(path) { no_manifest() } else { there_is_none(path) });
-    }
-    Ok(Arc::new(Directory::to_read(path)?))
-}
-
-fn there_is_none(path: &Path) -> Error {
-    Error::invalid(format!("there is no store path={}", path.display()))
 }
 
 impl Engine {
@@ -187,9 +172,9 @@ impl Source<'_> {
         }
         let from = grown.as_ref().map_or(self.state.begin, |grown| grown.state.cut.max(self.state.begin));
         let span = Span::new(from, self.state, self.scars);
-        let total = span.parts().iter().map(|part| sectors(part).end - sectors(part).start).sum::<u64>() * SECTOR_BYTES as u64;
+        let total = span.parts().iter().map(|part| device_offset(part.end) - device_offset(part.start)).sum();
         let shared = earlier.as_ref().map_or(0..0, |earlier| earlier.share(&*to, sector(self.state.begin)));
-        let log = Segments::open(&to, self.state.segment_bytes, sector(self.state.begin) * SECTOR_BYTES as u64)?.without_zeros();
+        let log = Segments::open(&to, self.state.segment_bytes, device_offset(self.state.begin))?.without_zeros();
         let (mut done, mut copied_bytes) = (0, 0);
         for part in span.parts() {
             self.copy_part(earlier.as_ref(), &shared, &log, sectors(&part), |bytes, is_copied| {
@@ -217,10 +202,10 @@ impl Source<'_> {
         manifest.write(|state| *state = State { sequence: state.sequence, is_backup: true, scars, ..self.state.clone() })?;
         to.sync()?;
         // What lies below the beginning by now, and older images.
-        log.discard(0, sector(self.state.begin) * SECTOR_BYTES as u64)?;
+        log.discard(0, device_offset(self.state.begin))?;
         image::remove_all(&*to, self.state.image)?;
         let all: u64 = Span::new(self.state.begin, self.state, self.scars).parts().iter().map(|part| part.end - part.start).sum();
-        let kept_bytes = (all / BLOCK_BYTES * SECTOR_BYTES as u64).saturating_sub(copied_bytes);
+        let kept_bytes = device_offset(all).saturating_sub(copied_bytes);
         Ok(Backup { line: self.state.line, copied_bytes, kept_bytes })
     }
 
@@ -268,7 +253,7 @@ impl Source<'_> {
     fn earlier(&self, storage: Arc<dyn Storage>) -> Result<Earlier> {
         let manifest = self.backup_in(&storage).map_err(in_earlier)?;
         let state = manifest.ok_or_else(|| Error::invalid("the earlier backup is no store"))?.state;
-        let log = Segments::open(&storage, state.segment_bytes, sector(state.begin) * SECTOR_BYTES as u64)?;
+        let log = Segments::open(&storage, state.segment_bytes, device_offset(state.begin))?;
         Ok(Earlier { storage, log, state })
     }
 

@@ -11,42 +11,29 @@
 //! **Stretches wait for a line together**, between `begin` and `compacted`: after each line whatever is updated is copied once, so one is drawn
 //! only when it lets a file go and a fair part of the log has gathered. Any other line that comes meanwhile serves as well.
 //!
-//! What lives, and what becomes of it, is the mover's matter (`compaction/mover.rs`).
+//! What lives, and what becomes of it, is the mover's matter (`compaction/mover.rs`); when a stretch is due, that of `compaction/due.rs`.
 //!
 //! * **Snapshots** read what was superseded (`snapshot.rs`): while one is held a copy leads to the record that it was made of, and
 //!   a stretch is given back when all who held while it was copied have let go. Others are copied meanwhile, as far as the log went when the first
 //!   of those began, and in memory as far as there is room for the copies: then scans that follow each other let it go, again and again. A cache, which drops
 //!   what lives, begins none at all while there is a snapshot.
 //! * **A reader** that was on its way to a record below `begin` finds nothing there, looks again, and finds the copy.
-//!
-//! **When**: dead bytes are counted where records are superseded or deleted. Above the space target, and by half a file on a device,
-//! the driver compacts, a stretch at a time; of a store in memory also when its budget is nearly full, and whoever finds it full does it himself.
-//! Who puts over a cold record does not know how long that was, and counts as much as he puts (a guess). So where there were guesses, and the log is half as long again
-//! as when its oldest part was last found to live, a little of it is compacted, whatever the count says, and more and more from there until a part is found of which more lives than the target has.
-//! On a device the driver may be too slow for those who write: where keys share entries most records are in doubt, the more the longer the log is. So it must not grow without end:
-//! from twice the length on that it had when compaction had last done its work, whoever needs room does a stretch first, or waits a little.
 
+mod due;
 mod mover;
 #[cfg(all(test, not(loom), not(shuttle)))]
 mod tests;
 
 use crate::cache::Caching;
-use crate::device::SECTOR_BYTES;
-use crate::engine::{Engine, Layout, lock, try_lock};
-use crate::epoch::Counter;
+use crate::engine::{Engine, lock, try_lock};
 use crate::error::{Error, Result};
-use crate::index::Seen;
-use crate::log::{BLOCK_BYTES, NOWHERE, block_ceil, block_floor};
-use crate::manifest::State;
-use crate::record::Record;
+use crate::log::{BLOCK_BYTES, NOWHERE, block_ceil, block_floor, device_offset};
 use crate::scars::Scar;
-use crate::stats::SpaceStats;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
 use crate::traverse::Span;
 use mover::Mover;
 use std::collections::VecDeque;
-use std::ops::RangeBounds;
 use std::time::Duration;
 
 /// A stretch is this part of the log's memory or this part of the log, whichever is more, within bounds: long ones for the doubts of many records to be read
@@ -58,21 +45,11 @@ const STRETCH_BYTES_MIN: u64 = 1 << 20;
 const STRETCH_BYTES_MAX: u64 = 64 << 20;
 /// Compaction draws a line for this part of the log at least.
 const LINE_PART: u64 = 16;
-/// Those who write help when the log is so many times as long as when compaction was last done with it.
-const LATE: u64 = 2;
-/// The oldest part is looked at when the log is so many times as long as when that was last found to live.
-const GLANCE: f64 = 1.5;
-/// At so much of it or this part of the log, whichever is more; and at twice as much as the time before while it is dead.
+/// A glance is at so much of the oldest part or this part of the log, whichever is more; and at twice as much as the time before while it is dead.
 const GLANCE_BYTES_MIN: u64 = 64 << 10;
 const GLANCE_LOG_PART: u64 = 4096;
 /// In memory those who find the store full wait for a stretch: a millisecond or two.
 const STRETCH_IN_MEMORY_MAX: u64 = 512 << 10;
-/// With less of the log dead compaction copies nearly all it reads.
-const HOPELESS_PART: u64 = 32;
-/// A log is left alone for so much longer than the target, at most: what is given back within a file saves nothing yet.
-const SLACK_BYTES_MAX: u64 = 32 << 20;
-/// A log below this is left alone.
-const LOG_BYTES_MIN: u64 = 4 << 20;
 /// How long and how often those who need room wait for those who hold what would make it.
 pub(crate) const HELD_PAUSE: Duration = Duration::from_millis(1);
 pub(crate) const HELD_PAUSES: u32 = 16;
@@ -86,11 +63,6 @@ const ROUNDS: u32 = 32;
 /// Between two looks whether a stretch that somebody else does has made room: a part of what one in memory takes.
 const STRETCH_PAUSE: Duration = Duration::from_micros(50);
 
-/// How far a log in files of this length may go beyond its target before it is compacted.
-fn slack(segment_bytes: u64) -> u64 {
-    (segment_bytes / 2).min(SLACK_BYTES_MAX)
-}
-
 fn whole_stretch(bytes: u64) -> u64 {
     bytes.clamp(STRETCH_BYTES_MIN, STRETCH_BYTES_MAX)
 }
@@ -98,11 +70,6 @@ fn whole_stretch(bytes: u64) -> u64 {
 /// In memory what lives in a stretch must fit the reserve.
 fn stretch_in_memory(reserve: u64) -> u64 {
     (reserve / 2).min(STRETCH_IN_MEMORY_MAX)
-}
-
-/// Where the block of an address begins on the device.
-pub(crate) fn sectors(address: u64) -> u64 {
-    address / BLOCK_BYTES * SECTOR_BYTES as u64
 }
 
 #[derive(Default)]
@@ -197,191 +164,7 @@ struct Done {
     moved_bytes: u64,
 }
 
-/// Where a key's newest record is.
-pub(crate) enum Newest {
-    At(u64),
-    /// On the device, at this address or behind it in the chain.
-    Cold(u64),
-    Nowhere,
-}
-
 impl Engine {
-    /// Bytes of log from where compaction has come to, to its tail.
-    pub(crate) fn log_extent(&self) -> u64 {
-        self.log.tail().saturating_sub(self.log.bounds.compacted.load(Relaxed))
-    }
-
-    /// Bytes of the files that a line would let go.
-    fn freeable_bytes(&self) -> u64 {
-        let bounds = &self.log.bounds;
-        let files = |address: u64| sectors(address).checked_div(self.segment_bytes).unwrap_or(0);
-        let (begin, compacted) = (files(bounds.begin.load(Relaxed)), files(bounds.compacted.load(Relaxed)));
-        compacted.saturating_sub(begin) * self.segment_bytes
-    }
-
-    /// Bytes of the stretches that wait for a line.
-    fn waiting_bytes(&self) -> u64 {
-        let bounds = &self.log.bounds;
-        bounds.compacted.load(Relaxed).saturating_sub(bounds.begin.load(Relaxed))
-    }
-
-    /// Bytes of records that are superseded, deleted or expired, as far as was noticed.
-    pub(crate) fn dead_bytes(&self) -> u64 {
-        (self.superseded_bytes() + self.expiry.expired_bytes()).min(self.log_extent())
-    }
-
-    /// Bytes of records that are superseded or deleted, as far as was noticed.
-    pub(crate) fn superseded_bytes(&self) -> u64 {
-        let counted = self.counted_dead_bytes() + self.passed_bytes();
-        counted.saturating_sub(self.compaction.given_back.load(Relaxed)).min(self.log_extent())
-    }
-
-    /// Bytes that threads took and did not fill, and that were given back: they count them when they come back.
-    fn passed_bytes(&self) -> u64 {
-        self.unfilled_bytes(..self.log.bounds.compacted.load(Relaxed))
-    }
-
-    /// What threads have not filled of the pieces of which they have come so far.
-    fn unfilled_bytes(&self, cursors: impl RangeBounds<u64>) -> u64 {
-        self.epochs.slots().filter(|slot| cursors.contains(&slot.cursor.load(Relaxed))).map(|slot| slot.unfilled_bytes()).sum()
-    }
-
-    /// The same for a line, which still has what was copied and is held.
-    pub(crate) fn superseded_bytes_of_line(&self) -> u64 {
-        (self.superseded_bytes() + self.held_back().moved).min(self.log_extent())
-    }
-
-    /// What is to be given back when nobody holds it any more.
-    fn held_back(&self) -> Copied {
-        let sum = |sum: Copied, one: &Copied| Copied {
-            reached: one.reached,
-            moved: sum.moved + one.moved,
-            dead: sum.dead + one.dead,
-            left: sum.left + one.left,
-        };
-        lock(&self.compaction.copied).iter().fold(Copied::default(), sum)
-    }
-
-    /// Those given back included.
-    fn counted_dead_bytes(&self) -> u64 {
-        self.compaction.known.load(Relaxed) + self.log.left_bytes.load(Relaxed) + self.epochs.counted(Counter::DeadByte)
-    }
-
-    fn begin_pass(&self) -> Pass {
-        let (from, until) = (self.log.bounds.compacted.load(Relaxed), block_floor(self.log.tail()));
-        Pass { from, until, moved: 0, counted: self.counted_dead_bytes() }
-    }
-
-    /// Notes what a stretch gives back, by and by.
-    fn note_stretch(&self, stretch: Copied) {
-        let Compaction { given_back, pass, done, .. } = &self.compaction;
-        let mut done = lock(done);
-        done.stretches += 1;
-        done.moved_bytes += stretch.moved;
-        let given = given_back.fetch_add(stretch.dead, Relaxed) + stretch.dead;
-        let mut pass = lock(pass);
-        if let Some(pass) = &mut *pass {
-            pass.moved += stretch.moved;
-            pass.counted += stretch.left;
-        }
-        if let Some(pass) = pass.take_if(|pass| stretch.reached >= pass.until) {
-            self.expiry.forget();
-            // With what threads have not filled of their pieces yet: it went, and they count it when they take others.
-            given_back.store(given.max(pass.counted).min(self.counted_dead_bytes() + self.unfilled_bytes(..)), Relaxed);
-            // Should the count be wrong, and most of the log live: as much of what came meanwhile as of what was before.
-            let part = pass.moved as f64 / (pass.until - pass.from).max(1) as f64;
-            let living = (part * self.log_extent() as f64) as u64;
-            self.compaction.rested_at.fetch_max(living, Relaxed);
-        }
-    }
-
-    pub(crate) fn start_dead_bytes(&self, known: u64) {
-        self.compaction.known.store(known, Relaxed);
-    }
-
-    pub(crate) fn space_stats(&self) -> SpaceStats {
-        let (waiting, dead) = (self.waiting_bytes(), self.dead_bytes() + self.held_back().moved);
-        let live_bytes = self.log_extent().saturating_sub(dead);
-        let (log_bytes, dead_bytes) = (live_bytes + dead + waiting, dead + waiting);
-        let Done { stretches, given_back_bytes, moved_bytes } = *lock(&self.compaction.done);
-        SpaceStats {
-            file_bytes: self.log.device.as_ref().and_then(|device| device.held_bytes().ok()).unwrap_or(0),
-            log_bytes,
-            dead_bytes,
-            live_bytes,
-            amplification: if log_bytes == 0 { 1.0 } else { log_bytes as f64 / live_bytes as f64 },
-            amplification_target: self.space_amplification,
-            stretches,
-            given_back_bytes,
-            moved_bytes,
-        }
-    }
-
-    /// True if more space is taken than the target allows.
-    fn is_compaction_due(&self) -> bool {
-        let (extent, budget) = (self.log_extent(), self.log.budget.load(Relaxed));
-        let is_nearly_full = self.is_in_memory() && extent + self.spare_bytes() > budget && !self.is_compaction_hopeless();
-        is_nearly_full || extent > LOG_BYTES_MIN && self.taken_to_allowed() > 1.0
-    }
-
-    /// True if the oldest part of the log may be dead, though it was not counted: where values have one length, all that died was.
-    fn is_glance_due(&self) -> bool {
-        if self.value_width.is_some() {
-            return false;
-        }
-        let Compaction { glanced_at, guesses, .. } = &self.compaction;
-        let is_longer =
-            self.log_extent() as f64 > (GLANCE * glanced_at.load(Relaxed) as f64).max((LOG_BYTES_MIN + slack(self.segment_bytes)) as f64);
-        !self.is_in_memory() && is_longer && self.epochs.counted(Counter::Guess) > guesses.load(Relaxed)
-    }
-
-    /// How much of the oldest part lived. What was due because it was counted says nothing of what was not: else each burst of
-    /// that went on below the target.
-    fn note_glance(&self, stretch: Stretch, moved: u64, bytes: u64) {
-        let Compaction { glanced_at, guesses, dead_glances, .. } = &self.compaction;
-        if moved as f64 * self.space_amplification >= bytes as f64 {
-            glanced_at.store(self.log_extent(), Relaxed);
-            guesses.store(self.epochs.counted(Counter::Guess), Relaxed);
-            dead_glances.store(0, Relaxed);
-        } else if let Stretch::Glance = stretch {
-            glanced_at.store(0, Relaxed);
-            dead_glances.fetch_add(1, Relaxed);
-        } else {
-            // Nobody else is at it: who compacts is one.
-            glanced_at.store(glanced_at.load(Relaxed).min(self.log_extent()), Relaxed);
-        }
-    }
-
-    /// True if next to nothing would come of it.
-    fn is_compaction_hopeless(&self) -> bool {
-        let dead = self.dead_bytes() + self.idle_bytes();
-        dead < self.log_extent() / HOPELESS_PART && !self.log.is_longest_in_doubt() && !self.log.is_overdrawn(dead)
-    }
-
-    /// Bytes of a log in memory that threads took and have not come back to: no record will be there when compaction has passed. Those of who writes now, which he
-    /// would only take anew, lie in the log's newer half.
-    fn idle_bytes(&self) -> u64 {
-        if !self.is_in_memory() {
-            return 0;
-        }
-        let copied = self.log.bounds.copied.load(Relaxed);
-        self.unfilled_bytes(copied..copied + self.log_extent() / 2)
-    }
-
-    fn finds_expired(&self) -> bool {
-        self.sample_expired();
-        !self.is_compaction_hopeless()
-    }
-
-    /// The space that is taken, to what the target allows. What has been copied and is held is not compaction's to give.
-    fn taken_to_allowed(&self) -> f64 {
-        let extent = self.log.tail().saturating_sub(self.log.bounds.copied.load(Relaxed));
-        // The log may have become longer since, and more of it dead.
-        let dead = self.dead_bytes().saturating_sub(self.held_back().dead).min(extent);
-        let allowed = self.space_amplification * (extent - dead) as f64 + slack(self.segment_bytes) as f64;
-        (extent + self.freeable_bytes()) as f64 / allowed.max(1.0)
-    }
-
     /// The driver's share: one stretch, if that is due.
     pub(crate) fn compact_if_due(&self) -> Result<bool> {
         if self.check_writable().is_err() {
@@ -410,18 +193,6 @@ impl Engine {
             self.rest_compaction();
         }
         moved
-    }
-
-    /// Nothing is due now.
-    pub(crate) fn rest_compaction(&self) {
-        self.compaction.rested_at.store(self.log_extent(), Relaxed);
-    }
-
-    /// True if the background cannot keep up with those who write.
-    pub(crate) fn is_compaction_late(&self) -> bool {
-        let rested_at = self.compaction.rested_at.load(Relaxed);
-        let can_be = rested_at > 0 && self.in_background && !self.is_in_memory() && self.caching.is_none();
-        can_be && self.log_extent() > LATE * rested_at + LOG_BYTES_MIN + slack(self.segment_bytes)
     }
 
     /// For those who write then: a stretch, or a wait while others do one. Not for long, for it may be an image or a backup that holds compaction.
@@ -585,13 +356,7 @@ impl Engine {
         }
         let from = self.log.bounds.copied.load(Acquire);
         lock(&self.compaction.pass).get_or_insert_with(|| self.begin_pass());
-        let mut stretch = match self.log.reserve_for_short() {
-            0 => caching.map_or_else(|| self.stretch_of(kind), |caching| whole_stretch(self.evicted_stretch(caching))),
-            reserve => stretch_in_memory(reserve),
-        };
-        if let Stretch::UpTo(until) = kind {
-            stretch = stretch.min(block_ceil(until).saturating_sub(from)).max(BLOCK_BYTES);
-        }
+        let mut stretch = self.stretch_of(kind, caching, from);
         loop {
             let to = self.stretch_end(from + stretch)?;
             if to <= from {
@@ -641,18 +406,24 @@ impl Engine {
         }
     }
 
-    /// How long a stretch on the device is.
-    fn stretch_of(&self, kind: Stretch) -> u64 {
+    /// How long a stretch from there on is.
+    fn stretch_of(&self, kind: Stretch, caching: Option<&Caching>, from: u64) -> u64 {
         let of_log = |part: u64| whole_stretch((self.log.budget.load(Relaxed) / STRETCH_PART).max(self.log_extent() / part));
-        match kind {
-            Stretch::Long | Stretch::UpTo(_) => of_log(STRETCH_LOG_PART),
-            Stretch::Short => of_log(SHORT_STRETCH_LOG_PART),
+        let stretch = match (self.log.reserve_for_short(), caching, kind) {
+            (0, Some(caching), _) => whole_stretch(self.evicted_stretch(caching)),
+            (0, None, Stretch::Long | Stretch::UpTo(_)) => of_log(STRETCH_LOG_PART),
+            (0, None, Stretch::Short) => of_log(SHORT_STRETCH_LOG_PART),
             // Each record of it may cost a read, while who writes needs the driver.
-            Stretch::Glance => {
+            (0, None, Stretch::Glance) => {
                 let first = GLANCE_BYTES_MIN.max(self.log_extent() / GLANCE_LOG_PART);
                 let doublings = self.compaction.dead_glances.load(Relaxed).min(u64::from(STRETCH_BYTES_MAX.ilog2()));
                 (first << doublings).min(of_log(SHORT_STRETCH_LOG_PART))
             }
+            (reserve, ..) => stretch_in_memory(reserve),
+        };
+        match kind {
+            Stretch::UpTo(until) => stretch.min(block_ceil(until).saturating_sub(from)).max(BLOCK_BYTES),
+            _ => stretch,
         }
     }
 
@@ -732,9 +503,8 @@ impl Engine {
 
     /// Visits the records that begin in `[from, to)` and end there; where the next one begins.
     fn visit_stretch(&self, from: u64, to: u64, mover: &mut Mover<'_>) -> Result<u64> {
-        let state = State::for_walk(self.layout, to);
         let scars = lock(&self.compaction.scars).clone();
-        let span = Span::open_ended(from, &state, &scars);
+        let span = Span::open_ended(from..to, &scars);
         if self.is_in_memory() {
             self.scan_memory(&span, mover)?
         } else {
@@ -802,7 +572,7 @@ impl Engine {
         }
         bounds.begin.store(to, SeqCst);
         if let Some(device) = &self.log.device {
-            device.discard(sectors(from), sectors(to)).map_err(|error| self.latch(error))?;
+            device.discard(device_offset(from), device_offset(to)).map_err(|error| self.latch(error))?;
         }
         bounds.discarded.store(to, Relaxed);
         given_back();
@@ -840,54 +610,5 @@ impl Engine {
     /// No compaction from here on, while the guard lives.
     pub(crate) fn hold_compaction(&self) -> MutexGuard<'_, ()> {
         lock(&self.compaction.running)
-    }
-
-    /// Under a pin.
-    pub(crate) fn newest(&self, seen: &Seen, key: &[u8]) -> Newest {
-        let bounds = &self.log.bounds;
-        let (head, copied) = (bounds.head.load(Acquire), bounds.copied.load(Acquire));
-        let mut at = seen.address();
-        while at >= copied && at != 0 {
-            if at < head {
-                return Newest::Cold(at);
-            }
-            // SAFETY: `at >= head` under the caller's pin; entries and chains hold published addresses only.
-            let record = unsafe { Record::new(self.log.pointer(at)) };
-            let found = match self.layout {
-                Layout::Word { key_bytes, .. } => record.word_key(key_bytes),
-                Layout::Bytes => record.bytes_key(),
-            };
-            if found == key {
-                return Newest::At(at);
-            }
-            at = record.previous();
-        }
-        Newest::Nowhere
-    }
-}
-
-impl State {
-    /// As much of a state as a walk through a running store's log needs: everything below `to` counts.
-    fn for_walk(layout: Layout, to: u64) -> Self {
-        Self {
-            identity: crate::manifest::Identity { store_id: 0, hash_seed: [0; 2] },
-            layout,
-            widths: [0; 2],
-            segment_bytes: 0,
-            sequence: 0,
-            line: 0,
-            cut: to,
-            window: NOWHERE,
-            begin: 0,
-            dead: 0,
-            image: 0,
-            image_until: 0,
-            shape: 0,
-            entries: 0,
-            shared: false,
-            is_backup: false,
-            lineage: 0,
-            scars: None,
-        }
     }
 }

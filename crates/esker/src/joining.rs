@@ -190,8 +190,7 @@ impl Engine {
 
     fn publish_copies(&self, pin: &Pin<'_>, copies: &[Appended<'_>], seen: &Seen, collision: Collision) -> bool {
         let top = &copies[copies.len() - 1];
-        let head = self.log.bounds.head.load(Acquire);
-        copies.iter().filter(|copy| copy.of.at >= head).for_each(|copy| self.log.windows.mark_superseded(copy.of.at));
+        copies.iter().for_each(|copy| self.mark_superseded(copy.of.at));
         let is_same = seen.address() == collision.chain;
         if is_same && matches!(self.index.publish(top.of.hash, seen, top.to, Keys::Unknown, &mut false, |_| {}), Published::Done) {
             copies.iter().for_each(|copy| pin.slot.count(Counter::DeadByte, copy.of.bytes.len() as u64));

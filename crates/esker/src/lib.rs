@@ -41,6 +41,10 @@
 //!
 //! Linux on x86-64. Features: `serde` (figures can be serialized), `rayon` (parallel iterators over scans).
 
+/// What tests inside and outside share names the crate so.
+#[cfg(test)]
+extern crate self as esker;
+
 pub mod aggregate;
 mod ahead;
 mod backup;
@@ -49,6 +53,7 @@ mod cache;
 mod commit;
 mod compaction;
 mod company;
+mod copies;
 mod device;
 mod directory;
 mod engine;

@@ -537,15 +537,6 @@ impl Log {
         self.device.as_deref().ok_or_else(|| Error::corruption("an address below the head of a log in memory"))
     }
 
-    /// Verifies the blocks in a buffer, `first` and those behind it, and appends what they hold to `bytes`.
-    pub(crate) fn append_payloads(&self, first: u64, buffer: &AlignedBuffer, count: usize, bytes: &mut Vec<u8>) -> Result<()> {
-        bytes.reserve(count * BLOCK_BYTES as usize);
-        for i in 0..count {
-            bytes.extend_from_slice(self.verify_block(first + i as u64, &buffer.bytes()[i * SECTOR_BYTES..(i + 1) * SECTOR_BYTES])?);
-        }
-        Ok(())
-    }
-
     /// What a block holds, if its trailer says so.
     pub(crate) fn verify_block<'s>(&self, block: u64, sector: &'s [u8]) -> Result<&'s [u8]> {
         open_block(self.store_id, block, sector).map(|(payload, _)| payload)
@@ -606,6 +597,11 @@ pub(crate) fn open_block(store_id: u64, block: u64, sector: &[u8]) -> Result<(&[
 
 fn checksum(store_id: u64, payload: &[u8], number: u64) -> u64 {
     xxh3_64_with_seed(payload, store_id ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+/// Where the block of an address is on the device, in bytes.
+pub(crate) fn device_offset(address: u64) -> u64 {
+    address / BLOCK_BYTES * SECTOR_BYTES as u64
 }
 
 pub(crate) fn block_ceil(address: u64) -> u64 {

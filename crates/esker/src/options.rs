@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::expiry::{Clock, SystemClock};
 use crate::index::Index;
 use crate::lines;
-use crate::log::{BLOCK_BYTES, FIRST_ADDRESS};
+use crate::log::{FIRST_ADDRESS, device_offset};
 use crate::manifest::{ANY_WIDTH, Identity, Manifest, has_lived};
 use crate::memory;
 use crate::recovery::Manner;
@@ -318,8 +318,7 @@ impl Options {
                 Manifest::create(&*storage, Identity::random()?, types, segment_bytes, FIRST_ADDRESS, Index::first_shape())?
             }
         };
-        let sector = |address: u64| address / BLOCK_BYTES * SECTOR_BYTES as u64;
-        let (begin, cut) = (sector(manifest.state.begin), sector(manifest.state.cut));
+        let (begin, cut) = (device_offset(manifest.state.begin), device_offset(manifest.state.cut));
         manifest.complete()?;
         let device = Arc::new(Segments::open(&storage, manifest.state.segment_bytes, begin)?);
         // What was just read, the names included, may never have been synced; all that follows builds on it.

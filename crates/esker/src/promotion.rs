@@ -13,11 +13,10 @@
 //! Nobody waits for a copy: where the log has no room at once, there is none. Only gets promote: updates append
 //! anyway, and scans and compaction walk by.
 
-use crate::compaction::Newest;
+use crate::copies::{Newest, Original};
 use crate::engine::Engine;
 use crate::epoch::Counter;
-use crate::index::{Keys, Published};
-use crate::record::{ADDRESS_MASK, Record, key_range, word_at};
+use crate::index::Keys;
 use crate::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::OnceLock;
 
@@ -51,21 +50,18 @@ impl Lately {
 pub(crate) struct ColdFind<'a> {
     /// Where its chain begins to be cold.
     pub(crate) start: u64,
-    pub(crate) at: u64,
-    /// All of it, perhaps without the room behind its value.
-    pub(crate) bytes: &'a [u8],
+    pub(crate) of: Original<'a>,
     /// So much of the log it takes there.
     pub(crate) room: u64,
 }
 
 impl Engine {
-    /// Copies the record `found` of a key with this hash, which a get has read, into memory if that is worth it. Not under a
-    /// pin.
-    pub(crate) fn promote(&self, hash: u64, found: &ColdFind<'_>) {
+    /// Copies the record `found`, which a get has read, into memory if that is worth it. Not under a pin.
+    pub(crate) fn promote(&self, found: &ColdFind<'_>) {
         // A cache copies at the first read: what it does not, it drops.
-        let is_worth = self.is_promoting && (self.caching.is_some() || self.lately.again(hash, self.index.entries()));
+        let is_worth = self.is_promoting && (self.caching.is_some() || self.lately.again(found.of.hash, self.index.entries()));
         if is_worth && self.check_writable().is_ok() && self.admits_more() {
-            self.copy_to_tail(hash, found);
+            self.copy_to_tail(found);
         }
     }
 
@@ -75,29 +71,19 @@ impl Engine {
     }
 
     #[cold]
-    fn copy_to_tail(&self, hash: u64, &ColdFind { start, at, bytes, room }: &ColdFind<'_>) {
+    fn copy_to_tail(&self, &ColdFind { start, ref of, room }: &ColdFind<'_>) {
         let Ok(pin) = self.epochs.pin() else { return };
-        let seen = self.index.lookup(hash);
-        let key = &bytes[key_range(self.layout, bytes)];
+        let seen = self.index.lookup(of.hash);
         // Cold chains do not change: if the entry still leads to the same one, and nothing newer is in memory, the record is the
         // key's newest. Else it was superseded, moved, or promoted by another thread. Unless a cache drops it, which the entry need not tell.
-        let leads_there_still = matches!(self.newest(&seen, key), Newest::Cold(first) if first == start);
-        if !leads_there_still || at < self.log.bounds.dropping.load(Acquire) {
+        let leads_there_still = matches!(self.newest(&seen, of.key(self.layout)), Newest::Cold(first) if first == start);
+        if !leads_there_still || of.at < self.log.bounds.dropping.load(Acquire) {
             return;
         }
-        let Some(to) = self.log.allocate(pin.slot, bytes.len() as u64) else { return };
-        // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.
-        let copy = unsafe { Record::new(self.log.pointer(to)) };
-        // Another key's record may lead to it: the copy leads there. And a snapshot may need it. Cold, it needs no mark.
-        let is_held = at < self.log.bounds.held.load(Acquire);
-        let previous = if seen.address() == at && !is_held { word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
-        copy.write_copy(self.layout, bytes, previous, self.log.line_flag());
-        match self.index.publish(hash, &seen, to, Keys::OwnIsThere, &mut false, |previous| copy.lead_to(previous, self.log.line_flag())) {
-            Published::Done => {
-                pin.slot.count(Counter::DeadByte, room);
-                pin.slot.count(Counter::Promotion, 1);
-            }
-            _ => self.give_up(&pin, copy),
+        let Some(to) = self.log.allocate(pin.slot, of.bytes.len() as u64) else { return };
+        if self.publish_copy(&pin, of, to, &seen, |_| Keys::OwnIsThere).is_some() {
+            pin.slot.count(Counter::DeadByte, room);
+            pin.slot.count(Counter::Promotion, 1);
         }
     }
 }

@@ -529,33 +529,19 @@ pub(crate) fn first_bytes(layout: Layout) -> u64 {
     }
 }
 
-pub(crate) fn parse_word(bytes: &[u8], key_width: usize) -> ColdRecord<'_> {
-    let key = &bytes[8..8 + key_width];
-    ColdRecord { bytes, header: word_at(bytes, 0), key, value: &bytes[8 + padded(key_width) as usize..], expires: expiry_of(bytes) }
-}
-
-/// Key and value in the bytes of a whole record.
-pub(crate) fn pair_of(layout: Layout, record: &[u8]) -> Option<(&[u8], &[u8])> {
-    let parsed = match layout {
-        Layout::Word { key_bytes, value_bytes } => {
-            let parsed = parse_word(record, key_bytes);
-            ColdRecord { value: &parsed.value[..value_bytes], ..parsed }
-        }
-        Layout::Bytes => parse_bytes(record)?,
+/// What the bytes of a record say, which are all of it but, perhaps, the room behind its value; `None` if they are too few.
+#[inline(always)]
+pub(crate) fn parse(layout: Layout, bytes: &[u8]) -> Option<ColdRecord<'_>> {
+    let (key, value_bytes) = match layout {
+        Layout::Word { value_bytes, .. } => (key_range(layout, bytes), value_bytes),
+        Layout::Bytes => (key_range(layout, bytes), (word_at(bytes, 16) as u32) as usize),
     };
-    Some((parsed.key, parsed.value))
-}
-
-pub(crate) fn parse_bytes(bytes: &[u8]) -> Option<ColdRecord<'_>> {
-    let key_len = (word_at(bytes, 8) & KEY_BITS) as usize;
-    let value_len = (word_at(bytes, 16) as u32) as usize;
-    let from = BYTES_HEADER_BYTES as usize;
-    let value = from + padded(key_len) as usize;
+    let value = key.end.next_multiple_of(8);
     Some(ColdRecord {
         bytes,
         header: word_at(bytes, 0),
-        key: bytes.get(from..from + key_len)?,
-        value: bytes.get(value..value + value_len)?,
+        key: bytes.get(key)?,
+        value: bytes.get(value..value + value_bytes)?,
         expires: expiry_of(bytes),
     })
 }

@@ -3,15 +3,18 @@
 use crate::ahead::of_reading;
 use crate::commit::Durability;
 use crate::device::{AlignedBuffer, SECTOR_BYTES, Segments, Storage};
+use crate::directory::{Directory, holds_log, holds_manifest};
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout, Parts};
 use crate::error::{Error, Result, is_unreadable};
 use crate::expiry::SystemClock;
 use crate::lines;
-use crate::log::BLOCK_BYTES;
-use crate::manifest::{LOG, Manifest, State};
+use crate::log::{BLOCK_BYTES, device_offset};
+use crate::manifest::{LOG, Manifest, State, has_lived};
+use crate::options::no_manifest;
 use crate::recovery::Manner;
 use crate::scars::{self, Scar};
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Blocks read together.
@@ -32,8 +35,11 @@ pub(crate) struct Resting {
 pub(crate) type OnDamage<'a> = &'a mut dyn FnMut(&Error) -> Result<()>;
 
 impl Resting {
-    /// What there is in spite of damage; `None` without a manifest. The layout must be this one, if one is given.
-    pub(crate) fn open(storage: Arc<dyn Storage>, types: Option<(Layout, [u64; 2])>, on_damage: OnDamage<'_>) -> Result<Option<Self>> {
+    /// What there is in spite of damage. The layout must be this one, if one is given.
+    ///
+    /// # Errors
+    /// As [`missing`] without a manifest; `Corruption` if nothing is left of it.
+    pub(crate) fn open(storage: Arc<dyn Storage>, types: Option<(Layout, [u64; 2])>, on_damage: OnDamage<'_>) -> Result<Self> {
         let manifest = match Manifest::open(&*storage, types, false) {
             Err(error) if error.is_damage() => {
                 let Ok(manifest) = Manifest::open(&*storage, types, true) else { return Err(error) };
@@ -42,7 +48,7 @@ impl Resting {
             }
             opened => opened?,
         };
-        let Some(manifest) = manifest else { return Ok(None) };
+        let manifest = manifest.ok_or_else(|| missing(&*storage))?;
         manifest.spoiled.iter().try_for_each(&mut *on_damage)?;
         let mut state = manifest.state.clone();
         let engine = resting_engine(&storage, &state)?;
@@ -53,8 +59,30 @@ impl Resting {
         let listed = or_tell(scars::read(&*storage, state.cut, state.scars, false), on_damage)?;
         let lacks_scars = listed.is_none();
         let scars = listed.map_or_else(|| scars::readable(&*storage, state.cut), Ok)?;
-        Ok(Some(Self { engine, state, scars, lacks_scars }))
+        Ok(Self { engine, state, scars, lacks_scars })
     }
+}
+
+/// A store's directory, which is there and is only read.
+pub(crate) fn existing(path: &Path) -> Result<Arc<dyn Storage>> {
+    if holds_manifest(path)? {
+        return Ok(Arc::new(Directory::to_read(path)?));
+    }
+    Err(if holds_log(path) { no_manifest() } else { there_is_none(path) })
+}
+
+/// Why there is no manifest: it is lost, or there is no store.
+pub(crate) fn missing(storage: &dyn Storage) -> Error {
+    match (has_lived(storage), storage.path()) {
+        (Err(error), _) => error,
+        (Ok(true), _) => no_manifest(),
+        (Ok(false), Some(path)) => there_is_none(path),
+        (Ok(false), None) => Error::invalid("there is no store"),
+    }
+}
+
+fn there_is_none(path: &Path) -> Error {
+    Error::invalid(format!("there is no store path={}", path.display()))
 }
 
 /// Counts a damaged place, and names it if not too many are.
@@ -79,7 +107,7 @@ pub(crate) fn resting_engine(storage: &Arc<dyn Storage>, state: &State) -> Resul
         layout: state.layout,
         value_width: None,
         budget: BUDGET_BYTES_MIN,
-        device: Some(Arc::new(Segments::open(storage, state.segment_bytes, state.begin / BLOCK_BYTES * SECTOR_BYTES as u64)?)),
+        device: Some(Arc::new(Segments::open(storage, state.segment_bytes, device_offset(state.begin))?)),
         home: None,
         identity: Some(state.identity),
         durability: Durability::None,

@@ -18,16 +18,16 @@
 //! **Where the list of scars is damaged** a record of a torn line may seem to reach into what was written behind the scar. The image knows of records there:
 //! one that reaches across another's beginning is none, and the walk goes on where that begins.
 
-use crate::backup;
-use crate::device::{AlignedBuffer, SECTOR_BYTES, Storage};
+use crate::ahead::read_at_once;
+use crate::device::Storage;
 use crate::error::{Error, Result};
 use crate::image;
 use crate::lines::RECORD_BYTES as LINE_BYTES;
-use crate::log::BLOCK_BYTES;
-use crate::manifest::{LOG, has_lived};
-use crate::options::{no_manifest, types};
-use crate::record::{self, ABSENT, ADDRESS_MASK};
-use crate::resting::{Resting, note};
+use crate::log::{BLOCK_BYTES, Log, device_offset};
+use crate::manifest::LOG;
+use crate::options::types;
+use crate::record::{self, ABSENT, ADDRESS_MASK, ColdRecord};
+use crate::resting::{Resting, existing, note};
 use crate::store::Store;
 use crate::traverse::{Scanned, Span, Visitor};
 use crate::types::{Key, Value};
@@ -103,7 +103,7 @@ pub fn salvage<K: Key + ?Sized, V: Value + ?Sized>(
     into: &Store<K, V>,
     progress: impl FnMut(u64, u64),
 ) -> Result<Salvage> {
-    salvage_in(backup::existing(from.as_ref())?, into, progress)
+    salvage_in(existing(from.as_ref())?, into, progress)
 }
 
 /// [`salvage`] from a place of your own.
@@ -120,9 +120,7 @@ pub fn salvage_in<K: Key + ?Sized, V: Value + ?Sized>(
         done.note(damage);
         Ok(())
     });
-    let Some(resting) = opened? else {
-        return Err(if has_lived(&*from)? { no_manifest() } else { Error::invalid("there is no store") });
-    };
+    let resting = opened?;
     done.line = resting.state.line;
     let span = Span::new(resting.state.begin, &resting.state, &resting.scars);
     let total = 2 * span.parts().iter().map(|part| part.end - part.start).sum::<u64>();
@@ -220,7 +218,7 @@ impl Resting {
                 from = end + BLOCK_BYTES;
             }
         }
-        done.log_bytes = read / BLOCK_BYTES * SECTOR_BYTES as u64;
+        done.log_bytes = device_offset(read);
         Ok(stretches)
     }
 
@@ -258,18 +256,15 @@ impl Resting {
     /// The first place in a stretch from which on all looks like records, and the bytes before it; its end and the blocks in which there is something
     /// if there is no such place.
     fn first_by_look(&self, log: &Range<u64>) -> Result<(u64, u64)> {
-        let device = self.engine.log.cold_device()?;
-        let (first, all) = (log.start / BLOCK_BYTES, (log.end - log.start) / BLOCK_BYTES);
+        let all = (log.end - log.start) / BLOCK_BYTES;
         let (mut from, mut blocks) = (0, LOOK_BLOCKS.min(all));
         loop {
-            let mut buffer = AlignedBuffer::new(blocks as usize);
-            let mut bytes = Vec::new();
-            device.read(first * SECTOR_BYTES as u64, buffer.bytes_mut())?;
-            self.engine.log.append_payloads(first, &buffer, blocks as usize, &mut bytes)?;
-            drop(buffer);
+            let mut read = read_at_once(&self.engine.log, Log::cold_read(log.start, blocks * BLOCK_BYTES, 0))?;
+            let cold = self.engine.log.open_blocks(&mut read)?;
+            let bytes = cold.get(log.start, blocks * BLOCK_BYTES).unwrap_or_default();
             let is_all = blocks == all;
             while from < bytes.len() {
-                match self.looks_like_records(log.start, &bytes, from, is_all) {
+                match self.looks_like_records(log.start, bytes, from, is_all) {
                     Some(true) => return Ok((log.start + from as u64, from as u64)),
                     Some(false) => from += 8,
                     None => break,
@@ -330,10 +325,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Visitor for Carrier<'_, K, V> {
         if self.landmarks.first_in(record.at + 8..record.at + bytes.len() as u64).is_some() {
             return Err(Error::corruption(format!("a record reaches into another one file={LOG} address={}", record.at)));
         }
-        let (key, value) = record::pair_of(layout, bytes)
-            .ok_or_else(|| Error::corruption(format!("a record of impossible length address={}", record.at)))?;
-        let carried = match record::word_at(bytes, 0) & ABSENT {
-            0 => self.into.put_until(key, value, record::expiry_of(bytes)),
+        let parsed = record::parse(layout, bytes);
+        let ColdRecord { header, key, value, expires, .. } =
+            parsed.ok_or_else(|| Error::corruption(format!("a record of impossible length address={}", record.at)))?;
+        let carried = match header & ABSENT {
+            0 => self.into.put_until(key, value, expires),
             _ => self.into.delete_key(key).map(drop),
         };
         if let Err(error) = carried {

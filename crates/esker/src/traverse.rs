@@ -8,7 +8,7 @@
 use crate::ahead::read_ahead;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::log::{BLOCK_BYTES, line_flag};
+use crate::log::{BLOCK_BYTES, NOWHERE, line_flag};
 use crate::manifest::{LOG, State};
 use crate::record::{self, ABANDONED, ODD_LINE, VALID};
 use crate::recovery::Progress;
@@ -46,10 +46,12 @@ pub(crate) trait Visitor {
 
 /// A part of the log: from an address to the cut of the last line, around the scars.
 pub(crate) struct Span<'a> {
-    pub(crate) from: u64,
+    from: u64,
     until: u64,
-    pub(crate) state: &'a State,
-    pub(crate) scars: &'a [Scar],
+    /// The last line's: from here on what is not of its parity belongs to the next one.
+    window: u64,
+    line_flag: u64,
+    scars: &'a [Scar],
     /// Everything below was visited.
     reached: Cell<u64>,
     /// The last record may reach beyond the end: it is not visited then.
@@ -58,18 +60,19 @@ pub(crate) struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    pub(crate) fn new(from: u64, state: &'a State, scars: &'a [Scar]) -> Self {
-        Self { from, until: state.cut, state, scars, reached: Cell::new(from), is_open_ended: false, progress: None }
+    pub(crate) fn new(from: u64, state: &State, scars: &'a [Scar]) -> Self {
+        let (until, window, line_flag) = (state.cut, state.window, line_flag(state.line));
+        Self { from, until, window, line_flag, scars, reached: Cell::new(from), is_open_ended: false, progress: None }
     }
 
     /// As [`Span::new`], or less: behind `until` all is given up.
-    pub(crate) fn up_to(until: u64, from: u64, state: &'a State, scars: &'a [Scar]) -> Self {
+    pub(crate) fn up_to(until: u64, from: u64, state: &State, scars: &'a [Scar]) -> Self {
         Self { until, is_open_ended: until < state.cut, ..Self::new(from, state, scars) }
     }
 
-    /// A part that ends anywhere.
-    pub(crate) fn open_ended(from: u64, state: &'a State, scars: &'a [Scar]) -> Self {
-        Self { is_open_ended: true, ..Self::new(from, state, scars) }
+    /// A part of a running store's log, all of which counts, that ends anywhere.
+    pub(crate) fn open_ended(Range { start: from, end: until }: Range<u64>, scars: &'a [Scar]) -> Self {
+        Self { from, until, window: NOWHERE, line_flag: 0, scars, reached: Cell::new(from), is_open_ended: true, progress: None }
     }
 
     /// Whoever waits is told how far the walk is.
@@ -167,8 +170,7 @@ impl<'a> Scan<'a> {
 
     /// True if a record is part of the store, or was.
     fn counts(&self, at: u64, header: u64) -> bool {
-        let state = self.span.state;
-        let is_later = at >= state.window && header & ODD_LINE != line_flag(state.line);
+        let is_later = at >= self.span.window && header & ODD_LINE != self.span.line_flag;
         header & ABANDONED == 0 && !is_later && !self.scars.iter().any(|scar| scar.excludes(at, header))
     }
 

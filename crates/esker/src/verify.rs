@@ -1,13 +1,10 @@
 //! Verification at rest: every byte that the last line made durable is read and checked; nothing is changed.
 
 use crate::device::{SECTOR_BYTES, Storage};
-use crate::directory::{Directory, holds_log, holds_manifest};
 use crate::error::{Error, Result};
 use crate::image;
 use crate::log::BLOCK_BYTES;
-use crate::manifest::has_lived;
-use crate::options::no_manifest;
-use crate::resting::{Resting, note};
+use crate::resting::{Resting, existing, note};
 use crate::traverse::{Scanned, Span, Visitor};
 use std::path::Path;
 use std::sync::Arc;
@@ -49,15 +46,10 @@ impl Verification {
 /// # Errors
 /// `Locked`, `Invalid` if there is no store, `Io`. Damage is no error here: it is in the result.
 pub fn verify(path: impl AsRef<Path>, progress: impl FnMut(u64, u64)) -> Result<Verification> {
-    if !holds_manifest(path.as_ref())? {
-        if holds_log(path.as_ref()) {
-            let mut found = Verification::default();
-            found.note(&no_manifest());
-            return Ok(found);
-        }
-        return Err(Error::invalid(format!("there is no store path={}", path.as_ref().display())));
+    match existing(path.as_ref()) {
+        Err(error @ Error::Corruption(_)) => Ok(Verification { damage: vec![error.to_string()], damaged: 1, ..Verification::default() }),
+        storage => verify_in(storage?, progress),
     }
-    verify_in(Arc::new(Directory::to_read(path.as_ref())?), progress)
 }
 
 /// [`verify`] for a place of your own.
@@ -71,17 +63,11 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
         Ok(())
     });
     let Resting { engine, state, scars, .. } = match opened {
-        Ok(Some(resting)) => resting,
-        Ok(None) if has_lived(&*storage)? => {
-            found.note(&no_manifest());
-            return Ok(found);
-        }
-        Ok(None) => return Err(Error::invalid("there is no store")),
         Err(error) if error.is_damage() => {
             found.note(&error);
             return Ok(found);
         }
-        Err(error) => return Err(error),
+        resting => resting?,
     };
     (found.line, found.scars) = (state.line, scars.len() as u64);
     if state.image != 0 {

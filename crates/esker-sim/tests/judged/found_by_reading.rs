@@ -1,6 +1,6 @@
 //! What readers of the code suspected and then showed, each in its smallest case: states that need a power cut, damage or a copy at one certain moment.
 
-use esker::{Durability, Error, MemoryStorage, Options, Storage, Store, backup, salvage_in, verify_in};
+use esker::{Durability, Error, MemoryStorage, Options, Store, backup, salvage_in, verify_in};
 use esker_sim::storage::SimStorage;
 use std::path::Path;
 use std::sync::Arc;
@@ -147,6 +147,7 @@ fn salvage_without_the_list_of_scars_makes_no_values() {
     damaged.flip_bit("esker.scars", 77);
     let into: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
     let done = salvage_in(Arc::new(damaged), &into, |_, _| ()).unwrap();
+    assert!(done.damaged > 0 && done.lost_bytes > 0 && done.guessed == 0, "{done:?}");
     let two = into.get(&2).unwrap();
     let kept = (10..20).filter(|n| into.get(n).unwrap() == Some(vec![*n as u8; 100])).count();
     assert!(

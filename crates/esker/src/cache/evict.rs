@@ -1,12 +1,12 @@
 //! Dropping the oldest stretch: by the driver ahead of need, by whoever needs room when the driver is late.
 
 use super::Caching;
-use crate::compaction::{HELD_PAUSE, HELD_PAUSES, sectors};
+use crate::compaction::{HELD_PAUSE, HELD_PAUSES};
 use crate::device::{SECTOR_BYTES, ZEROS_BYTES_MAX};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::image;
-use crate::log::{BLOCK_BYTES, NO_LIMIT};
+use crate::log::{BLOCK_BYTES, NO_LIMIT, device_offset};
 use crate::sync::atomic::Ordering::*;
 
 const STRETCH_PART_OF_DISK: u64 = 16;
@@ -128,8 +128,8 @@ impl Engine {
     /// Bytes of the device when the log is there up to `tail`: files that go as a whole, each with a sector for the file system, zeros ahead of short
     /// writes, and two images of the index while one takes the other's place.
     fn disk_bytes_taken(&self, caching: &Caching, tail: u64) -> u64 {
-        let begin = sectors(self.log.bounds.discarded.load(Relaxed));
-        let log = sectors(tail).saturating_sub(begin);
+        let begin = device_offset(self.log.bounds.discarded.load(Relaxed));
+        let log = device_offset(tail).saturating_sub(begin);
         let dead = begin.checked_rem(self.segment_bytes).unwrap_or(0).min(caching.disk_bytes / DEAD_PART_MAX);
         let files = log.checked_div(self.segment_bytes).unwrap_or(0) + OTHER_FILES;
         let images = (2 * image::bytes_of(&self.index)).min(caching.disk_bytes / IMAGES_PART_MAX);

@@ -35,7 +35,7 @@ use crate::engine::{lock, try_lock};
 use crate::error::{Error, Result};
 use crate::log::Log;
 use crate::options::ByteCount;
-use crate::record::{self, ABSENT};
+use crate::record::{self, ABSENT, ColdRecord};
 use crate::stats::CacheStats;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
@@ -349,8 +349,8 @@ impl Caching {
     fn worth_of(&self, layout: Layout, record: &[u8]) -> f64 {
         let Some(worth) = &self.worth else { return 1.0 };
         // Foreign code.
-        let worth = |(key, value)| catch_unwind(AssertUnwindSafe(|| worth(key, value))).unwrap_or(1.0);
-        record::pair_of(layout, record).map_or(1.0, worth)
+        let worth = |record: ColdRecord<'_>| catch_unwind(AssertUnwindSafe(|| worth(record.key, record.value))).unwrap_or(1.0);
+        record::parse(layout, record).map_or(1.0, worth)
     }
 
     /// A stretch is done: towards a threshold that keeps no more than the part wanted, and never what has no life.
@@ -370,7 +370,7 @@ impl Caching {
         if self.listener.is_none() || record::word_at(record, 0) & ABSENT != 0 {
             return None;
         }
-        record::pair_of(layout, record).map(|(key, value)| Departed { key: key.into(), value: value.into(), why })
+        record::parse(layout, record).map(|record| Departed { key: record.key.into(), value: record.value.into(), why })
     }
 
     /// The listener is to hear of it: nobody finds it any more.

@@ -15,14 +15,14 @@
 //!   chain: then what was counted is taken back. It was right if a record is superseded by the next one. Else it stays open: a later
 //!   record of the chain may tell.
 
-use super::Newest;
 use crate::ahead::{GAP_BLOCKS_MAX, of_stream};
 use crate::cache::{Caching, Departed};
+use crate::copies::{Newest, Original};
 use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
 use crate::engine::{Engine, Layout};
 use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result};
-use crate::index::{Keys, Published, Seen};
+use crate::index::{Keys, Seen};
 use crate::log::BLOCK_BYTES;
 use crate::memory::prefetch;
 use crate::record::{self, ABSENT, ADDRESS_MASK, NEVER, Record, VALID};
@@ -75,6 +75,20 @@ pub(super) struct Mover<'a> {
     pub(super) left: u64,
     /// Dropped, where and of which hash, though an entry still leads there: until all of the stretch goes others may find it, and build on it or keep it.
     aside: Vec<(u64, u64, Departed)>,
+}
+
+/// What a record of the stretch is.
+enum Standing {
+    /// The newest of its key.
+    Newest,
+    /// Superseded, or of a key that has gone.
+    Dead,
+    /// The newest, unless its key has a record between this cold one, to which its entry leads, and itself.
+    InDoubt(u64),
+    /// Not in this chain, perhaps, and somebody loads its key.
+    Loaded,
+    /// A bucket was moving: look again.
+    Unclear,
 }
 
 /// Small, for there are many.
@@ -130,7 +144,7 @@ impl Visitor for Mover<'_> {
             self.engine.keep_up();
         }
         let moved = self.moved;
-        self.consider(scanned.at, scanned.hash, bytes, None)?;
+        self.consider(&Original { at: scanned.at, hash: scanned.hash, bytes }, None)?;
         if self.moved == moved && self.ended_at.is_none() {
             self.engine.log.note_gone(bytes.len() as u64);
         }
@@ -166,111 +180,135 @@ impl<'a> Mover<'a> {
 
 impl Mover<'_> {
     /// `known`: the first cold record of the chain in which this one was found, by reading, to be its key's newest that is cold. Cold chains do not change.
-    pub(super) fn consider(&mut self, at: u64, hash: u64, bytes: &[u8], known: Option<u64>) -> Result<()> {
+    pub(super) fn consider(&mut self, of: &Original<'_>, known: Option<u64>) -> Result<()> {
         let engine = self.engine;
-        let key = &bytes[record::key_range(engine.layout, bytes)];
+        let (key, is_tombstone) = (of.key(engine.layout), is_deletion(of.bytes));
         let mut has_room = true;
         loop {
             let pin = engine.epochs.pin_anyway()?;
-            let seen = engine.index.lookup(hash);
-            // Nearly always: whatever lives leads here.
-            let newest = if seen.address() == at { Newest::At(at) } else { engine.newest(&seen, key) };
-            match newest {
-                // By a shorter tag, while the bucket moves.
-                Newest::At(newest) if newest < at && !engine.index.is_settled(&seen) => continue,
-                Newest::At(newest) if newest != at => {
-                    let is_deletion = is_deletion(bytes);
-                    // SAFETY: in memory under our pin, as `newest` says.
-                    let follows = || unsafe { Record::new(engine.log.pointer(newest)) }.previous() == at;
-                    if seen.is_guessed() && (is_deletion || follows()) {
-                        self.settle_guess(hash, seen.address(), is_deletion.then_some(0));
-                    }
+            let seen = engine.index.lookup(of.hash);
+            match self.standing(of, &seen, known) {
+                Standing::Newest => {}
+                Standing::Dead => return Ok(()),
+                Standing::InDoubt(other) => {
+                    self.doubt(of, &seen, other);
                     return Ok(());
                 }
-                Newest::At(_) => {}
-                Newest::Cold(other) if other == at || known == Some(other) => {}
-                // It may be a bucket that moves: what follows says that the record is dead because it is not in this chain.
-                Newest::Cold(_) if !engine.index.is_settled(&seen) => continue,
-                // Chains descend; or this one is another key's, or its first record is a newer one of this key.
-                Newest::Cold(other) if other < at || seen.is_sole() => return Ok(()),
-                // A cache drops what is on a device anyway.
-                Newest::Cold(_) if self.is_being_loaded(key, hash) => {
-                    self.outdate_load(pin, key, hash);
+                Standing::Loaded => {
+                    self.outdate_load(pin, key, of.hash);
                     continue;
                 }
-                Newest::Cold(_) if self.caching.is_some() => return Ok(()),
-                Newest::Cold(other) => {
-                    // A stretch and the keys of its doubts are far shorter than 4 GiB.
-                    let (key_start, key_bytes) = (self.keys.len() as u32, key.len() as u32);
-                    self.keys.extend_from_slice(key);
-                    let ends_chain = self.is_gone(record::word_at(bytes, 0) & ADDRESS_MASK);
-                    let (at, is_deletion) = ((at - self.from) as u32, is_deletion(bytes));
-                    let is_guessed = seen.is_guessed() && seen.address() == other;
-                    self.doubtful.push(Doubt { other, at, key_start, key_bytes, ends_chain, is_deletion, is_guessed });
-                    return Ok(());
-                }
-                Newest::Nowhere if engine.index.is_settled(&seen) => return Ok(()),
-                Newest::Nowhere => continue,
+                Standing::Unclear => continue,
             }
             // A snapshot that begins later waits for our pin: it does not have what we drop.
             if self.caching.is_some() && engine.log.bounds.held.load(Acquire) != 0 {
-                self.ended_at = Some(at);
+                self.ended_at = Some(of.at);
                 return Ok(());
             }
-            let is_tombstone = is_deletion(bytes);
-            if seen.is_guessed() && seen.address() != at {
-                self.settle_guess(hash, seen.address(), Some(bytes.len() as u64));
+            if seen.is_guessed() && seen.address() != of.at {
+                self.settle_guess(of.hash, seen.address(), Some(of.bytes.len() as u64));
                 continue;
             }
-            let has_expired = !is_tombstone && self.has_expired(bytes);
-            if is_tombstone || has_expired || !has_room || self.is_unwanted(&pin, bytes, hash) {
+            let has_expired = !is_tombstone && self.has_expired(of.bytes);
+            let has_ended = is_tombstone || has_expired;
+            let is_done = if has_ended || !has_room || self.is_unwanted(&pin, of) {
                 // What has ended is loaded as if it had been missed.
-                if !is_tombstone && !has_expired && self.is_being_loaded(key, hash) {
-                    self.outdate_load(pin, key, hash);
+                if !has_ended && self.is_being_loaded(key, of.hash) {
+                    self.outdate_load(pin, key, of.hash);
                     continue;
                 }
-                // Its bytes stay if the stretch is not given back, and no entry leads to them: a scan must ask.
-                self.mark_superseded(at);
-                // As below: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
-                let previous = record::word_at(bytes, 0) & ADDRESS_MASK;
-                // While doubts are settled those that are left are not on the list. While a snapshot holds what has a copy, chains lead
-                // there, and after a crash nobody knows that they end above (`copied`): by a shorter tag the key would have its value again.
-                let leads_nowhere = self.caching.is_some()
-                    || (self.is_gone(previous) || known.is_none() && self.is_settled_down_to(previous)) && !engine.holds.is_any();
-                if self.is_doomed {
-                    engine.log.bounds.doomed.fetch_max(at + bytes.len() as u64, SeqCst);
-                }
-                let mut is_unreachable = has_expired;
-                if seen.address() == at && leads_nowhere {
-                    let Some(is_removed) = engine.index.remove(hash, &seen) else { continue };
-                    is_unreachable |= is_removed;
-                }
-                drop(pin);
-                if has_expired {
-                    self.expired += bytes.len() as u64;
-                    engine.expiry.drop_record(bytes.len() as u64);
-                }
-                if let Some(caching) = self.caching.filter(|_| !is_tombstone)
-                    && let Some(departed) = caching.depart(engine.layout, bytes, has_expired)
-                {
-                    match is_unreachable {
-                        true => caching.will_tell(departed),
-                        false => self.aside.push((at, hash, departed)),
-                    }
-                }
-                return Ok(());
-            }
-            match self.copy(pin, at, hash, &seen, bytes) {
+                Ok(self.leave_out(pin, of, &seen, known, has_expired))
+            } else {
+                self.copy(pin, of, &seen)
+            };
+            match is_done {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(Error::Full) if self.caching.is_some() => has_room = false,
                 Err(Error::Full) => {
-                    self.ended_at = Some(at);
+                    self.ended_at = Some(of.at);
                     return Ok(());
                 }
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// What a record is by the entry that was `seen`. Under a pin.
+    fn standing(&self, of: &Original<'_>, seen: &Seen, known: Option<u64>) -> Standing {
+        let (engine, at, key) = (self.engine, of.at, of.key(self.engine.layout));
+        // Nearly always: whatever lives leads here.
+        let newest = if seen.address() == at { Newest::At(at) } else { engine.newest(seen, key) };
+        match newest {
+            // By a shorter tag, while the bucket moves.
+            Newest::At(newest) if newest < at && !engine.index.is_settled(seen) => Standing::Unclear,
+            Newest::At(newest) if newest != at => {
+                let is_deletion = is_deletion(of.bytes);
+                // SAFETY: in memory under the caller's pin, as `newest` says.
+                let follows = || unsafe { Record::new(engine.log.pointer(newest)) }.previous() == at;
+                if seen.is_guessed() && (is_deletion || follows()) {
+                    self.settle_guess(of.hash, seen.address(), is_deletion.then_some(0));
+                }
+                Standing::Dead
+            }
+            Newest::At(_) => Standing::Newest,
+            Newest::Cold(other) if other == at || known == Some(other) => Standing::Newest,
+            // It may be a bucket that moves: what follows says that the record is dead because it is not in this chain.
+            Newest::Cold(_) | Newest::Nowhere if !engine.index.is_settled(seen) => Standing::Unclear,
+            Newest::Nowhere => Standing::Dead,
+            // Chains descend; or this one is another key's, or its first record is a newer one of this key.
+            Newest::Cold(other) if other < at || seen.is_sole() => Standing::Dead,
+            // A cache drops what is on a device anyway.
+            Newest::Cold(_) if self.is_being_loaded(key, of.hash) => Standing::Loaded,
+            Newest::Cold(_) if self.caching.is_some() => Standing::Dead,
+            Newest::Cold(other) => Standing::InDoubt(other),
+        }
+    }
+
+    fn doubt(&mut self, of: &Original<'_>, seen: &Seen, other: u64) {
+        let key = of.key(self.engine.layout);
+        // A stretch and the keys of its doubts are far shorter than 4 GiB.
+        let (key_start, key_bytes) = (self.keys.len() as u32, key.len() as u32);
+        self.keys.extend_from_slice(key);
+        let ends_chain = self.is_gone(of.previous());
+        let (at, is_deletion) = ((of.at - self.from) as u32, is_deletion(of.bytes));
+        let is_guessed = seen.is_guessed() && seen.address() == other;
+        self.doubtful.push(Doubt { other, at, key_start, key_bytes, ends_chain, is_deletion, is_guessed });
+    }
+
+    /// Makes no copy of the newest record of a key, which is a deletion, has ended, or is not worth one; false to look again.
+    fn leave_out(&mut self, pin: Pin<'_>, of: &Original<'_>, seen: &Seen, known: Option<u64>, has_expired: bool) -> bool {
+        let (engine, bytes) = (self.engine, of.bytes.len() as u64);
+        // Its bytes stay if the stretch is not given back, and no entry leads to them: a scan must ask.
+        engine.mark_superseded(of.at);
+        // As in `copy`: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
+        let previous = of.previous();
+        // While doubts are settled those that are left are not on the list. While a snapshot holds what has a copy, chains lead
+        // there, and after a crash nobody knows that they end above (`copied`): by a shorter tag the key would have its value again.
+        let leads_nowhere = self.caching.is_some()
+            || (self.is_gone(previous) || known.is_none() && self.is_settled_down_to(previous)) && !engine.holds.is_any();
+        if self.is_doomed {
+            engine.log.bounds.doomed.fetch_max(of.at + bytes, SeqCst);
+        }
+        let mut is_unreachable = has_expired;
+        if seen.address() == of.at && leads_nowhere {
+            let Some(is_removed) = engine.index.remove(of.hash, seen) else { return false };
+            is_unreachable |= is_removed;
+        }
+        drop(pin);
+        if has_expired {
+            self.expired += bytes;
+            engine.expiry.drop_record(bytes);
+        }
+        if let Some(caching) = self.caching.filter(|_| !is_deletion(of.bytes))
+            && let Some(departed) = caching.depart(engine.layout, of.bytes, has_expired)
+        {
+            match is_unreachable {
+                true => caching.will_tell(departed),
+                false => self.aside.push((of.at, of.hash, departed)),
+            }
+        }
+        true
     }
 
     /// Nobody builds on the stretch any more: the listener is to hear of what was dropped and still is its key's newest, or went with an entry that it shared. What
@@ -325,8 +363,8 @@ impl Mover<'_> {
     }
 
     /// A cache does without it.
-    fn is_unwanted(&self, pin: &Pin<'_>, bytes: &[u8], hash: u64) -> bool {
-        let keeps = |caching: &Caching| caching.keeps(self.engine.layout, bytes, hash, self.stretch);
+    fn is_unwanted(&self, pin: &Pin<'_>, of: &Original<'_>) -> bool {
+        let keeps = |caching: &Caching| caching.keeps(self.engine.layout, of.bytes, of.hash, self.stretch);
         self.caching.is_some_and(|caching| !self.engine.epochs.within(pin, || keeps(caching)))
     }
 
@@ -343,44 +381,21 @@ impl Mover<'_> {
         }
     }
 
-    /// Only what is in memory has a window: of a cold record the mark would be another address's, some laps later, and would take
-    /// memory that nobody counts. Under a pin.
-    fn mark_superseded(&self, at: u64) {
-        let log = &self.engine.log;
-        if at >= log.bounds.head.load(Acquire) {
-            log.windows.mark_superseded(at);
-        }
-    }
-
     /// Appends a copy of a living record; false to look again.
-    fn copy(&mut self, pin: Pin<'_>, at: u64, hash: u64, seen: &Seen, bytes: &[u8]) -> Result<bool> {
-        let engine = self.engine;
+    fn copy(&mut self, pin: Pin<'_>, of: &Original<'_>, seen: &Seen) -> Result<bool> {
+        let (engine, bytes) = (self.engine, of.bytes.len() as u64);
         let before = pin.slot.counted(Counter::DeadByte);
-        let to = engine.allocate_copy(pin.slot, bytes.len() as u64);
+        let to = engine.allocate_copy(pin.slot, bytes);
         self.left += pin.slot.counted(Counter::DeadByte) - before;
         let Some(to) = to else {
             drop(pin);
-            engine.make_room_for_copy(bytes.len() as u64)?;
+            engine.make_room_for_copy(bytes)?;
             return Ok(false);
         };
-        // SAFETY: just allocated under the pin: ours alone, in memory, with room for these bytes.
-        let copy = unsafe { Record::new(engine.log.pointer(to)) };
-        // A key that shares the entry may lie behind the record and still be in doubt: the copy leads there too.
-        let is_held = at < engine.log.bounds.held.load(Acquire);
-        let previous = if seen.address() == at && !is_held { record::word_at(bytes, 0) & ADDRESS_MASK } else { seen.address() };
-        self.mark_superseded(at);
-        copy.write_copy(engine.layout, bytes, previous, engine.log.line_flag() | record::lives_after(record::word_at(bytes, 0)));
-        let keys = if self.is_gone(previous) { Keys::OwnAlone } else { Keys::OwnIsThere };
-        match engine.index.publish(hash, seen, to, keys, &mut false, |previous| copy.lead_to(previous, engine.log.line_flag())) {
-            Published::Done => {
-                self.moved += bytes.len() as u64;
-                Ok(true)
-            }
-            _ => {
-                engine.give_up(&pin, copy);
-                Ok(false)
-            }
-        }
+        let keys = |previous| if self.is_gone(previous) { Keys::OwnAlone } else { Keys::OwnIsThere };
+        let is_done = engine.publish_copy(&pin, of, to, seen, keys).is_some();
+        self.moved += if is_done { bytes } else { 0 };
+        Ok(is_done)
     }
 
     fn key_of(&self, doubt: &Doubt) -> &[u8] {
@@ -441,7 +456,7 @@ impl Mover<'_> {
         if chain::find(self.engine, first, &key)? == Some(at) {
             let bytes = chain::record_bytes(self.engine, at)?;
             // Should something newer have gone cold since, it is doubtful again, or dead.
-            self.consider(at, hash, &bytes, Some(first))?;
+            self.consider(&Original { at, hash, bytes: &bytes }, Some(first))?;
         }
         Ok(())
     }

@@ -1,10 +1,15 @@
 //! What compaction concludes from an entry, where two keys share one.
 
+#[path = "../../tests/store/common/minded.rs"]
+mod minded;
+
 use super::mover::Mover;
+use crate::copies::Original;
 use crate::device::SECTOR_BYTES;
 use crate::index::Seen;
 use crate::sync::atomic::Ordering::*;
 use crate::{Cache, Device, Error, MemoryStorage, Options, ReadSource, Result, Storage, Store};
+use minded::{Call, Minded};
 use std::collections::HashMap;
 use std::io;
 use std::pin::pin;
@@ -130,7 +135,7 @@ fn what_was_deleted_while_a_cache_dropped_it_stays_deleted() {
         let at = engine.index.lookup(hash).address();
         let bytes = crate::store::chain::record_bytes(engine, at).unwrap();
         let mut mover = Mover::new(engine, at..at + bytes.len() as u64, engine.caching.as_ref());
-        mover.consider(at, hash, &bytes, None).unwrap();
+        mover.consider(&Original { at, hash, bytes: &bytes }, None).unwrap();
         assert_eq!(engine.index.lookup(hash).address(), 0, "it has gone");
         assert!(!delete(&store));
         put(&store, 2);
@@ -318,7 +323,7 @@ fn what_lives_is_copied_while_its_bucket_moves() {
     let bytes = crate::store::chain::record_bytes(engine, new).unwrap();
     let moved = engine.index.while_it_moves_for_test(hash, old, || {
         let mut mover = Mover::new(engine, old..new + bytes.len() as u64, None);
-        mover.consider(new, hash, &bytes, None).unwrap();
+        mover.consider(&Original { at: new, hash, bytes: &bytes }, None).unwrap();
         mover.moved
     });
     assert_eq!(moved, bytes.len() as u64);
@@ -432,50 +437,6 @@ fn doubts_whose_gaps_cannot_be_read_are_settled_one_by_one() {
     assert!(store.stats().space.dead_bytes < COUNT, "{:?}", store.stats().space);
 }
 
-/// Files of which each read is told before it is made.
-struct Overheard(MemoryStorage, Arc<Hearer>);
-
-type Hearer = dyn Fn() + Send + Sync;
-
-struct OverheardFile(Arc<dyn Device>, Arc<Hearer>);
-
-impl Storage for Overheard {
-    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
-        Ok(Arc::new(OverheardFile(self.0.open(name)?, self.1.clone())))
-    }
-
-    fn list(&self) -> io::Result<Vec<String>> {
-        self.0.list()
-    }
-
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.0.remove(name)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
-    }
-}
-
-impl Device for OverheardFile {
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.1();
-        self.0.read(offset, into)
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.0.write(offset, bytes)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
-    }
-
-    fn bytes(&self) -> io::Result<u64> {
-        self.0.bytes()
-    }
-}
-
 /// A key that shares the entry gets a new record at each read that settles a doubt: the doubt came back each time, a level deeper on the stack.
 #[test]
 fn a_doubt_is_settled_while_the_entry_leads_elsewhere_all_the_time() {
@@ -483,16 +444,17 @@ fn a_doubt_is_settled_while_the_entry_leads_elsewhere_all_the_time() {
     let (hot, reads) = (Arc::new(Mutex::new(None::<(Store<u64, [u8]>, u64)>)), Arc::new(AtomicU64::new(0)));
     let hearer = {
         let (hot, reads) = (hot.clone(), reads.clone());
-        move || {
-            let hot = hot.lock().unwrap().clone();
+        move |_: &str, call| {
+            let hot = hot.lock().unwrap().clone().filter(|_| call == Call::Read);
             if let Some((store, key)) = hot
                 && reads.fetch_add(1, Relaxed) < READS_MAX
             {
                 store.put(&key, b"again").unwrap();
             }
+            Ok(())
         }
     };
-    let files = Arc::new(Overheard(MemoryStorage::default(), Arc::new(hearer)));
+    let files = Arc::new(Minded::new(Arc::new(MemoryStorage::new()), hearer));
     let options = Options::new().memory(16 << 20).background(false).promotion(false).history(true);
     let store: Store<u64, [u8]> = options.open_in(files).unwrap();
     let mut alike: HashMap<u64, Vec<u64>> = HashMap::new();

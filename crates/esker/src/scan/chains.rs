@@ -10,43 +10,31 @@ use crate::ahead::{GAP_BLOCKS_MAX, of_stream};
 use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
 use crate::engine::Engine;
 use crate::epoch::Counter;
-use crate::error::{Error, Result};
-use crate::log::{BLOCK_BYTES, ColdBytes, Log};
-use crate::record::{ADDRESS_MASK, ColdRecord, first_bytes};
-use crate::store::chain::{Parsed, Places, parse};
+use crate::error::Result;
+use crate::log::{BLOCK_BYTES, ColdBytes, device_offset};
+use crate::record::ColdRecord;
+use crate::store::chain::{Descent, Places};
 use std::io;
+use std::ops::Range;
 
 /// A run ends here: 64 KiB.
 const RUN_BLOCKS_MAX: u64 = 16;
 /// Blocks under way, whatever the runs: a mebibyte.
 const UNDER_WAY_BLOCKS_MAX: usize = 256;
 
-/// A chain that is followed: its next record, how much of it is to be read, and what for.
+/// A chain that is followed, and what for.
 struct Job<T> {
-    at: u64,
-    bytes: u32,
+    down: Descent,
     /// It was read with others, and that failed: what lies between them may be nobody's.
     is_alone: bool,
     what: T,
 }
 
 impl<T> Job<T> {
-    fn new(engine: &Engine, at: u64, what: T) -> Self {
-        Self { at, bytes: first_bytes(engine.layout) as u32, is_alone: false, what }
-    }
-
-    fn block(&self) -> u64 {
-        self.at / BLOCK_BYTES
-    }
-
-    /// The last one that is needed.
-    fn last_block(&self) -> u64 {
-        (self.at + u64::from(self.bytes) - 1) / BLOCK_BYTES
-    }
-
-    /// One of several that a read is for.
+    /// One of several that a read may be for.
     fn joins(&self) -> bool {
-        !self.is_alone && self.last_block() == self.block()
+        let Range { start, end } = self.down.blocks();
+        !self.is_alone && end == start + 1
     }
 }
 
@@ -73,7 +61,7 @@ pub(super) fn follow<T>(
     chains: impl Iterator<Item = (u64, T)>,
     decide: impl FnMut(&mut T, u64, &ColdRecord<'_>) -> bool,
 ) -> Result<()> {
-    let further: Vec<_> = chains.map(|(at, what)| Job::new(engine, at, what)).collect();
+    let further: Vec<_> = chains.map(|(at, what)| Job { down: Descent::new(engine.layout, at), is_alone: false, what }).collect();
     if further.is_empty() {
         return Ok(());
     }
@@ -81,7 +69,7 @@ pub(super) fn follow<T>(
     let mut chains = Chains { engine, begin, waiting, further, reading, blocks_under_way: 0, decide, reads: 0, result: Ok(()) };
     while !chains.further.is_empty() && chains.result.is_ok() {
         std::mem::swap(&mut chains.waiting, &mut chains.further);
-        chains.waiting.sort_unstable_by_key(|job| std::cmp::Reverse(job.at));
+        chains.waiting.sort_unstable_by_key(|job| std::cmp::Reverse(job.down.at));
         engine.log.cold_device()?.read_stream(&mut chains);
     }
     engine.epochs.slot()?.count(Counter::DeviceRead, chains.reads);
@@ -89,25 +77,24 @@ pub(super) fn follow<T>(
 }
 
 impl<T, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> bool> Chains<'_, T, D> {
-    /// The jobs of the next read: one, or those of a run.
-    fn run(&mut self) -> Option<Vec<Job<T>>> {
+    /// The jobs of the next read, and its blocks: one, or those of a run.
+    fn run(&mut self) -> Option<(Vec<Job<T>>, Range<u64>)> {
         let first = self.waiting.pop()?;
-        let (from, mut last) = (first.block(), first.last_block());
-        let joins = first.joins();
+        let (mut blocks, joins) = (first.down.blocks(), first.joins());
         let mut jobs = vec![first];
-        while joins
-            && let Some(job) =
-                self.waiting.pop_if(|job| job.joins() && job.block() <= last + GAP_BLOCKS_MAX && job.block() < from + RUN_BLOCKS_MAX)
-        {
-            last = job.block();
+        let is_near = |job: &Job<T>, blocks: &Range<u64>| {
+            let block = job.down.blocks().start;
+            job.joins() && block <= blocks.end - 1 + GAP_BLOCKS_MAX && block < blocks.start + RUN_BLOCKS_MAX
+        };
+        while joins && let Some(job) = self.waiting.pop_if(|job| is_near(job, &blocks)) {
+            blocks.end = job.down.blocks().end;
             jobs.push(job);
         }
-        Some(jobs)
+        Some((jobs, blocks))
     }
 
     /// Takes what a read brought for its jobs.
     fn take(&mut self, mut jobs: Vec<Job<T>>, mut read: DeviceRead, result: io::Result<()>) -> Result<()> {
-        let count = read.bytes().len() / SECTOR_BYTES;
         if result.is_err() && jobs.len() > 1 {
             jobs.iter_mut().for_each(|job| job.is_alone = true);
             self.waiting.append(&mut jobs);
@@ -115,18 +102,17 @@ impl<T, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> bool> Chains<'_, T, D> {
         }
         of_stream(&read, result)?;
         let engine = self.engine;
-        let log = &engine.log;
         if jobs.len() == 1 {
-            let cold = log.open_blocks(&mut read)?;
+            let cold = engine.log.open_blocks(&mut read)?;
             return jobs.drain(..).try_for_each(|job| self.advance(job, &cold));
         }
-        let first = jobs[0].block();
-        debug_assert!(jobs.iter().all(|job| ((job.block() - first) as usize) < count));
+        let first = read.offset();
         let mut opened: Option<ColdBytes<'_>> = None;
         for job in jobs {
-            let cold = match opened.take().filter(|cold| cold.get(job.at, 1).is_some()) {
+            let at = job.down.at;
+            let cold = match opened.take().filter(|cold| cold.get(at, 1).is_some()) {
                 Some(cold) => cold,
-                None => log.open_one(job.block(), &read.bytes()[(job.block() - first) as usize * SECTOR_BYTES..][..SECTOR_BYTES])?,
+                None => engine.log.open_one(at / BLOCK_BYTES, &read.bytes()[(device_offset(at) - first) as usize..][..SECTOR_BYTES])?,
             };
             self.advance(job, &cold)?;
             opened = Some(cold);
@@ -135,18 +121,13 @@ impl<T, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> bool> Chains<'_, T, D> {
     }
 
     fn advance(&mut self, mut job: Job<T>, cold: &ColdBytes<'_>) -> Result<()> {
-        match parse(self.engine.layout, job.at, cold)? {
-            Parsed::Short(bytes) if bytes > u64::from(job.bytes) => job.bytes = bytes as u32,
-            Parsed::Short(_) => return Err(Error::corruption(format!("a record is longer than it says address={}", job.at))),
-            Parsed::Record(record) => {
-                let next = record.header & ADDRESS_MASK;
-                if !(self.decide)(&mut job.what, job.at, &record) || next < self.begin {
-                    return Ok(());
-                }
-                job = Job::new(self.engine, next, job.what);
-            }
+        let at = job.down.at;
+        let record = job.down.advance(self.engine.layout, cold)?;
+        let goes_on = record.is_none_or(|record| (self.decide)(&mut job.what, at, &record) && job.down.at >= self.begin);
+        if goes_on {
+            job.is_alone = false;
+            self.further.push(job);
         }
-        self.further.push(job);
         Ok(())
     }
 }
@@ -157,13 +138,11 @@ impl<T, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> bool> ReadSource for Chains<'_
         if self.result.is_err() || self.blocks_under_way + RUN_BLOCKS_MAX as usize > UNDER_WAY_BLOCKS_MAX {
             return None;
         }
-        let jobs = self.run()?;
-        let (first, last) = (&jobs[0], &jobs[jobs.len() - 1]);
-        let (at, bytes) = (first.at, last.at + u64::from(last.bytes) - first.at);
-        let read = Log::cold_read(at, bytes, self.reading.put(jobs));
+        let (jobs, blocks) = self.run()?;
+        let count = (blocks.end - blocks.start) as usize;
         self.reads += 1;
-        self.blocks_under_way += read.bytes().len() / SECTOR_BYTES;
-        Some(read)
+        self.blocks_under_way += count;
+        Some(DeviceRead::new(blocks.start * SECTOR_BYTES as u64, count, self.reading.put(jobs)))
     }
 
     fn done(&mut self, read: DeviceRead, result: io::Result<()>) {

@@ -14,12 +14,11 @@
 //! question stays open ([`Doubt`]); those are gathered, and their chains read from the device together.
 
 use super::{Frame, Visit, chains};
-use crate::ahead::read_ahead;
-use crate::device::{AlignedBuffer, SECTOR_BYTES};
+use crate::ahead::{read_ahead, read_at_once};
 use crate::engine::{Engine, Layout};
 use crate::error::{Error, Result};
 use crate::index::Seen;
-use crate::log::BLOCK_BYTES;
+use crate::log::{BLOCK_BYTES, Log};
 use crate::manifest::LOG;
 use crate::memory::prefetch;
 use crate::options::layout;
@@ -343,14 +342,10 @@ fn fetch(engine: &Engine, stretch: Range<u64>, bytes: &mut Vec<u8>) -> Result<bo
         return Ok(is_superseded);
     }
     drop(pin);
-    let first = stretch.start / BLOCK_BYTES;
-    let count = (stretch.end.div_ceil(BLOCK_BYTES) - first) as usize;
-    let mut buffer = AlignedBuffer::new(count);
-    engine.log.cold_device()?.read(first * SECTOR_BYTES as u64, buffer.bytes_mut())?;
-    let mut payload = Vec::new();
-    engine.log.append_payloads(first, &buffer, count, &mut payload)?;
-    let from = (stretch.start - first * BLOCK_BYTES) as usize;
-    bytes.extend_from_slice(&payload[from..from + (stretch.end - stretch.start) as usize]);
+    let (from, length) = (stretch.start, stretch.end - stretch.start);
+    let mut read = read_at_once(&engine.log, Log::cold_read(from, length, 0))?;
+    let cold = engine.log.open_blocks(&mut read)?;
+    bytes.extend_from_slice(cold.get(from, length).ok_or_else(|| no_record(from))?);
     Ok(true)
 }
 

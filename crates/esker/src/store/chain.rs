@@ -1,26 +1,75 @@
 //! Chains on the device: one record after another, until the key's own or the end.
 //!
-//! A [`Walk`] says what to read next and is told what came; who reads (this thread, a stream of many walks, the store's
-//! reader thread) is the caller's matter. It knows the layout at run time only: beside a device read that costs nothing,
-//! and the reader thread need not know the store's types.
+//! A [`Descent`] says what to read next and is told what came; who reads (this thread, a stream of many, the store's reader
+//! thread) is the caller's matter, and how far it goes. A [`Walk`] is one for a key's value. They know the layout at run time only:
+//! beside a device read that costs nothing, and the reader thread need not know the store's types.
 
 use super::step::Held;
-use crate::ahead::of_reading;
-use crate::device::{DeviceRead, SECTOR_BYTES};
+use crate::ahead::read_at_once;
+use crate::copies::Original;
+use crate::device::DeviceRead;
 use crate::engine::{Engine, Layout};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
-use crate::log::{ColdBytes, Log};
+use crate::log::{BLOCK_BYTES, ColdBytes, Log};
 use crate::promotion::ColdFind;
 use crate::record::{self, ABSENT, ADDRESS_MASK, ColdRecord};
 use crate::snapshot::View;
 use crate::sync::atomic::Ordering::*;
+use std::ops::Range;
 
-/// Where a walk is: the record at `at`, of which the first `bytes` are to be read. At 0 it is over.
+/// Where a way down a chain is: at the record at `at`, of which the first `bytes` are to be read.
+#[derive(Clone, Copy)]
+pub(crate) struct Descent {
+    pub(crate) at: u64,
+    bytes: u64,
+}
+
+impl Descent {
+    pub(crate) fn new(layout: Layout, at: u64) -> Self {
+        Self { at, bytes: record::first_bytes(layout) }
+    }
+
+    /// Those that hold it.
+    pub(crate) fn blocks(&self) -> Range<u64> {
+        self.at / BLOCK_BYTES..(self.at + self.bytes).div_ceil(BLOCK_BYTES)
+    }
+
+    /// What to read next.
+    pub(crate) fn read(&self, token: u64) -> DeviceRead {
+        Log::cold_read(self.at, self.bytes, token)
+    }
+
+    /// The record, if this is all of it: next comes the one that it leads to. Else more of it is to be read.
+    pub(crate) fn advance<'r>(&mut self, layout: Layout, cold: &ColdBytes<'r>) -> Result<Option<ColdRecord<'r>>> {
+        let at = self.at;
+        let damaged = || no_record(at);
+        let first = cold.get(at, record::first_bytes(layout)).ok_or_else(damaged)?;
+        let bytes = match layout {
+            Layout::Word { .. } => record::scanned_record_bytes(layout, first),
+            Layout::Bytes => record::cold_bytes_record_bytes(first),
+        };
+        let bytes = bytes.ok_or_else(damaged)?;
+        let Some(whole) = cold.get(at, bytes) else {
+            // More than were asked for, or all would be there.
+            self.bytes = bytes;
+            return Ok(None);
+        };
+        let record = record::parse(layout, whole).ok_or_else(damaged)?;
+        let previous = record.header & ADDRESS_MASK;
+        // Chains descend.
+        if record.header & record::VALID == 0 || previous >= at {
+            return Err(damaged());
+        }
+        *self = Self::new(layout, previous);
+        Ok(Some(record))
+    }
+}
+
+/// A way to a key's value. At 0 it is over.
 #[derive(Clone, Copy)]
 pub(super) struct Walk {
-    at: u64,
-    bytes: u64,
+    down: Descent,
     /// Of a get: the key's hash and where the walk began, for what it finds may come back into memory (`promotion.rs`).
     get: Option<(u64, u64)>,
 }
@@ -52,145 +101,94 @@ impl Walk {
         // What lives below has a copy above, and the rest is dead, though an entry of other keys may lead to it. A walk that ends there
         // because compaction was quicker is not believed: the entry has another head by then.
         let at = if at < engine.log.bounds.copied.load(Acquire) { 0 } else { at };
-        Self { at, bytes: record::first_bytes(engine.layout), get: None }
+        Self { down: Descent::new(engine.layout, at), get: None }
     }
 
     /// For a get of a key with this hash.
     pub(super) fn of_get(self, hash: Option<u64>) -> Self {
-        Self { get: hash.map(|hash| (hash, self.at)), ..self }
+        Self { get: hash.map(|hash| (hash, self.down.at)), ..self }
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.at == 0
+        self.down.at == 0
     }
 
     /// What to read next. Not when the walk is over.
     pub(super) fn read(&self, token: u64) -> DeviceRead {
-        Log::cold_read(self.at, self.bytes, token)
+        self.down.read(token)
     }
 
     /// Goes on with what was read.
     pub(super) fn advance<'r>(&mut self, engine: &Engine, read: &'r mut DeviceRead, key: &[u8]) -> Result<Walked<'r>> {
-        let at = self.at;
-        let opened = engine.log.open_record(read).and_then(|cold| Ok((parse(engine.layout, at, &cold)?, cold)));
-        let (record, cold) = match opened {
+        let at = self.down.at;
+        let record = match engine.log.open_record(read).and_then(|cold| self.down.advance(engine.layout, &cold)) {
             // Its space was given back while it was read.
             Err(_) if at < engine.log.bounds.begin.load(Acquire) => {
-                self.at = 0;
+                self.down.at = 0;
                 return Ok(Walked::Absent);
             }
-            opened => opened?,
+            record => record?,
         };
-        let record = match record {
-            Parsed::Record(record) => record,
-            Parsed::Short(bytes) if bytes > self.bytes => {
-                self.bytes = bytes;
-                return Ok(Walked::On);
-            }
-            Parsed::Short(_) => return Err(too_long(at)),
-        };
-        if record.key == key {
-            self.at = 0;
-            if record.header & ABSENT != 0 {
-                return Ok(Walked::Absent);
-            }
-            let first = cold.get(at, record::first_bytes(engine.layout));
-            let bytes = first.and_then(|first| record::scanned_record_bytes(engine.layout, first)).unwrap_or(0);
-            if let Some((hash, start)) = self.get
-                && !engine.has_passed(record.expires)
-            {
-                engine.promote(hash, &ColdFind { start, at, bytes: record.bytes, room: bytes });
-            }
-            return Ok(Walked::Value { at, value: record.value, expires: record.expires, bytes });
+        let Some(record) = record else { return Ok(Walked::On) };
+        if record.key != key {
+            *self = Self { get: self.get, ..Self::new(engine, self.down.at) };
+            return Ok(if self.is_over() { Walked::Absent } else { Walked::On });
         }
-        *self = Self { get: self.get, ..Self::new(engine, record.header & ADDRESS_MASK) };
-        Ok(if self.is_over() { Walked::Absent } else { Walked::On })
+        self.down.at = 0;
+        if record.header & ABSENT != 0 {
+            return Ok(Walked::Absent);
+        }
+        let bytes = record::scanned_record_bytes(engine.layout, record.bytes).unwrap_or(0);
+        if let Some((hash, start)) = self.get
+            && !engine.has_passed(record.expires)
+        {
+            engine.promote(&ColdFind { start, of: Original { at, hash, bytes: record.bytes }, room: bytes });
+        }
+        Ok(Walked::Value { at, value: record.value, expires: record.expires, bytes })
     }
-}
-
-/// What the bytes at an address turned out to be.
-pub(crate) enum Parsed<'r> {
-    Record(ColdRecord<'r>),
-    /// The record has this many bytes, more than were read.
-    Short(u64),
-}
-
-pub(crate) fn parse<'r>(layout: Layout, at: u64, cold: &ColdBytes<'r>) -> Result<Parsed<'r>> {
-    let damaged = || no_record(at);
-    let first = cold.get(at, record::first_bytes(layout)).ok_or_else(damaged)?;
-    let bytes = match layout {
-        Layout::Word { .. } => record::scanned_record_bytes(layout, first),
-        Layout::Bytes => record::cold_bytes_record_bytes(first),
-    };
-    let bytes = bytes.ok_or_else(damaged)?;
-    let Some(whole) = cold.get(at, bytes) else { return Ok(Parsed::Short(bytes)) };
-    let record = match layout {
-        Layout::Word { key_bytes, value_bytes } => {
-            let record = record::parse_word(whole, key_bytes);
-            ColdRecord { value: &record.value[..value_bytes], ..record }
-        }
-        Layout::Bytes => record::parse_bytes(whole).ok_or_else(damaged)?,
-    };
-    // Chains descend.
-    if record.header & record::VALID == 0 || record.header & ADDRESS_MASK >= at { Err(damaged()) } else { Ok(Parsed::Record(record)) }
 }
 
 /// What the key holds at the end of the chain that begins at `at`, `None` if nothing. Not under a pin. `get`: the hash of the key
 /// that a get asks for.
 pub(super) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Result<Option<Held>> {
-    let device = engine.log.cold_device()?;
     let mut walk = Walk::new(engine, at).of_get(get);
-    if walk.is_over() {
-        return Ok(None);
-    }
-    loop {
-        engine.epochs.slot()?.count(Counter::DeviceRead, 1);
-        let mut read = walk.read(0);
-        device.read(read.offset(), read.bytes_mut()).map_err(|error| of_reading(error, read.offset() / SECTOR_BYTES as u64))?;
+    while !walk.is_over() {
+        let mut read = read_for_call(engine, walk.read(0))?;
         if let Some(held) = walk.advance(engine, &mut read, key)?.held() {
             return Ok(held);
         }
     }
+    Ok(None)
 }
 
 /// Shows the key's records of a view in the chain that begins at `at`, the newest first, as long as `visit` wants more. Not under a
 /// pin, but while the view is held.
-pub(super) fn visit_in(
-    engine: &Engine,
-    view: &View,
-    mut at: u64,
-    key: &[u8],
-    mut visit: impl FnMut(&ColdRecord<'_>) -> bool,
-) -> Result<()> {
-    let device = engine.log.cold_device()?;
-    let first = record::first_bytes(engine.layout);
-    let mut bytes = first;
-    while at >= view.begin {
-        engine.epochs.slot()?.count(Counter::DeviceRead, 1);
-        let mut read = Log::cold_read(at, bytes, 0);
-        device.read(read.offset(), read.bytes_mut()).map_err(|error| of_reading(error, read.offset() / SECTOR_BYTES as u64))?;
-        match parse(engine.layout, at, &engine.log.open_record(&mut read)?)? {
-            Parsed::Short(whole) if whole > bytes => bytes = whole,
-            Parsed::Short(_) => return Err(too_long(at)),
-            Parsed::Record(record) => {
-                if view.counts(at, record.header) && record.key == key && !visit(&record) {
-                    return Ok(());
-                }
-                (at, bytes) = (record.header & ADDRESS_MASK, first);
-            }
+pub(super) fn visit_in(engine: &Engine, view: &View, at: u64, key: &[u8], mut visit: impl FnMut(&ColdRecord<'_>) -> bool) -> Result<()> {
+    let mut down = Descent::new(engine.layout, at);
+    while down.at >= view.begin {
+        let (at, mut read) = (down.at, read_for_call(engine, down.read(0))?);
+        let record = down.advance(engine.layout, &engine.log.open_record(&mut read)?)?;
+        if record.is_some_and(|record| view.counts(at, record.header) && record.key == key && !visit(&record)) {
+            break;
         }
     }
     Ok(())
 }
 
+fn read_for_call(engine: &Engine, read: DeviceRead) -> Result<DeviceRead> {
+    engine.epochs.slot()?.count(Counter::DeviceRead, 1);
+    read_at_once(&engine.log, read)
+}
+
 /// The address of the key's newest record in the chain that begins at `at`, or `None`. Not under a pin.
-pub(crate) fn find(engine: &Engine, mut at: u64, key: &[u8]) -> Result<Option<u64>> {
-    while at != 0 && at >= engine.log.bounds.copied.load(Acquire) {
-        let bytes = record_bytes(engine, at)?;
-        if bytes[record::key_range(engine.layout, &bytes)] == *key {
+pub(crate) fn find(engine: &Engine, at: u64, key: &[u8]) -> Result<Option<u64>> {
+    let mut down = Descent::new(engine.layout, at);
+    while down.at != 0 && down.at >= engine.log.bounds.copied.load(Acquire) {
+        let (at, mut read) = (down.at, read_at_once(&engine.log, down.read(0))?);
+        let record = down.advance(engine.layout, &engine.log.open_blocks(&mut read)?)?;
+        if record.is_some_and(|record| record.key == key) {
             return Ok(Some(at));
         }
-        at = record::word_at(&bytes, 0) & ADDRESS_MASK;
     }
     Ok(None)
 }
@@ -214,14 +212,9 @@ pub(crate) fn expiry(engine: &Engine, at: u64) -> Result<(u64, u64)> {
 
 /// Some bytes of the log. Not under a pin.
 fn part(engine: &Engine, at: u64, bytes: u64) -> Result<Vec<u8>> {
-    let mut read = Log::cold_read(at, bytes, 0);
-    engine.log.cold_device()?.read(read.offset(), read.bytes_mut())?;
+    let mut read = read_at_once(&engine.log, Log::cold_read(at, bytes, 0))?;
     let cold = engine.log.open_blocks(&mut read)?;
     cold.get(at, bytes).map(<[u8]>::to_vec).ok_or_else(|| no_record(at))
-}
-
-fn too_long(at: u64) -> Error {
-    Error::corruption(format!("a record is longer than it says address={at}"))
 }
 
 fn no_record(at: u64) -> Error {

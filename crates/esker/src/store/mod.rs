@@ -37,13 +37,14 @@ mod transaction;
 mod waiting;
 mod word;
 
-use crate::backup::{Backup, existing, target};
+use crate::backup::{Backup, target};
 use crate::cache::Flights;
 use crate::device::Storage;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::record::{ABSENT, KEY_BYTES_MAX, TOMBSTONE};
+use crate::resting::existing;
 use crate::stats::Stats;
 use crate::sync::atomic::Ordering::AcqRel;
 use crate::sync::{Mutex, Rule, broken};

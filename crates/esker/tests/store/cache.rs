@@ -1,6 +1,7 @@
 //! A cache is bounded, makes room, keeps what is asked for, loads once, and tells what it drops.
 
 use crate::common::block_on;
+use crate::common::minded::{Call, Minded};
 use crate::common::raise::Raise;
 use esker::{Cache, Durability, Error, Eviction, Loading, ManualClock, MemoryStorage, Options, Storage, Store, Ttl, Value};
 use std::borrow::Borrow;
@@ -1159,42 +1160,28 @@ fn stored_bytes(storage: &dyn Storage) -> u64 {
     storage.list().unwrap().iter().map(|name| storage.open(name).unwrap().bytes().unwrap()).sum()
 }
 
-/// A place whose files go slowly. `most` is the most that was there when one was about to.
-struct SlowRemovals {
-    files: MemoryStorage,
-    most: AtomicU64,
-}
-
-impl Storage for SlowRemovals {
-    fn open(&self, name: &str) -> std::io::Result<Arc<dyn esker::Device>> {
-        self.files.open(name)
-    }
-
-    fn list(&self) -> std::io::Result<Vec<String>> {
-        self.files.list()
-    }
-
-    fn remove(&self, name: &str) -> std::io::Result<()> {
-        thread::sleep(Duration::from_millis(20));
-        self.most.fetch_max(stored_bytes(&self.files), Relaxed);
-        self.files.remove(name)
-    }
-
-    fn sync(&self) -> std::io::Result<()> {
-        self.files.sync()
-    }
-}
-
 /// A file counted as gone before it was: others wrote as much meanwhile.
 #[test]
 fn what_is_not_removed_yet_is_counted() {
-    let storage = Arc::new(SlowRemovals { files: MemoryStorage::new(), most: AtomicU64::new(0) });
-    let store: Pages = Options::new().memory(BUDGET).cache(Cache::new().disk(DISK)).open_in(storage.clone()).unwrap();
+    // The most that was there when a file was about to go.
+    let (files, most) = (Arc::new(MemoryStorage::new()), Arc::new(AtomicU64::new(0)));
+    let goes_slowly = {
+        let (files, most) = (files.clone(), most.clone());
+        move |_: &str, call| {
+            if call == Call::Remove {
+                thread::sleep(Duration::from_millis(20));
+                most.fetch_max(stored_bytes(&*files), Relaxed);
+            }
+            Ok(())
+        }
+    };
+    let place = Arc::new(Minded::new(files, goes_slowly));
+    let store: Pages = Options::new().memory(BUDGET).cache(Cache::new().disk(DISK)).open_in(place).unwrap();
     for key in 0..DISK >> 18 {
         store.put(&key, &vec![1; 1 << 20]).unwrap();
         store.commit().unwrap();
     }
-    let most = storage.most.load(Relaxed);
+    let most = most.load(Relaxed);
     assert!(most > DISK / 4 * 3 && most <= DISK, "{most} bytes");
 }
 

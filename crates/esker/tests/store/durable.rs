@@ -436,16 +436,16 @@ fn no_room() -> io::Error {
 #[test]
 fn a_store_whose_medium_is_full_can_be_opened_and_read() {
     let is_full = Arc::new(AtomicBool::new(false));
-    // Then nothing gets longer, and no file is made.
-    let mut files = {
+    let open = |files: &Arc<MemoryStorage>| {
         let is_full = is_full.clone();
-        Minded::new(Arc::new(MemoryStorage::new()), move |_, call| {
+        // Then nothing gets longer, and no file is made.
+        let place = Minded::new(files.clone(), move |_, call| {
             let takes_room = matches!(call, Call::Make | Call::Write { grows: true });
             if takes_room && is_full.load(SeqCst) { Err(no_room()) } else { Ok(()) }
-        })
+        });
+        Options::new().memory("16MiB").open_in::<u64, u64>(Arc::new(place))
     };
-    let open = |files: &Minded| Options::new().memory("16MiB").open_in::<u64, u64>(Arc::new(files.clone()));
-    let mut known = 0;
+    let (mut files, mut known) = (Arc::new(MemoryStorage::new()), 0);
     // The first crash, and one after it.
     for _ in 0..2 {
         let store = open(&files).unwrap();
@@ -456,7 +456,7 @@ fn a_store_whose_medium_is_full_can_be_opened_and_read() {
         let failed = (known..10_000_000).find_map(|n| store.put(&n, &n).err()).unwrap();
         assert!(failed.to_string().contains("full") || failed.to_string().contains("space"), "{failed}");
         // Killed.
-        files = files.copy();
+        files = Arc::new(files.copy());
         // A line that found room where zeros had been written ahead left none for the next crash.
         for is_written in [false, true, true, false] {
             let store = open(&files).unwrap();
@@ -469,7 +469,7 @@ fn a_store_whose_medium_is_full_can_be_opened_and_read() {
             } else {
                 store.close().unwrap();
             }
-            files = files.copy();
+            files = Arc::new(files.copy());
         }
         is_full.store(false, SeqCst);
     }
@@ -490,7 +490,7 @@ fn a_close_that_cannot_tidy_loses_nothing() {
         let store = open();
         (0..1000).for_each(|n| store.put(&n, &n).unwrap());
         // What an earlier one has left.
-        drop(files.files.open("index.9").unwrap());
+        drop(files.open("index.9").unwrap());
         fails.store(true, SeqCst);
         assert!(matches!(store.save_index(), Err(esker::Error::Io(_))));
         (1000..2000).for_each(|n| store.put(&n, &n).unwrap());

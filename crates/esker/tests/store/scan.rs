@@ -1,5 +1,6 @@
 //! Scans: every key once, as of one moment, whatever goes on; on all layouts, in memory and larger than it, by each way.
 
+use crate::common::minded::{Call, Minded};
 use crate::common::raise::Raise;
 use esker::aggregate::{Count, Sum};
 use esker::{Cache, Cursor, Device, Error, ManualClock, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, Scan, Store, Strategy};
@@ -732,33 +733,19 @@ fn a_cache_stops_dropping_when_a_snapshot_begins() {
     });
 }
 
-/// Reads fail when told to.
-#[derive(Default)]
-struct Failing(MemoryDevice, AtomicBool);
-
-impl Device for Failing {
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        if self.1.load(Relaxed) { Err(io::Error::other("told to")) } else { self.0.read(offset, into) }
-    }
-    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.0.write(offset, bytes)
-    }
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-    fn bytes(&self) -> io::Result<u64> {
-        self.0.bytes()
-    }
-}
-
 #[test]
 fn an_error_is_an_iterators_last_item() {
-    let device = Arc::new(Failing::default());
-    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_on(device.clone()).unwrap();
+    let fails = Arc::new(AtomicBool::new(false));
+    let fail = {
+        let fails = fails.clone();
+        move |_: &str, call| if call == Call::Read && fails.load(Relaxed) { Err(io::Error::other("told to")) } else { Ok(()) }
+    };
+    let place = Arc::new(Minded::new(Arc::new(MemoryStorage::new()), fail));
+    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(place).unwrap();
     for n in 0..500_000u64 {
         store.put(&n, &n).unwrap();
     }
-    device.1.store(true, Relaxed);
+    fails.store(true, Relaxed);
     let mut iter = store.scan().iter().unwrap();
     assert!(iter.by_ref().any(|pair| pair.is_err()));
     assert!(iter.next().is_none());

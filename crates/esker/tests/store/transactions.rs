@@ -1,7 +1,8 @@
 //! Transactions, one at a time: what they read, change, refuse and leave behind. (`bank.rs` has many at once.)
 
+use crate::common::minded::{Call, Minded};
 use crate::common::raise::Raise;
-use esker::{Clock, Device, Error, ManualClock, MemoryDevice, Options, Store, Transaction, Ttl};
+use esker::{Clock, Error, ManualClock, MemoryStorage, Options, Store, Transaction, Ttl};
 use std::borrow::Borrow;
 use std::io;
 use std::sync::Arc;
@@ -437,31 +438,20 @@ fn a_value_of_its_own_may_end_within_a_transaction() {
     assert_eq!(texts.get("a").unwrap().as_deref(), Some(&b"new"[..]));
 }
 
-/// Writes fail when told to.
-#[derive(Default)]
-struct Failing(MemoryDevice, AtomicBool);
-
-impl Device for Failing {
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.0.read(offset, into)
-    }
-    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        if self.1.load(Relaxed) { Err(io::Error::other("told to")) } else { self.0.write(offset, bytes) }
-    }
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
-    }
-    fn bytes(&self) -> io::Result<u64> {
-        self.0.bytes()
-    }
-}
-
 #[test]
 fn a_transaction_that_only_reads_goes_on_when_writing_has_failed() {
-    let device = Arc::new(Failing::default());
-    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_on(device.clone()).unwrap();
+    let fails = Arc::new(AtomicBool::new(false));
+    let fail = {
+        let fails = fails.clone();
+        move |_: &str, call| match call {
+            Call::Write { .. } if fails.load(Relaxed) => Err(io::Error::other("told to")),
+            _ => Ok(()),
+        }
+    };
+    let place = Arc::new(Minded::new(Arc::new(MemoryStorage::new()), fail));
+    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(place).unwrap();
     store.put(&1, &1).unwrap();
-    device.1.store(true, Relaxed);
+    fails.store(true, Relaxed);
     store.commit().unwrap_err();
     assert_eq!(store.transaction(|tx| tx.get(&1)).unwrap(), Some(1));
     assert!(matches!(store.transaction(|tx| tx.put(&1, &2)), Err(Error::Io(_))));

@@ -9,6 +9,7 @@ use std::sync::Arc;
 pub(crate) enum Call {
     /// Of a file that is not there.
     Make,
+    Read,
     /// Whether the file gets longer by it.
     Write {
         grows: bool,
@@ -23,7 +24,7 @@ type Mind = dyn Fn(&str, Call) -> io::Result<()> + Send + Sync;
 
 #[derive(Clone)]
 pub(crate) struct Minded {
-    pub(crate) files: Arc<MemoryStorage>,
+    files: Arc<MemoryStorage>,
     mind: Arc<Mind>,
 }
 
@@ -36,11 +37,6 @@ struct MindedFile {
 impl Minded {
     pub(crate) fn new(files: Arc<MemoryStorage>, mind: impl Fn(&str, Call) -> io::Result<()> + Send + Sync + 'static) -> Self {
         Self { files, mind: Arc::new(mind) }
-    }
-
-    /// The same with the files as they are now.
-    pub(crate) fn copy(&self) -> Self {
-        Self { files: Arc::new(self.files.copy()), mind: self.mind.clone() }
     }
 }
 
@@ -69,6 +65,7 @@ impl Storage for Minded {
 
 impl Device for MindedFile {
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        (self.mind)(&self.name, Call::Read)?;
         self.file.read(offset, into)
     }
 

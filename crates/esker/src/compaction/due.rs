@@ -1,0 +1,222 @@
+//! How much of the log is dead, and when compaction is due.
+//!
+//! Dead bytes are counted where records are superseded or deleted. Above the space target, and by half a file on a device,
+//! the driver compacts, a stretch at a time; of a store in memory also when its budget is nearly full, and whoever finds it full does it himself.
+//! Who puts over a cold record does not know how long that was, and counts as much as he puts (a guess). So where there were guesses, and the log is half as long again
+//! as when its oldest part was last found to live, a little of it is compacted, whatever the count says, and more and more from there until a part is found of which more lives than the target has.
+//! On a device the driver may be too slow for those who write: where keys share entries most records are in doubt, the more the longer the log is. So it must not grow without end:
+//! from twice the length on that it had when compaction had last done its work, whoever needs room does a stretch first, or waits a little.
+
+use super::{Compaction, Copied, Done, Pass, Stretch};
+use crate::engine::{Engine, lock};
+use crate::epoch::Counter;
+use crate::log::{block_floor, device_offset};
+use crate::stats::SpaceStats;
+use crate::sync::atomic::Ordering::*;
+use std::ops::RangeBounds;
+
+/// Those who write help when the log is so many times as long as when compaction was last done with it.
+const LATE: u64 = 2;
+/// The oldest part is looked at when the log is so many times as long as when that was last found to live.
+const GLANCE: f64 = 1.5;
+/// With less of the log dead compaction copies nearly all it reads.
+const HOPELESS_PART: u64 = 32;
+/// A log is left alone for so much longer than the target, at most: what is given back within a file saves nothing yet.
+const SLACK_BYTES_MAX: u64 = 32 << 20;
+/// A log below this is left alone.
+const LOG_BYTES_MIN: u64 = 4 << 20;
+
+/// How far a log in files of this length may go beyond its target before it is compacted.
+fn slack(segment_bytes: u64) -> u64 {
+    (segment_bytes / 2).min(SLACK_BYTES_MAX)
+}
+
+impl Engine {
+    /// Bytes of log from where compaction has come to, to its tail.
+    pub(crate) fn log_extent(&self) -> u64 {
+        self.log.tail().saturating_sub(self.log.bounds.compacted.load(Relaxed))
+    }
+
+    /// Bytes of the files that a line would let go.
+    pub(super) fn freeable_bytes(&self) -> u64 {
+        let bounds = &self.log.bounds;
+        let files = |address: u64| device_offset(address).checked_div(self.segment_bytes).unwrap_or(0);
+        let (begin, compacted) = (files(bounds.begin.load(Relaxed)), files(bounds.compacted.load(Relaxed)));
+        compacted.saturating_sub(begin) * self.segment_bytes
+    }
+
+    /// Bytes of the stretches that wait for a line.
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        let bounds = &self.log.bounds;
+        bounds.compacted.load(Relaxed).saturating_sub(bounds.begin.load(Relaxed))
+    }
+
+    /// Bytes of records that are superseded, deleted or expired, as far as was noticed.
+    pub(crate) fn dead_bytes(&self) -> u64 {
+        (self.superseded_bytes() + self.expiry.expired_bytes()).min(self.log_extent())
+    }
+
+    /// Bytes of records that are superseded or deleted, as far as was noticed.
+    pub(crate) fn superseded_bytes(&self) -> u64 {
+        let counted = self.counted_dead_bytes() + self.passed_bytes();
+        counted.saturating_sub(self.compaction.given_back.load(Relaxed)).min(self.log_extent())
+    }
+
+    /// Bytes that threads took and did not fill, and that were given back: they count them when they come back.
+    fn passed_bytes(&self) -> u64 {
+        self.unfilled_bytes(..self.log.bounds.compacted.load(Relaxed))
+    }
+
+    /// What threads have not filled of the pieces of which they have come so far.
+    fn unfilled_bytes(&self, cursors: impl RangeBounds<u64>) -> u64 {
+        self.epochs.slots().filter(|slot| cursors.contains(&slot.cursor.load(Relaxed))).map(|slot| slot.unfilled_bytes()).sum()
+    }
+
+    /// The same for a line, which still has what was copied and is held.
+    pub(crate) fn superseded_bytes_of_line(&self) -> u64 {
+        (self.superseded_bytes() + self.held_back().moved).min(self.log_extent())
+    }
+
+    /// What is to be given back when nobody holds it any more.
+    pub(super) fn held_back(&self) -> Copied {
+        let sum = |sum: Copied, one: &Copied| Copied {
+            reached: one.reached,
+            moved: sum.moved + one.moved,
+            dead: sum.dead + one.dead,
+            left: sum.left + one.left,
+        };
+        lock(&self.compaction.copied).iter().fold(Copied::default(), sum)
+    }
+
+    /// Those given back included.
+    fn counted_dead_bytes(&self) -> u64 {
+        self.compaction.known.load(Relaxed) + self.log.left_bytes.load(Relaxed) + self.epochs.counted(Counter::DeadByte)
+    }
+
+    pub(super) fn begin_pass(&self) -> Pass {
+        let (from, until) = (self.log.bounds.compacted.load(Relaxed), block_floor(self.log.tail()));
+        Pass { from, until, moved: 0, counted: self.counted_dead_bytes() }
+    }
+
+    /// Notes what a stretch gives back, by and by.
+    pub(super) fn note_stretch(&self, stretch: Copied) {
+        let Compaction { given_back, pass, done, .. } = &self.compaction;
+        let mut done = lock(done);
+        done.stretches += 1;
+        done.moved_bytes += stretch.moved;
+        let given = given_back.fetch_add(stretch.dead, Relaxed) + stretch.dead;
+        let mut pass = lock(pass);
+        if let Some(pass) = &mut *pass {
+            pass.moved += stretch.moved;
+            pass.counted += stretch.left;
+        }
+        if let Some(pass) = pass.take_if(|pass| stretch.reached >= pass.until) {
+            self.expiry.forget();
+            // With what threads have not filled of their pieces yet: it went, and they count it when they take others.
+            given_back.store(given.max(pass.counted).min(self.counted_dead_bytes() + self.unfilled_bytes(..)), Relaxed);
+            // Should the count be wrong, and most of the log live: as much of what came meanwhile as of what was before.
+            let part = pass.moved as f64 / (pass.until - pass.from).max(1) as f64;
+            let living = (part * self.log_extent() as f64) as u64;
+            self.compaction.rested_at.fetch_max(living, Relaxed);
+        }
+    }
+
+    pub(crate) fn start_dead_bytes(&self, known: u64) {
+        self.compaction.known.store(known, Relaxed);
+    }
+
+    pub(crate) fn space_stats(&self) -> SpaceStats {
+        let (waiting, dead) = (self.waiting_bytes(), self.dead_bytes() + self.held_back().moved);
+        let live_bytes = self.log_extent().saturating_sub(dead);
+        let (log_bytes, dead_bytes) = (live_bytes + dead + waiting, dead + waiting);
+        let Done { stretches, given_back_bytes, moved_bytes } = *lock(&self.compaction.done);
+        SpaceStats {
+            file_bytes: self.log.device.as_ref().and_then(|device| device.held_bytes().ok()).unwrap_or(0),
+            log_bytes,
+            dead_bytes,
+            live_bytes,
+            amplification: if log_bytes == 0 { 1.0 } else { log_bytes as f64 / live_bytes as f64 },
+            amplification_target: self.space_amplification,
+            stretches,
+            given_back_bytes,
+            moved_bytes,
+        }
+    }
+
+    /// True if more space is taken than the target allows.
+    pub(super) fn is_compaction_due(&self) -> bool {
+        let (extent, budget) = (self.log_extent(), self.log.budget.load(Relaxed));
+        let is_nearly_full = self.is_in_memory() && extent + self.spare_bytes() > budget && !self.is_compaction_hopeless();
+        is_nearly_full || extent > LOG_BYTES_MIN && self.taken_to_allowed() > 1.0
+    }
+
+    /// True if the oldest part of the log may be dead, though it was not counted: where values have one length, all that died was.
+    pub(super) fn is_glance_due(&self) -> bool {
+        if self.value_width.is_some() {
+            return false;
+        }
+        let Compaction { glanced_at, guesses, .. } = &self.compaction;
+        let is_longer =
+            self.log_extent() as f64 > (GLANCE * glanced_at.load(Relaxed) as f64).max((LOG_BYTES_MIN + slack(self.segment_bytes)) as f64);
+        !self.is_in_memory() && is_longer && self.epochs.counted(Counter::Guess) > guesses.load(Relaxed)
+    }
+
+    /// How much of the oldest part lived. What was due because it was counted says nothing of what was not: else each burst of
+    /// that went on below the target.
+    pub(super) fn note_glance(&self, stretch: Stretch, moved: u64, bytes: u64) {
+        let Compaction { glanced_at, guesses, dead_glances, .. } = &self.compaction;
+        if moved as f64 * self.space_amplification >= bytes as f64 {
+            glanced_at.store(self.log_extent(), Relaxed);
+            guesses.store(self.epochs.counted(Counter::Guess), Relaxed);
+            dead_glances.store(0, Relaxed);
+        } else if let Stretch::Glance = stretch {
+            glanced_at.store(0, Relaxed);
+            dead_glances.fetch_add(1, Relaxed);
+        } else {
+            // Nobody else is at it: who compacts is one.
+            glanced_at.store(glanced_at.load(Relaxed).min(self.log_extent()), Relaxed);
+        }
+    }
+
+    /// True if next to nothing would come of it.
+    pub(super) fn is_compaction_hopeless(&self) -> bool {
+        let dead = self.dead_bytes() + self.idle_bytes();
+        dead < self.log_extent() / HOPELESS_PART && !self.log.is_longest_in_doubt() && !self.log.is_overdrawn(dead)
+    }
+
+    /// Bytes of a log in memory that threads took and have not come back to: no record will be there when compaction has passed. Those of who writes now, which he
+    /// would only take anew, lie in the log's newer half.
+    pub(super) fn idle_bytes(&self) -> u64 {
+        if !self.is_in_memory() {
+            return 0;
+        }
+        let copied = self.log.bounds.copied.load(Relaxed);
+        self.unfilled_bytes(copied..copied + self.log_extent() / 2)
+    }
+
+    pub(super) fn finds_expired(&self) -> bool {
+        self.sample_expired();
+        !self.is_compaction_hopeless()
+    }
+
+    /// The space that is taken, to what the target allows. What has been copied and is held is not compaction's to give.
+    pub(super) fn taken_to_allowed(&self) -> f64 {
+        let extent = self.log.tail().saturating_sub(self.log.bounds.copied.load(Relaxed));
+        // The log may have become longer since, and more of it dead.
+        let dead = self.dead_bytes().saturating_sub(self.held_back().dead).min(extent);
+        let allowed = self.space_amplification * (extent - dead) as f64 + slack(self.segment_bytes) as f64;
+        (extent + self.freeable_bytes()) as f64 / allowed.max(1.0)
+    }
+
+    /// Nothing is due now.
+    pub(crate) fn rest_compaction(&self) {
+        self.compaction.rested_at.store(self.log_extent(), Relaxed);
+    }
+
+    /// True if the background cannot keep up with those who write.
+    pub(crate) fn is_compaction_late(&self) -> bool {
+        let rested_at = self.compaction.rested_at.load(Relaxed);
+        let can_be = rested_at > 0 && self.in_background && !self.is_in_memory() && self.caching.is_none();
+        can_be && self.log_extent() > LATE * rested_at + LOG_BYTES_MIN + slack(self.segment_bytes)
+    }
+}
