@@ -530,18 +530,31 @@ pub(crate) fn first_bytes(layout: Layout) -> u64 {
 }
 
 /// What the bytes of a record say, which are all of it but, perhaps, the room behind its value; `None` if they are too few.
-#[inline(always)]
 pub(crate) fn parse(layout: Layout, bytes: &[u8]) -> Option<ColdRecord<'_>> {
-    let (key, value_bytes) = match layout {
-        Layout::Word { value_bytes, .. } => (key_range(layout, bytes), value_bytes),
-        Layout::Bytes => (key_range(layout, bytes), (word_at(bytes, 16) as u32) as usize),
-    };
-    let value = key.end.next_multiple_of(8);
+    match layout {
+        Layout::Word { key_bytes, value_bytes } => {
+            let record = parse_word(bytes, key_bytes);
+            Some(ColdRecord { value: &record.value[..value_bytes], ..record })
+        }
+        Layout::Bytes => parse_bytes(bytes),
+    }
+}
+
+pub(crate) fn parse_word(bytes: &[u8], key_width: usize) -> ColdRecord<'_> {
+    let key = &bytes[8..8 + key_width];
+    ColdRecord { bytes, header: word_at(bytes, 0), key, value: &bytes[8 + padded(key_width) as usize..], expires: expiry_of(bytes) }
+}
+
+pub(crate) fn parse_bytes(bytes: &[u8]) -> Option<ColdRecord<'_>> {
+    let key_len = (word_at(bytes, 8) & KEY_BITS) as usize;
+    let value_len = (word_at(bytes, 16) as u32) as usize;
+    let from = BYTES_HEADER_BYTES as usize;
+    let value = from + padded(key_len) as usize;
     Some(ColdRecord {
         bytes,
         header: word_at(bytes, 0),
-        key: bytes.get(key)?,
-        value: bytes.get(value..value + value_bytes)?,
+        key: bytes.get(from..from + key_len)?,
+        value: bytes.get(value..value + value_len)?,
         expires: expiry_of(bytes),
     })
 }

@@ -182,8 +182,7 @@ impl Mover<'_> {
     /// `known`: the first cold record of the chain in which this one was found, by reading, to be its key's newest that is cold. Cold chains do not change.
     pub(super) fn consider(&mut self, of: &Original<'_>, known: Option<u64>) -> Result<()> {
         let engine = self.engine;
-        let (key, is_tombstone) = (of.key(engine.layout), is_deletion(of.bytes));
-        let mut has_room = true;
+        let (is_tombstone, mut has_room) = (is_deletion(of.bytes), true);
         loop {
             let pin = engine.epochs.pin_anyway()?;
             let seen = engine.index.lookup(of.hash);
@@ -195,7 +194,7 @@ impl Mover<'_> {
                     return Ok(());
                 }
                 Standing::Loaded => {
-                    self.outdate_load(pin, key, of.hash);
+                    self.outdate_load(pin, of);
                     continue;
                 }
                 Standing::Unclear => continue,
@@ -213,8 +212,8 @@ impl Mover<'_> {
             let has_ended = is_tombstone || has_expired;
             let is_done = if has_ended || !has_room || self.is_unwanted(&pin, of) {
                 // What has ended is loaded as if it had been missed.
-                if !has_ended && self.is_being_loaded(key, of.hash) {
-                    self.outdate_load(pin, key, of.hash);
+                if !has_ended && self.is_being_loaded(of) {
+                    self.outdate_load(pin, of);
                     continue;
                 }
                 Ok(self.leave_out(pin, of, &seen, known, has_expired))
@@ -236,9 +235,9 @@ impl Mover<'_> {
 
     /// What a record is by the entry that was `seen`. Under a pin.
     fn standing(&self, of: &Original<'_>, seen: &Seen, known: Option<u64>) -> Standing {
-        let (engine, at, key) = (self.engine, of.at, of.key(self.engine.layout));
+        let (engine, at) = (self.engine, of.at);
         // Nearly always: whatever lives leads here.
-        let newest = if seen.address() == at { Newest::At(at) } else { engine.newest(seen, key) };
+        let newest = if seen.address() == at { Newest::At(at) } else { engine.newest(seen, of.key(engine.layout)) };
         match newest {
             // By a shorter tag, while the bucket moves.
             Newest::At(newest) if newest < at && !engine.index.is_settled(seen) => Standing::Unclear,
@@ -259,7 +258,7 @@ impl Mover<'_> {
             // Chains descend; or this one is another key's, or its first record is a newer one of this key.
             Newest::Cold(other) if other < at || seen.is_sole() => Standing::Dead,
             // A cache drops what is on a device anyway.
-            Newest::Cold(_) if self.is_being_loaded(key, of.hash) => Standing::Loaded,
+            Newest::Cold(_) if self.is_being_loaded(of) => Standing::Loaded,
             Newest::Cold(_) if self.caching.is_some() => Standing::Dead,
             Newest::Cold(other) => Standing::InDoubt(other),
         }
@@ -369,15 +368,15 @@ impl Mover<'_> {
     }
 
     /// True if somebody loads the key of what a cache drops, and would keep a value that may be older than this one.
-    fn is_being_loaded(&self, key: &[u8], hash: u64) -> bool {
-        self.caching.is_some_and(|caching| caching.flights.may_keep(key, hash))
+    fn is_being_loaded(&self, of: &Original<'_>) -> bool {
+        self.caching.is_some_and(|caching| caching.flights.may_keep(of.key(self.engine.layout), of.hash))
     }
 
     /// He does not keep it, or has kept it: whoever drops looks again then. He is waited for, so not under the pin.
-    fn outdate_load(&self, pin: Pin<'_>, key: &[u8], hash: u64) {
+    fn outdate_load(&self, pin: Pin<'_>, of: &Original<'_>) {
         drop(pin);
         if let Some(caching) = self.caching {
-            caching.flights.outdate(key, hash);
+            caching.flights.outdate(of.key(self.engine.layout), of.hash);
         }
     }
 

@@ -34,7 +34,6 @@ pub use plan::{Plan, Strategy};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::memory::prefetch;
-use crate::options::layout;
 use crate::record::{self, Record};
 use crate::snapshot::{Snapshot, View};
 use crate::store::Store;
@@ -165,8 +164,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
     /// Key and value of a record's bytes.
     #[inline(always)]
     fn pair<'r>(&self, bytes: &'r [u8]) -> (&'r [u8], &'r [u8]) {
+        if Store::<K, V>::WORD {
+            let record = record::parse_word(bytes, Store::<K, V>::KEY_WIDTH);
+            return (record.key, &record.value[..Store::<K, V>::VALUE_WIDTH]);
+        }
         // Lengths that do not fit were refused where the record's own was read.
-        record::parse(layout::<K, V>(), bytes).map_or((&[], &[]), |record| (record.key, record.value))
+        record::parse_bytes(bytes).map_or((&[], &[]), |record| (record.key, record.value))
     }
 
     #[inline(always)]
