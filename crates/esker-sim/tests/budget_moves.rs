@@ -7,7 +7,7 @@
 
 #![cfg(target_os = "linux")]
 
-#[path = "../../esker/tests/store/common/raise.rs"]
+#[path = "../../esker/tests/common/raise.rs"]
 mod raise;
 
 use esker::{Options, Store};

@@ -4,7 +4,7 @@
 // What limits the address space is not the same everywhere.
 #![cfg(target_os = "linux")]
 
-#[path = "store/common/raise.rs"]
+#[path = "common/raise.rs"]
 mod raise;
 
 use esker::{Cache, Error, Options, Store};

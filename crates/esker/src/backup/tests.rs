@@ -1,6 +1,6 @@
 //! Copies that are right, and those that are refused.
 
-#[path = "../../tests/store/common/raise.rs"]
+#[path = "../../tests/common/raise.rs"]
 mod raise;
 
 use super::*;

@@ -1,6 +1,6 @@
 //! What compaction concludes from an entry, where two keys share one.
 
-#[path = "../../tests/store/common/minded.rs"]
+#[path = "../../tests/common/minded.rs"]
 mod minded;
 
 use super::mover::Mover;

@@ -1,12 +1,17 @@
 //! Transactions that only read: each sees the store as of its beginning, whatever goes on, and none ever conflicts.
 
-use crate::common::raise::Raise;
-use crate::common::traffic::{Random, maintain};
+#[path = "common/raise.rs"]
+mod raise;
+#[path = "common/traffic.rs"]
+mod traffic;
+
 use esker::{Clock, Cursor, Error, ManualClock, Options, ReadTransaction, Store, Value};
+use raise::Raise;
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
+use traffic::{Random, maintain};
 
 impl Random {
     /// The numbers below `count` in some order.

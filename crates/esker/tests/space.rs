@@ -1,7 +1,10 @@
 //! Space comes back: on disk, in memory, and with it everything that lives.
 
-use crate::common::raise::Raise;
+#[path = "common/raise.rs"]
+mod raise;
+
 use esker::{Error, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, Storage, Store, Warning};
+use raise::Raise;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};

@@ -2,9 +2,14 @@
 //! an exact cut. Each thread's part of it is a prefix of what that thread did, and holds all that had returned when the
 //! commit was asked for.
 
-use crate::common::minded::{Call, Minded};
-use crate::common::raise::Raise;
+#[path = "common/minded.rs"]
+mod minded;
+#[path = "common/raise.rs"]
+mod raise;
+
 use esker::{Durability, MemoryStorage, Options, Storage, Store};
+use minded::{Call, Minded};
+use raise::Raise;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex};

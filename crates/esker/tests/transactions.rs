@@ -1,8 +1,13 @@
 //! Transactions, one at a time: what they read, change, refuse and leave behind. (`bank.rs` has many at once.)
 
-use crate::common::minded::{Call, Minded};
-use crate::common::raise::Raise;
+#[path = "common/minded.rs"]
+mod minded;
+#[path = "common/raise.rs"]
+mod raise;
+
 use esker::{Clock, Error, ManualClock, MemoryStorage, Options, Store, Transaction, Ttl};
+use minded::{Call, Minded};
+use raise::Raise;
 use std::borrow::Borrow;
 use std::io;
 use std::sync::Arc;

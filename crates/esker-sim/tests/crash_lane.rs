@@ -3,11 +3,13 @@
 //! The theory: a lane that finds nothing in a right store and something in each wrong one proves something; one that only does the former
 //! proves nothing.
 
-use crate::toy::{Bug, Toy};
+mod toy;
+
 use esker_sim::crash::{Figures, Limits, Program, Subject, Violation, check, faults, program, rot, shrink};
 use esker_sim::model::Layout;
 use esker_sim::storage::{Breadth, KINDS, SimStorage};
 use std::time::{Duration, Instant};
+use toy::{Bug, Toy};
 
 fn hunt(bug: Bug, programs: u64) -> Result<Figures, Violation> {
     let mut figures = Figures::default();

@@ -1,8 +1,4 @@
-//! What several tests wait with, and what they watch.
-
-pub(crate) mod minded;
-pub(crate) mod raise;
-pub(crate) mod traffic;
+//! What several tests wait with.
 
 use std::pin::pin;
 use std::sync::Arc;

@@ -1,12 +1,17 @@
 //! Transactions of many threads: sums stay, rules over two keys hold, nothing is lost and nobody sees a half; while plain calls,
 //! lines, compaction, eviction and growth go on, and across crashes.
 
-use crate::common::raise::Raise;
-use crate::common::traffic::{Random, maintain};
+#[path = "common/raise.rs"]
+mod raise;
+#[path = "common/traffic.rs"]
+mod traffic;
+
 use esker::{Durability, Error, MemoryStorage, Options, Store, Transaction};
+use raise::Raise;
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use traffic::{Random, maintain};
 
 fn words() -> Store<u64, u64> {
     Options::new().memory("16MiB").in_memory().unwrap()

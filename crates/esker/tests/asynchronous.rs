@@ -2,7 +2,9 @@
 //!
 //! The executor is as poor as can be: it polls everything again whenever anything woke it. What works here needs no runtime.
 
-use crate::common::{Unpark, block_on};
+mod common;
+
+use common::{Unpark, block_on};
 use esker::{Device, DeviceRead, Error, MemoryDevice, MemoryStorage, Options, ReadSource, Store, Transaction};
 use std::collections::HashMap;
 use std::future::Future;

@@ -1,7 +1,10 @@
 //! Keys that end by themselves: in every layout, wherever their records lie, and without one sleep.
 
-use crate::common::raise::Raise;
+#[path = "common/raise.rs"]
+mod raise;
+
 use esker::{Clock, Error, Key, ManualClock, Options, Store, Ttl, Value};
+use raise::Raise;
 use std::borrow::Borrow;
 use std::future::Future;
 use std::pin::pin;

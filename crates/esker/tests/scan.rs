@@ -1,9 +1,14 @@
 //! Scans: every key once, as of one moment, whatever goes on; on all layouts, in memory and larger than it, by each way.
 
-use crate::common::minded::{Call, Minded};
-use crate::common::raise::Raise;
+#[path = "common/minded.rs"]
+mod minded;
+#[path = "common/raise.rs"]
+mod raise;
+
 use esker::aggregate::{Count, Sum};
 use esker::{Cache, Cursor, Device, Error, ManualClock, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, Scan, Store, Strategy};
+use minded::{Call, Minded};
+use raise::Raise;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;

@@ -1,9 +1,15 @@
 //! A cache is bounded, makes room, keeps what is asked for, loads once, and tells what it drops.
 
-use crate::common::block_on;
-use crate::common::minded::{Call, Minded};
-use crate::common::raise::Raise;
+mod common;
+#[path = "common/minded.rs"]
+mod minded;
+#[path = "common/raise.rs"]
+mod raise;
+
+use common::block_on;
 use esker::{Cache, Durability, Error, Eviction, Loading, ManualClock, MemoryStorage, Options, Storage, Store, Ttl, Value};
+use minded::{Call, Minded};
+use raise::Raise;
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::future::Future;

@@ -1,7 +1,10 @@
 //! Cold records that are read again and again come back into memory, change nothing by it, and survive like any other.
 
-use crate::common::raise::Raise;
+#[path = "common/raise.rs"]
+mod raise;
+
 use esker::{Options, Store};
+use raise::Raise;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 const KEYS: u64 = 600_000;
