@@ -296,7 +296,7 @@ fn a_load_that_fails_acknowledges_what_it_keeps() {
     let place = Place::new();
     place.write("a.csv", "k,v\na,1\nb,2\nc\n");
     for (durability, store) in [("none", "s"), ("60", "t"), ("always", "u")] {
-        let run = place.run(&format!("load {store} a.csv --key k --mode append --durability {durability} --acknowledge"));
+        let run = place.run(&format!("load {store} a.csv --key k --value v --mode append --durability {durability} --acknowledge"));
         run.must_fail("rows loaded");
         assert_eq!(run.stdout.lines().last(), Some("2"), "{durability}: {}", run.stdout);
         assert_eq!(place.run(&format!("get {store} b")).stdout.trim_end(), "2");

@@ -78,6 +78,10 @@ fn what_is_whole_is_carried_over_to_a_new_store() {
     place.run("salvage store saved").must_fail("something is there already");
     place.run("salvage missing other").must_fail("missing");
     place.run("salvage store store/in").must_fail("own directory");
+    // What was refused leaves nothing behind that would be in the way of the next try.
+    fs::remove_file(place.path("store/esker.manifest")).unwrap();
+    place.run("salvage store third").must_fail("manifest");
+    assert!(!place.path("third").exists());
     assert!(!place.path("missing").exists() && !place.path("other").exists());
 }
 

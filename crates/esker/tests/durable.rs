@@ -507,3 +507,31 @@ fn a_close_that_cannot_tidy_loses_nothing() {
         assert!((0..3000).all(|n| store.get(&n).unwrap() == Some(n)), "{call:?}");
     }
 }
+
+/// The lock is of the directory, not of its name. A store whose directory had gone wrote on into the next one of that name, and destroyed it.
+#[test]
+fn a_directory_that_is_renamed_or_removed_stays_its_stores() {
+    for is_removed in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        let open = || -> Store<u64, u64> { Options::new().memory("16MiB").segment_bytes(256 << 10).background(false).open(&path).unwrap() };
+        let old = open();
+        (0..1000).for_each(|n| old.put(&n, &n).unwrap());
+        old.commit().unwrap();
+        if is_removed {
+            std::fs::remove_dir_all(&path).unwrap();
+        } else {
+            std::fs::rename(&path, folder.path().join("other")).unwrap();
+        }
+        let new = open();
+        (0..30_000).for_each(|n| new.put(&n, &(n + 1)).unwrap());
+        new.commit().unwrap();
+        let wrote = (0..90_000).try_for_each(|n| old.put(&n, &7)).and_then(|()| old.commit());
+        assert_eq!(wrote.is_err(), is_removed, "{wrote:?}");
+        drop(old);
+        new.close().unwrap();
+        drop(new);
+        let new = open();
+        assert!((0..30_000).all(|n| new.get(&n).unwrap() == Some(n + 1)));
+    }
+}

@@ -8,7 +8,7 @@ use crate::copies::Original;
 use crate::device::SECTOR_BYTES;
 use crate::index::Seen;
 use crate::sync::atomic::Ordering::*;
-use crate::{Cache, Device, Error, MemoryStorage, Options, ReadSource, Result, Storage, Store};
+use crate::{Cache, Device, Error, ManualClock, MemoryStorage, Options, ReadSource, Result, Storage, Store};
 use minded::{Call, Minded};
 use std::collections::HashMap;
 use std::io;
@@ -477,4 +477,26 @@ fn a_doubt_is_settled_while_the_entry_leads_elsewhere_all_the_time() {
     assert_eq!(store.get(&first).unwrap().as_deref(), Some(&b"again"[..]));
     // The files hold the store, which holds the files: they would never be freed.
     *hot.lock().unwrap() = None;
+}
+
+/// A long value that a sample meets stands for many. What it had counted too much stayed when all had gone that had expired, and what lived was copied again
+/// and again.
+#[test]
+fn what_has_expired_is_gone_when_all_of_the_log_was_compacted() {
+    let clock = Arc::new(ManualClock::new(std::time::UNIX_EPOCH));
+    let options = Options::new().memory("64MiB").background(false).clock(clock.clone());
+    let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    (0..30_000u64).for_each(|n| store.put(&n, &[7; 200]).unwrap());
+    (0..30u64).for_each(|n| store.put_with_ttl(&(1 << 40 | n), &vec![7; 1 << 20], Duration::from_secs(1)).unwrap());
+    clock.advance(Duration::from_secs(10));
+    let engine = store.engine_for_test();
+    let is_overestimated = |_| {
+        engine.sample_expired();
+        engine.expiry.expired_bytes() > 40 << 20
+    };
+    assert!((0..100_000).any(is_overestimated));
+    store.compact().unwrap();
+    let stats = store.stats();
+    assert_eq!((stats.expiry.dropped_records, stats.expiry.expired_bytes), (30, 0));
+    assert!(stats.space.live_bytes >= 30_000 * 200, "{:?}", stats.space);
 }
