@@ -235,7 +235,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Way<'_, K, V> {
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
-    /// A scan through all keys with a value, as of the moment it is run.
+    /// A scan through all keys with a value, as of the moment it is run. Conditions of different kinds must all hold; of one kind the one that was given last
+    /// counts.
     pub fn scan(&self) -> Scan<'_, K, V> {
         self.scan_as_of(None)
     }
