@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Place, Run, esker, sorted};
+use common::{Place, Run, answer_signals, esker, sorted};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -348,6 +348,26 @@ fn an_interrupt_ends_a_load_from_a_silent_pipe() {
     end(load).must_fail("pipe.csv: interrupted");
     drop(pipe);
     assert!(!place.path("store").exists());
+}
+
+/// `nohup`, and scripts with `&`, start programs that are to go on.
+#[test]
+fn an_interrupt_that_was_ignored_stays_so() {
+    let place = Place::new();
+    let mut load = esker(&place, "load store - --format csv --key id");
+    answer_signals(&mut load, libc::SIG_IGN);
+    let mut load = load.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut rows = load.stdin.take().unwrap();
+    rows.write_all(b"id,name\n1,one\n").unwrap();
+    // It has begun, and taken hold of what it handles.
+    while !place.path("store/esker.manifest").exists() {
+        sleep(Duration::from_millis(5));
+    }
+    ["-INT", "-HUP", "-TERM"].into_iter().for_each(|name| signal(&load, name));
+    rows.write_all(b"2,two\n").unwrap();
+    drop(rows);
+    assert_eq!(end(load).code, 0);
+    assert_eq!(place.ok("get store 2"), "2,two\n");
 }
 
 #[cfg(unix)]

@@ -73,11 +73,10 @@ pub(crate) fn existing(path: &Path) -> Result<Arc<dyn Storage>> {
 
 /// Why there is no manifest: it is lost, or there is no store.
 pub(crate) fn missing(storage: &dyn Storage) -> Error {
-    match (has_lived(storage), storage.path()) {
-        (Err(error), _) => error,
-        (Ok(true), _) => no_manifest(),
-        (Ok(false), Some(path)) => there_is_none(path),
-        (Ok(false), None) => Error::invalid("there is no store"),
+    match has_lived(storage) {
+        Err(error) => error,
+        Ok(true) => no_manifest(),
+        Ok(false) => Error::invalid("there is no store"),
     }
 }
 

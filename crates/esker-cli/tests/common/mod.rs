@@ -5,6 +5,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -114,11 +115,25 @@ impl From<Output> for Run {
     }
 }
 
-/// `esker` with the arguments, which are split at spaces, to be run in a place.
+/// `esker` with the arguments, which are split at spaces, to be run in a place. It hears signals, whoever started the tests.
 pub(crate) fn esker(place: &Place, arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_esker"));
     command.args(arguments.split(' ')).current_dir(place.path("."));
+    answer_signals(&mut command, libc::SIG_DFL);
     command
+}
+
+/// What becomes of interrupts when the program begins.
+pub(crate) fn answer_signals(command: &mut Command, answer: libc::sighandler_t) {
+    let set = move || {
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            // SAFETY: nothing of ours handles it, and between fork and exec it may be called.
+            unsafe { libc::signal(signal, answer) };
+        }
+        Ok(())
+    };
+    // SAFETY: it allocates nothing and takes no lock.
+    unsafe { command.pre_exec(set) };
 }
 
 /// The lines, in order.
