@@ -13,7 +13,7 @@
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
 use crate::error::{Error, Result};
-use crate::log::line_flag;
+use crate::log::{BLOCK_BYTES, line_flag};
 use crate::manifest::State;
 use crate::record::ODD_LINE;
 use std::ops::Range;
@@ -114,7 +114,9 @@ pub(crate) fn of_loss_begun(storage: &dyn Storage, found: usize, state: &State) 
     if list.bytes()? < ((found + 1) * SECTOR_BYTES) as u64 {
         return Ok(None);
     }
-    Ok(read_one(&*list, found as u64)?.filter(|scar| scar.cut < state.cut && state.cut < scar.behind))
+    let lies_around =
+        |scar: &Scar| (state.begin..state.cut).contains(&scar.cut) && state.cut < scar.behind && scar.cut.is_multiple_of(BLOCK_BYTES);
+    Ok(read_one(&*list, found as u64)?.filter(lies_around))
 }
 
 /// The cuts of all scars, as far as the list can be read: who reads it for what they leave out tells of damage. Those that leave nothing out, as they
