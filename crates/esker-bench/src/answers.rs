@@ -3,6 +3,8 @@
 //! A store that calls back for no more than some of the keys that it was asked for would be quick, and no value would be wrong. Measured loops
 //! count the answers; audits, which nobody times, look that each place got one.
 
+use anyhow::{Result, ensure};
+
 /// The places of a batch that were answered.
 pub(crate) struct Answers {
     is_known: Vec<bool>,
@@ -27,6 +29,33 @@ impl Answers {
     /// How many never came, or came once too often.
     pub(crate) fn faults(&self) -> u64 {
         self.is_known.iter().filter(|is_known| !**is_known).count() as u64 + self.surplus
+    }
+}
+
+/// The sum of some counters, each of which is there.
+pub(crate) struct Sum {
+    sum: u64,
+    lost: u64,
+    answers: Answers,
+}
+
+impl Sum {
+    pub(crate) fn of(keys: &[u64]) -> Self {
+        Self { sum: 0, lost: 0, answers: Answers::to(keys.len()) }
+    }
+
+    pub(crate) fn add(&mut self, at: usize, value: Option<u64>) {
+        self.answers.note(at);
+        match value {
+            Some(value) => self.sum += value,
+            None => self.lost += 1,
+        }
+    }
+
+    pub(crate) fn get(self) -> Result<u64> {
+        let lost = self.lost + self.answers.faults();
+        ensure!(lost == 0, "{lost} keys are lost");
+        Ok(self.sum)
     }
 }
 

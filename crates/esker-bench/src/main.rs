@@ -153,6 +153,12 @@ impl Switch {
     }
 }
 
+/// The experiment of a command line.
+#[cfg(test)]
+fn parsed(line: &str) -> Experiment {
+    Arguments::parse_from(line.split(' ')).experiment
+}
+
 fn main() -> anyhow::Result<()> {
     give_peers_huge_pages();
     match Arguments::parse().experiment {

@@ -28,9 +28,9 @@ impl Interrupt {
             }
         };
         // Who started this program with one of them ignored (`nohup`, a script's `&`) wants it to stay so.
-        let ignored = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].map(|signal| (signal, is_ignored(signal)));
+        let ignored: Vec<_> = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].into_iter().filter(|signal| is_ignored(*signal)).collect();
         ctrlc::set_handler(handler).map_err(|error| Failure::about("interrupts", error))?;
-        for (signal, _) in ignored.into_iter().filter(|&(_, ignored)| ignored) {
+        for signal in ignored {
             // SAFETY: no handler of ours, and no memory is passed.
             unsafe { libc::signal(signal, libc::SIG_IGN) };
         }

@@ -62,14 +62,14 @@ pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
     let start = Instant::now();
     let watch = Watch { bar: &bar, interrupt, start };
     let mut told = Acknowledgements::new(args.acknowledge, opening.durability);
-    let loaded = store::with(&args.dir, opening, |store| {
-        let mut stored = 0;
-        let loaded = load_all(store, args, &mut *rows, &watch, &mut told, &mut stored);
-        if loaded.is_err() {
+    let mut loaded = Loaded::default();
+    store::with(&args.dir, opening, |store| {
+        let done = load_all(store, args, &mut *rows, &watch, &mut told, &mut loaded);
+        if done.is_err() {
             // What was stored is kept; that this cannot be told as well is not the failure to report.
-            let _ = told.ended(store, stored);
+            let _ = told.ended(store, loaded.rows);
         }
-        loaded
+        done
     })?;
     bar.finish_and_clear();
     told.closed(loaded.rows)?;
@@ -99,19 +99,17 @@ fn load_all(
     rows: &mut dyn Rows,
     watch: &Watch<'_>,
     told: &mut Acknowledgements,
-    stored: &mut u64,
-) -> Result<Loaded, Failure> {
+    loaded: &mut Loaded,
+) -> Outcome {
     told.during(store, |tell| {
-        let mut loaded = Loaded::default();
         let mut pair = Pair::default();
         while step(store, args, rows, &mut pair).map_err(|why| at_line(args, rows.line(), loaded.rows, why))? {
             loaded.rows += 1;
-            *stored = loaded.rows;
             loaded.bytes += (pair.key.len() + pair.value.len()) as u64;
             tell(loaded.rows).map_err(|why| unheard(loaded.rows, why))?;
-            watch.see(&loaded)?;
+            watch.see(loaded)?;
         }
-        Ok(loaded)
+        Ok(())
     })
 }
 

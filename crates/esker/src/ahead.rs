@@ -20,7 +20,12 @@ const READS: usize = 4;
 const PIECES_WAITING: usize = 3;
 /// Blocks that are near each other are read by one, and with them what lies between, if it is no more than this: a read costs about as
 /// much as five blocks more of a longer one.
-pub(crate) const GAP_BLOCKS_MAX: u64 = 4;
+const GAP_BLOCKS_MAX: u64 = 4;
+
+/// True if one read of `longest` blocks at most may be for this block, too, which lies no lower than the last of the `run` that it is for.
+pub(crate) fn joins_run(run: &Range<u64>, block: u64, longest: u64) -> bool {
+    block < run.end + GAP_BLOCKS_MAX && block < run.start + longest
+}
 
 /// Hands what these blocks hold to `take(address, bytes)`, in order, `piece_blocks` blocks at once.
 ///

@@ -240,13 +240,13 @@ impl Source<'_> {
         if last <= sector(self.state.begin) {
             return Ok(true);
         }
-        let begin = sector(theirs.begin) * SECTOR_BYTES as u64;
-        let (offset, mut held, mut ours) = (last * SECTOR_BYTES as u64, AlignedBuffer::new(1), AlignedBuffer::new(1));
-        Segments::open(to, theirs.segment_bytes, begin)?.read(offset, held.bytes_mut()).map_err(|error| of_reading(error, last))?;
-        self.check(last, held.bytes())?;
-        self.engine.log.cold_device()?.read(offset, ours.bytes_mut()).map_err(|error| of_reading(error, last))?;
-        self.check(last, ours.bytes())?;
-        Ok(held.bytes() == ours.bytes())
+        let read = |device: &dyn Device| {
+            let mut block = AlignedBuffer::new(1);
+            device.read(last * SECTOR_BYTES as u64, block.bytes_mut()).map_err(|error| of_reading(error, last))?;
+            self.check(last, block.bytes()).map(|()| block)
+        };
+        let held = read(&Segments::open(to, theirs.segment_bytes, device_offset(theirs.begin))?)?;
+        Ok(held.bytes() == read(self.engine.log.cold_device()?)?.bytes())
     }
 
     /// The backup to take from.

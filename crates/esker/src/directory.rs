@@ -38,18 +38,9 @@ impl Directory {
     pub(crate) fn open(path: &Path, direct_io: bool, io_uring: bool) -> Result<Self> {
         refuse_foreign(path)?;
         make(path).map_err(|error| at(path, &error))?;
-        let (handle, inside) = handle(path)?;
-        let file = File::options().create(true).truncate(false).write(true).open(inside.join(LOCK)).map_err(|error| at(path, &error))?;
-        let lock = Some(lock(file, path)?);
-        Ok(Self {
-            path: inside,
-            _handle: handle,
-            direct_io,
-            io_uring,
-            is_writable: true,
-            lock,
-            process: std::process::id(),
-            _temporary: None,
+        Self::locked(path, direct_io, io_uring, true, |inside| {
+            let file = File::options().create(true).truncate(false).write(true).open(inside.join(LOCK));
+            Ok(Some(lock(file.map_err(|error| at(path, &error))?, path)?))
         })
     }
 
@@ -65,22 +56,23 @@ impl Directory {
 
     /// Nothing is made or written. Without a file to lock nobody has the store open who could write there.
     pub(crate) fn read_only(path: &Path) -> Result<Self> {
-        let (handle, inside) = handle(path)?;
-        let lock = match File::open(inside.join(LOCK)) {
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            file => Some(lock(file.map_err(|error| at(path, &error))?, path)?),
-        };
-        let (direct_io, io_uring) = (true, true);
-        Ok(Self {
-            path: inside,
-            _handle: handle,
-            direct_io,
-            io_uring,
-            is_writable: false,
-            lock,
-            process: std::process::id(),
-            _temporary: None,
+        Self::locked(path, true, true, false, |inside| match File::open(inside.join(LOCK)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            file => Ok(Some(lock(file.map_err(|error| at(path, &error))?, path)?)),
         })
+    }
+
+    /// `take` locks what is to be locked in the directory, whose name may be another's by then.
+    fn locked(
+        path: &Path,
+        direct_io: bool,
+        io_uring: bool,
+        is_writable: bool,
+        take: impl FnOnce(&Path) -> Result<Option<File>>,
+    ) -> Result<Self> {
+        let (handle, path) = handle(path)?;
+        let lock = take(&path)?;
+        Ok(Self { path, _handle: handle, direct_io, io_uring, is_writable, lock, process: std::process::id(), _temporary: None })
     }
 
     /// A directory that goes when this value does.

@@ -73,7 +73,9 @@ impl Engine {
             return Err(Error::invalid("the address space that the system grants is too little for this store's index"));
         }
         let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
-        let mut scars = scars::read(&*storage, state.cut, state.scars, manner.accept_loss)?;
+        let listed = scars::list(&*storage, state.cut, state.scars, manner.accept_loss)?;
+        let begun = if manner.accept_loss { listed.loss_begun(&state) } else { None };
+        let mut scars = listed.scars;
         self.log.begin_at(state.begin);
         self.start_dead_bytes(state.dead);
         self.image_stands_for(state.image_until);
@@ -87,7 +89,6 @@ impl Engine {
         }
         self.log.start_at(behind, state.line + 1, state.cut);
         let image = self.restore_index(&state, manner.accept_loss)?;
-        let begun = if manner.accept_loss { scars::of_loss_begun(&*storage, scars.len(), &state)? } else { None };
         scars.extend(begun);
         let (image, cut) = if manner.accept_loss {
             self.accept_loss(&state, &scars, image, begun.map_or(state.cut, |scar| scar.cut))?
@@ -118,14 +119,7 @@ impl Engine {
         let below = scars.iter().filter(|scar| scar.cut < cut).count() as u64;
         let leaves_scar = behind > cut || state.window < cut || scars::has_stale(&*storage, scars.len())?;
         self.has_scars(if leaves_scar { self.add_scar(&*storage, &state, scars, cut, behind)? } else { scars });
-        let known = lock(&self.compaction.scars).len();
-        match if self.is_temporary() { Ok(()) } else { scars::end(&*storage, known) } {
-            // The last one had a place, and no line is built on it before the next one has.
-            Err(Error::Io(error)) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-                self.compaction.lack_room.store(true, Relaxed);
-            }
-            ended => ended?,
-        }
+        self.end_scars(&*storage)?;
         self.index.was_as_fine_as(state.shape);
         // What is given up is given up for good. Else nothing more need be written now, nor when the store is closed again: the next
         // line speaks of the scar, and the driver takes an image if the next opening should not read all this again.
@@ -155,6 +149,22 @@ impl Engine {
         scars::add(storage, scars.len(), scar)?;
         scars.push(scar);
         Ok(scars)
+    }
+
+    /// The next scar has its room before the medium is full. If that is full now: the last one had a place, and no line is built on it before the next one
+    /// has.
+    fn end_scars(&self, storage: &dyn Storage) -> Result<()> {
+        if self.is_temporary() {
+            return Ok(());
+        }
+        let known = lock(&self.compaction.scars).len();
+        match scars::end(storage, known) {
+            Err(Error::Io(error)) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                self.compaction.lack_room.store(true, Relaxed);
+                Ok(())
+            }
+            ended => ended,
+        }
     }
 
     /// Where the log ends: what was written there changes in place no more.

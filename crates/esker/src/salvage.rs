@@ -176,10 +176,10 @@ impl Landmarks {
     }
 
     fn first_in(&self, log: Range<u64>) -> Option<u64> {
-        let blocks = log.start / BLOCK_BYTES..log.end.div_ceil(BLOCK_BYTES);
+        let mut blocks = log.start / BLOCK_BYTES..log.end.div_ceil(BLOCK_BYTES);
         let lowest = |block: u64| self.lowest.get(block.checked_sub(self.first)? as usize).copied().filter(|word| *word != 0);
-        let known = blocks.filter_map(|block| lowest(block).map(|word| block * BLOCK_BYTES + u64::from(word - 1) * 8));
-        known.filter(|at| log.contains(at)).min()
+        let known = |block: u64| lowest(block).map(|word| block * BLOCK_BYTES + u64::from(word - 1) * 8);
+        blocks.find_map(|block| known(block).filter(|at| log.contains(at)))
     }
 }
 

@@ -39,6 +39,12 @@ impl Scar {
         (self.window..self.cut).contains(&at) && header & ODD_LINE != line_flag(self.line)
     }
 
+    /// True if it lies behind these, and below `cut`.
+    fn goes_on(&self, scars: &[Self], cut: u64) -> bool {
+        let behind = scars.last().map_or(0, |scar| scar.behind);
+        behind <= self.cut && self.cut < cut && self.behind <= cut
+    }
+
     fn words(&self) -> [u64; WORDS - 1] {
         [self.window, self.cut, self.behind, self.line]
     }
@@ -57,10 +63,32 @@ pub(crate) fn of_part(scars: &[Scar], part: &Range<u64>) -> Vec<Scar> {
     scars.iter().filter(|scar| scar.window < part.end && part.start < scar.cut).copied().collect()
 }
 
+/// What the list says.
+pub(crate) struct Listed {
+    pub(crate) scars: Vec<Scar>,
+    /// One behind them that does not count.
+    ended_by: Option<Scar>,
+}
+
+impl Listed {
+    /// The scar of a loss that was being accepted when that was cut short. It lies where one was that it hides, and that excluded more than it: what was to
+    /// be given up then is given up, and what it excludes stays excluded.
+    pub(crate) fn loss_begun(&self, state: &State) -> Option<Scar> {
+        let is_one_hidden = state.scars.is_some_and(|known| known > self.scars.len() as u64);
+        let lies_around = |scar: &Scar| (state.begin..state.cut).contains(&scar.cut) && state.cut < scar.behind;
+        self.ended_by.filter(|scar| is_one_hidden && lies_around(scar) && scar.cut.is_multiple_of(BLOCK_BYTES))
+    }
+}
+
+/// The scars below `cut`, as [`list`] has them.
+pub(crate) fn read(storage: &dyn Storage, cut: u64, known: Option<u64>, accept_loss: bool) -> Result<Vec<Scar>> {
+    list(storage, cut, known, accept_loss).map(|listed| listed.scars)
+}
+
 /// The scars below `cut`. There are at least as many as are `known`, or one less and one at the cut. Where a loss is accepted an acceptance that was cut short
 /// may have hidden some, by a scar of its own in the place of the first of them.
-pub(crate) fn read(storage: &dyn Storage, cut: u64, known: Option<u64>, accept_loss: bool) -> Result<Vec<Scar>> {
-    let (mut scars, mut behind, mut is_one_at_cut, mut ends_in_one) = (Vec::new(), 0, false, false);
+pub(crate) fn list(storage: &dyn Storage, cut: u64, known: Option<u64>, accept_loss: bool) -> Result<Listed> {
+    let (mut scars, mut ended_by) = (Vec::new(), None);
     if let Some(device) = open_list(storage)? {
         for number in 0..device.bytes()? / SECTOR_BYTES as u64 {
             let read = match read_one(&*device, number) {
@@ -69,54 +97,37 @@ pub(crate) fn read(storage: &dyn Storage, cut: u64, known: Option<u64>, accept_l
                 read => read?,
             };
             match read {
-                Some(scar) if scar.cut < cut && scar.behind <= cut && scar.cut >= behind => {
-                    behind = scar.behind;
-                    scars.push(scar);
-                }
+                Some(scar) if scar.goes_on(&scars, cut) => scars.push(scar),
                 // Written by a recovery that was cut short, and this one writes it again (one that accepted a loss may have left it around the line);
                 // or older than the loss before it, which hides it.
                 other => {
-                    ends_in_one = other.is_some();
-                    is_one_at_cut = other.is_some_and(|scar| scar.cut == cut);
+                    ended_by = other;
                     break;
                 }
             }
         }
     }
     // A sector of zeros ends the list: that nothing is missing the manifest must say.
+    let is_one_at_cut = ended_by.is_some_and(|scar| scar.cut == cut);
     let (found, least) = (scars.len() as u64 + u64::from(is_one_at_cut), known.unwrap_or(0));
-    if found < least && !(accept_loss && ends_in_one) && !FUZZED {
+    if found < least && !(accept_loss && ended_by.is_some()) && !FUZZED {
         return Err(Error::corruption(format!("scars are missing file={SCARS} found={found} known={least}")));
     }
-    Ok(scars)
+    Ok(Listed { scars, ended_by })
 }
 
 /// The scars below `cut` that can be read, of a list that is damaged.
 pub(crate) fn readable(storage: &dyn Storage, cut: u64) -> Result<Vec<Scar>> {
-    let mut scars: Vec<Scar> = Vec::new();
-    let Some(list) = open_list(storage)? else { return Ok(scars) };
-    for number in 0..list.bytes()? / SECTOR_BYTES as u64 {
-        let scar = match read_one(&*list, number) {
+    let mut scars = Vec::new();
+    let Some(device) = open_list(storage)? else { return Ok(scars) };
+    for number in 0..device.bytes()? / SECTOR_BYTES as u64 {
+        let scar = match read_one(&*device, number) {
             Err(error) if error.is_damage() => None,
             read => read?,
         };
-        let behind = scars.last().map_or(0, |scar| scar.behind);
-        scars.extend(scar.filter(|scar| behind <= scar.cut && scar.cut < cut && scar.behind <= cut));
+        scars.extend(scar.filter(|scar| scar.goes_on(&scars, cut)));
     }
     Ok(scars)
-}
-
-/// The scar of a loss that was being accepted when that was cut short. It lies where one was that it hides, and that excluded more than it: what was to be
-/// given up then is given up, and what it excludes stays excluded.
-pub(crate) fn of_loss_begun(storage: &dyn Storage, found: usize, state: &State) -> Result<Option<Scar>> {
-    let is_one_hidden = state.scars.is_some_and(|known| known > found as u64);
-    let Some(list) = open_list(storage)?.filter(|_| is_one_hidden) else { return Ok(None) };
-    if list.bytes()? < ((found + 1) * SECTOR_BYTES) as u64 {
-        return Ok(None);
-    }
-    let lies_around =
-        |scar: &Scar| (state.begin..state.cut).contains(&scar.cut) && state.cut < scar.behind && scar.cut.is_multiple_of(BLOCK_BYTES);
-    Ok(read_one(&*list, found as u64)?.filter(lies_around))
 }
 
 /// The cuts of all scars, as far as the list can be read: who reads it for what they leave out tells of damage. Those that leave nothing out, as they

@@ -314,14 +314,12 @@ fn of_document(row: &Row) -> Option<Row> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
 
     #[test]
     fn each_engine_is_first_in_one_of_so_many_runs() {
         let line = "esker-bench pairs --engines rocksdb,lmdb,redb --writers 1,8";
-        let crate::Experiment::Pairs(arguments) = crate::Arguments::parse_from(line.split(' ')).experiment else { unreachable!() };
+        let crate::Experiment::Pairs(arguments) = crate::parsed(line) else { unreachable!() };
         let mut all = settings(&arguments);
         for run in 0..3 {
             let order: Vec<_> = turns::of_run_in_groups(&mut all, run, Setting::is_rival).map(|setting| setting.engine).collect();
@@ -333,7 +331,7 @@ mod tests {
     #[test]
     fn both_ways_in_which_esker_inserts_are_rivals() {
         let line = "esker-bench pairs --engines esker,lmdb --batch 1,64";
-        let crate::Experiment::Pairs(arguments) = crate::Arguments::parse_from(line.split(' ')).experiment else { unreachable!() };
+        let crate::Experiment::Pairs(arguments) = crate::parsed(line) else { unreachable!() };
         let groups: Vec<_> = settings(&arguments).chunk_by(Setting::is_rival).map(<[Setting]>::len).collect();
         assert!(groups.len() == 64 && groups.chunks(2).all(|pair| pair == [2, 3]), "{groups:?}");
     }

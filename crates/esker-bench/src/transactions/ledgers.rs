@@ -3,10 +3,10 @@
 //! Each in its best setting for small records that fit its memory, as `engines` opens it. LMDB, libmdbx and redb let one writer in at a
 //! time, so their transactions never abort.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use esker::Error;
 
-use crate::answers::Answers;
+use crate::answers::Sum;
 use crate::engines::Settings;
 use crate::engines::esker::Esker;
 #[cfg(feature = "peers-disk")]
@@ -100,37 +100,11 @@ impl Ledger for Esker {
     }
 }
 
-/// The sum of some counters, each of which is there.
-struct Sum {
-    sum: u64,
-    lost: u64,
-    answers: Answers,
-}
-
-impl Sum {
-    fn of(keys: &[u64]) -> Self {
-        Self { sum: 0, lost: 0, answers: Answers::to(keys.len()) }
-    }
-
-    fn add(&mut self, at: usize, value: Option<u64>) {
-        self.answers.note(at);
-        match value {
-            Some(value) => self.sum += value,
-            None => self.lost += 1,
-        }
-    }
-
-    fn get(self) -> Result<u64> {
-        let lost = self.lost + self.answers.faults();
-        ensure!(lost == 0, "{lost} keys are lost");
-        Ok(self.sum)
-    }
-}
-
 /// Engines whose batches are transactions, and one writer's at a time.
 #[cfg(feature = "peers-disk")]
 mod one_writer {
-    use super::{Ledger, Sum};
+    use super::Ledger;
+    use crate::answers::Sum;
     use crate::engines::{Engine, Session};
     use anyhow::Result;
 

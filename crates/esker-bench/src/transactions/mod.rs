@@ -252,14 +252,12 @@ fn draw(arguments: &Arguments, rows: &[Row]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
 
     #[test]
     fn engines_under_one_load_stand_side_by_side() {
         let line = "esker-bench transactions --threads 1,48";
-        let crate::Experiment::Transactions(arguments) = crate::Arguments::parse_from(line.split(' ')).experiment else { unreachable!() };
+        let crate::Experiment::Transactions(arguments) = crate::parsed(line) else { unreachable!() };
         let all = settings(&arguments);
         let groups: Vec<_> = all.chunk_by(Setting::is_rival).collect();
         assert_eq!(groups.len(), 8);

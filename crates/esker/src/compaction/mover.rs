@@ -15,7 +15,7 @@
 //!   chain: then what was counted is taken back. It was right if a record is superseded by the next one. Else it stays open: a later
 //!   record of the chain may tell.
 
-use crate::ahead::{GAP_BLOCKS_MAX, of_stream};
+use crate::ahead::{joins_run, of_stream};
 use crate::cache::{Caching, Departed};
 use crate::copies::{Newest, Original};
 use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
@@ -497,11 +497,10 @@ impl<'d> Settling<'_, '_, 'd> {
     /// The doubts from there on that one read is for.
     fn of_run(&self, from: usize) -> &'d [Doubt] {
         let rest = &self.doubtful[from..];
-        let (first, mut last) = (rest[0].block(), rest[0].block());
+        let mut run = rest[0].block()..rest[0].block() + 1;
         let is_near = |doubt: &&Doubt| {
-            let block = doubt.block();
-            let is_near = block <= last + GAP_BLOCKS_MAX && block < first + RUN_BLOCKS_MAX;
-            last = block;
+            let is_near = joins_run(&run, doubt.block(), RUN_BLOCKS_MAX);
+            run.end = doubt.block() + 1;
             is_near
         };
         &rest[..rest.iter().take_while(is_near).count()]

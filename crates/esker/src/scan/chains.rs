@@ -6,7 +6,7 @@
 //! **A round** reads the next record of each chain. Where chains are many each block is read once a round, whatever it holds, and blocks that are
 //! near each other by one read: a round is a sweep over the log then, and not a read for each record.
 
-use crate::ahead::{GAP_BLOCKS_MAX, of_stream};
+use crate::ahead::{joins_run, of_stream};
 use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
 use crate::engine::Engine;
 use crate::epoch::Counter;
@@ -82,10 +82,7 @@ impl<T, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> bool> Chains<'_, T, D> {
         let first = self.waiting.pop()?;
         let (mut blocks, joins) = (first.down.blocks(), first.joins());
         let mut jobs = vec![first];
-        let is_near = |job: &Job<T>, blocks: &Range<u64>| {
-            let block = job.down.blocks().start;
-            job.joins() && block <= blocks.end - 1 + GAP_BLOCKS_MAX && block < blocks.start + RUN_BLOCKS_MAX
-        };
+        let is_near = |job: &Job<T>, blocks: &Range<u64>| job.joins() && joins_run(blocks, job.down.blocks().start, RUN_BLOCKS_MAX);
         while joins && let Some(job) = self.waiting.pop_if(|job| is_near(job, &blocks)) {
             blocks.end = job.down.blocks().end;
             jobs.push(job);
