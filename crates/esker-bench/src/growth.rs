@@ -4,6 +4,8 @@
 //! insert that waits for the copy. Timing every insert slows all of them, so the rate and the
 //! slowest insert come from two passes over fresh maps.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 
@@ -24,6 +26,9 @@ pub(crate) struct Arguments {
     /// Memory of a hybrid store in a temporary directory and of disk engines; Esker stays in memory if not given
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     memory: Option<u64>,
+    /// Look once more at all keys when they are in: by a scan where the engine has one, and by gets
+    #[arg(long)]
+    verify: bool,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -31,7 +36,8 @@ pub(crate) struct Arguments {
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Name::all_are_built(&arguments.engines)?;
-    let bar = progress::bar(arguments.keys * 2 * arguments.engines.len() as u64);
+    let looks = 2 + u64::from(arguments.verify);
+    let bar = progress::bar(arguments.keys * looks * arguments.engines.len() as u64);
     let rows = arguments.engines.iter().map(|&name| grow(arguments, name, &bar));
     let mut rows = rows.collect::<Result<Vec<_>>>()?;
     bar.finish_and_clear();
@@ -43,8 +49,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 fn grow(arguments: &Arguments, name: Name, bar: &ProgressBar) -> Result<Row> {
     bar.set_message(name.text());
-    let (course, bytes_per_entry, peak) = pass(arguments, name, false, bar)?;
-    let (timed, ..) = pass(arguments, name, true, bar)?;
+    let Pass { growth: course, bytes_per_entry, peak, seen_in } = pass(arguments, name, false, bar)?;
+    let Pass { growth: timed, .. } = pass(arguments, name, true, bar)?;
     let seconds: f64 = course.rates.iter().zip(sizes(arguments.keys)).map(|(r, n)| n / r).sum();
     let rate = arguments.keys as f64 / seconds;
     Ok(Row {
@@ -63,19 +69,30 @@ fn grow(arguments: &Arguments, name: Name, bar: &ProgressBar) -> Result<Row> {
         million_ops_per_second: course.rates,
         slowest_insert_ns: Some(u64::try_from(timed.slowest.as_nanos())?),
         peak_bytes: Some(peak),
+        verify_seconds: seen_in.map(|seen_in| seen_in.as_secs_f64()),
         ..Row::default()
     })
 }
 
-/// One pass over a fresh map: its course, bytes per entry and peak bytes.
-fn pass(arguments: &Arguments, name: Name, time_each: bool, bar: &ProgressBar) -> Result<(Growth, f64, u64)> {
+/// What a pass over a fresh map showed.
+struct Pass {
+    growth: Growth,
+    bytes_per_entry: f64,
+    peak: u64,
+    /// How long it took to see all keys, where that was asked for.
+    seen_in: Option<Duration>,
+}
+
+fn pass(arguments: &Arguments, name: Name, time_each: bool, bar: &ProgressBar) -> Result<Pass> {
     let settings = Settings { hybrid_bytes: arguments.memory, ..Settings::default() };
     let base = memory::settled_bytes();
     memory::reset_peak();
     let contestant = name.open(&settings).with_context(|| name.text())?;
     let growth = contestant.grow(arguments.keys, time_each, &|inserts| bar.inc(inserts));
-    let per_entry = memory::per_entry(base, arguments.keys);
-    Ok((growth, per_entry, memory::peak_bytes().saturating_sub(base)))
+    let (bytes_per_entry, peak) = (memory::per_entry(base, arguments.keys), memory::peak_bytes().saturating_sub(base));
+    let is_verified = arguments.verify && !time_each;
+    let seen_in = is_verified.then(|| contestant.check_grown(arguments.keys, &|keys| bar.inc(keys))).transpose()?;
+    Ok(Pass { growth, bytes_per_entry, peak, seen_in })
 }
 
 /// The number of inserts behind each sample.
@@ -89,7 +106,17 @@ fn draw(rows: &[Row]) -> String {
 }
 
 fn print(rows: &[Row]) {
-    let head = ["engine", "rate", "slowest million", "fastest million", "slowest insert", "bytes/entry", "peak MiB", "to best peer"];
+    let head = [
+        "engine",
+        "rate",
+        "slowest million",
+        "fastest million",
+        "slowest insert",
+        "bytes/entry",
+        "peak MiB",
+        "all seen in",
+        "to best peer",
+    ];
     report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
 }
 
@@ -103,6 +130,7 @@ fn cells(row: &Row) -> Vec<String> {
         report::nanoseconds(row.slowest_insert_ns.unwrap_or(0)),
         format!("{:.1}", row.bytes_per_entry),
         (row.peak_bytes.unwrap_or(0) >> 20).to_string(),
+        row.verify_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.1} s")),
         report::optional(row.ratio_to_best_peer),
     ]
 }

@@ -48,6 +48,16 @@ pub(crate) fn key(index: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// The index of a key.
+pub(crate) fn index(key: u64) -> u64 {
+    let mut x = key ^ (key >> 31) ^ (key >> 62);
+    x = x.wrapping_mul(0x3196_42b2_d24d_8ec3);
+    x = x ^ (x >> 27) ^ (x >> 54);
+    x = x.wrapping_mul(0x96de_1b17_3f11_9089);
+    x = x ^ (x >> 30) ^ (x >> 60);
+    x.wrapping_sub(0x9e37_79b9_7f4a_7c15)
+}
+
 /// True if bytes are a value of this length that tells its key.
 pub(crate) fn is_own(key: u64, value: &[u8], bytes: u64) -> bool {
     value.len() as u64 == bytes && value[..8] == key.to_le_bytes()
@@ -139,6 +149,13 @@ mod tests {
         assert!(belongs(key(7), value(key(7), 3)));
         assert!(!belongs(key(7), value(key(8), 3)));
         assert_eq!(count(value(key(7), 3)), 3);
+    }
+
+    #[test]
+    fn keys_tell_their_indices() {
+        let mut random = SmallRng::seed_from_u64(7);
+        let indices = (0..1000).chain((0..1000).map(|_| random.random()));
+        assert!(indices.into_iter().all(|at| index(key(at)) == at));
     }
 
     #[test]

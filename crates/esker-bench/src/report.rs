@@ -104,6 +104,9 @@ pub(crate) struct Row {
     /// The highest growth of the resident set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peak_bytes: Option<u64>,
+    /// The time in which all keys were seen once more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) verify_seconds: Option<f64>,
     /// The number of records written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) records: Option<u64>,

@@ -29,6 +29,9 @@ const LONGEST: u64 = 24 * 3600 * 1_000_000_000;
 const WARM_UP: f64 = 0.1;
 /// Entries per sample of a growth curve.
 pub(crate) const MILLION: u64 = 1_000_000;
+/// Keys that are asked for where a scan has shown them all, and by one call.
+const GETS_BEHIND_SCAN: u64 = 500_000;
+const GETS_AT_ONCE: usize = 1024;
 
 /// The phases of a timed run.
 const WARMING: u8 = 0;
@@ -124,6 +127,9 @@ pub(crate) trait Contestant: Send + Sync {
     fn audit(&self, keys: &[u64], threads: usize) -> Result<u64>;
     /// Inserts so many keys from one thread and samples the rate. Timing each insert costs speed.
     fn grow(&self, keys: u64, time_each: bool, progress: &dyn Fn(u64)) -> Growth;
+    /// Checks that all of so many keys that were inserted are there, once each and with their values, and nothing else. Gives the time that it took to
+    /// see them all.
+    fn check_grown(&self, keys: u64, progress: &dyn Fn(u64)) -> Result<Duration>;
 }
 
 impl<E: Engine> Contestant for E {
@@ -195,6 +201,78 @@ impl<E: Engine> Contestant for E {
             progress(inserts);
         }
         growth
+    }
+
+    fn check_grown(&self, keys: u64, progress: &dyn Fn(u64)) -> Result<Duration> {
+        let (start, mut seen) = (Instant::now(), Seen::none_of(keys)?);
+        let is_scanned = self.scan(&mut |key, value| {
+            seen.note(key, value);
+            if seen.number.is_multiple_of(MILLION) {
+                progress(MILLION);
+            }
+        });
+        if !is_scanned {
+            ask(self, keys, 1, &mut seen, progress);
+            seen.are_all_of(keys)?;
+            return Ok(start.elapsed());
+        }
+        let elapsed = start.elapsed();
+        seen.are_all_of(keys)?;
+        // A scan goes other ways than a get, so some are asked for all the same.
+        let (step, mut seen) = ((keys / GETS_BEHIND_SCAN).max(1), Seen::none_of(keys)?);
+        ask(self, keys, step, &mut seen, &|_| {});
+        seen.are_all_of(keys.div_ceil(step))?;
+        Ok(elapsed)
+    }
+}
+
+/// Asks for each `step`th key.
+fn ask<E: Engine>(engine: &E, keys: u64, step: u64, seen: &mut Seen, progress: &dyn Fn(u64)) {
+    let mut session = engine.session();
+    for from in (0..keys).step_by(GETS_AT_ONCE * step as usize) {
+        let block: Vec<u64> = (from..keys).step_by(step as usize).take(GETS_AT_ONCE).map(keys::key).collect();
+        session.get_many(&block, |place, value| match value {
+            Some(value) => seen.note(block[place], value),
+            None => seen.faults += 1,
+        });
+        session.refresh();
+        progress(block.len() as u64);
+    }
+}
+
+/// Which of some keys were seen.
+struct Seen {
+    indices: Vec<u64>,
+    keys: u64,
+    number: u64,
+    /// Keys that were never inserted, seen twice or not there, and wrong values.
+    faults: u64,
+}
+
+impl Seen {
+    fn none_of(keys: u64) -> Result<Self> {
+        Ok(Self { indices: vec![0; usize::try_from(keys.div_ceil(64))?], keys, number: 0, faults: 0 })
+    }
+
+    fn note(&mut self, key: u64, value: u64) {
+        let index = keys::index(key);
+        self.number += 1;
+        if index >= self.keys || value != keys::value(key, 0) {
+            self.faults += 1;
+            return;
+        }
+        let (word, bit) = (&mut self.indices[(index / 64) as usize], 1 << (index % 64));
+        self.faults += u64::from(*word & bit != 0);
+        *word |= bit;
+    }
+
+    fn are_all_of(&self, keys: u64) -> Result<()> {
+        let (number, faults) = (self.number, self.faults);
+        ensure!(
+            number == keys && faults == 0,
+            "of {keys} keys {number} were seen, and {faults} were lost, foreign, seen twice or had wrong values"
+        );
+        Ok(())
     }
 }
 
@@ -610,6 +688,25 @@ mod tests {
         for fault in [Fault::Silent, Fault::Repeated] {
             assert!(Map::filled(fault, &keys).audit(&keys, 3).is_err());
         }
+    }
+
+    #[test]
+    fn a_grown_map_has_all_keys_and_no_other() {
+        let check = |keys: &[u64], fault| Map::filled(fault, keys).check_grown(5000, &|_| {});
+        let keys = loaded();
+        assert!(check(&keys, Fault::None).is_ok());
+        assert!(check(&keys[1..], Fault::None).is_err(), "one is lost");
+        assert!(check(&keys, Fault::Silent).is_err() && check(&keys, Fault::Repeated).is_err());
+        let mut seen = Seen::none_of(2).unwrap();
+        let note = |seen: &mut Seen, index: u64| seen.note(keys::key(index), keys::value(keys::key(index), 0));
+        note(&mut seen, 0);
+        note(&mut seen, 1);
+        assert!(seen.are_all_of(2).is_ok());
+        note(&mut seen, 1);
+        assert!(seen.are_all_of(3).is_err(), "one was there twice");
+        let mut seen = Seen::none_of(2).unwrap();
+        note(&mut seen, 2);
+        assert!(seen.are_all_of(1).is_err(), "nobody inserted it");
     }
 
     #[test]

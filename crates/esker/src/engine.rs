@@ -38,7 +38,7 @@ pub(crate) use crate::types::Layout;
 use driver::Drawn;
 pub(crate) use driver::Retries;
 pub(crate) use hasher::Hasher;
-pub(crate) use room::{BUDGET_BYTES_MIN, check_budget};
+pub(crate) use room::{BUDGET_BYTES_MIN, Loan, check_budget};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
@@ -83,6 +83,8 @@ pub(crate) struct Engine {
     pub(crate) budget: AtomicU64,
     /// One at a time shares it between index and log.
     sharing: Mutex<()>,
+    /// Of the log's share, for a while.
+    lent: AtomicU64,
     /// The first failure of the device: nothing is written after it.
     latched: Mutex<Option<Error>>,
     is_latched: AtomicBool,
@@ -171,6 +173,7 @@ impl Engine {
             drawn: Drawn::now(),
             budget: AtomicU64::new(parts.budget),
             sharing: Mutex::new(()),
+            lent: AtomicU64::new(0),
             latched: Mutex::new(None),
             is_latched: AtomicBool::new(false),
         };
@@ -281,6 +284,7 @@ impl Engine {
             drawn: Drawn::now(),
             budget: AtomicU64::new(1 << 20),
             sharing: Mutex::new(()),
+            lent: AtomicU64::new(0),
             latched: Mutex::new(None),
             is_latched: AtomicBool::new(false),
         }

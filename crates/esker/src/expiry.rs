@@ -7,12 +7,17 @@
 //! superseded record would have become, and drift. The driver looks at some of the index's entries now and then, and infers
 //! from them. That needs no memory, forgets nothing over a restart and corrects itself. Who writes no expiring record pays nothing:
 //! the driver looks only while it has reason to believe that there are some.
+//!
+//! A sample goes by entries, and a few of them may be a thousand times as long as the others. So the estimate goes as far back as it takes to have met some
+//! hundred expired records, and once round the table at most: where much expires that is the last moment, and where what expires is rare and long it is
+//! nearly a count.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, lock};
 use crate::epoch::Barred;
 use crate::error::Result;
 use crate::record::{self, NEVER, Record};
 use crate::store::chain;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::types::Layout;
 use std::fmt::Debug;
@@ -86,11 +91,14 @@ pub(crate) fn whole_millis(span: Duration) -> u64 {
 
 /// What the clock says is written down when it is so much later: others look at that.
 const SAID_MILLIS: u64 = 1000;
-/// Entries looked at in a round, and what a round weighs against those before it: an eighth of a second's worth of reads at most.
-const SAMPLE: u64 = 128;
-const ROUND_SHARE: u64 = 4;
-/// Rounds without any expiring record until it is believed that there are none.
-const ROUNDS_IN_VAIN: u64 = 16;
+/// Entries looked at in a round, and those of them that may be read from the device: an eighth of a second's worth of reads.
+const SAMPLE: u64 = 1024;
+const SAMPLE_READS: u64 = 128;
+/// Expired records that tell enough: with twice as many, the older looks count half.
+const TELLING: f64 = 128.0;
+/// Entries without any expiring record until it is believed that there are none, and the same where one may be as long as thousands of others.
+const ENTRIES_IN_VAIN: u64 = 2048;
+const ENTRIES_IN_VAIN_OF_ANY_LENGTH: u64 = 1 << 17;
 /// Consecutive looks lie this part of the table apart: the golden ratio spreads them evenly.
 const STRIDE: f64 = 0.618_033_988_749_895;
 
@@ -103,11 +111,13 @@ pub(crate) struct Expiry {
     is_watched: AtomicBool,
     /// The same, and never taken back.
     has_ends: AtomicBool,
-    rounds_in_vain: AtomicU64,
+    looks: Mutex<Looks>,
     /// The next bucket to look at.
     hand: AtomicU64,
     /// Bytes of expired records that the index leads to, as estimated.
     expired: AtomicU64,
+    /// What compaction dropped of those since the last look.
+    gone: AtomicU64,
     /// Expired records that compaction dropped.
     pub(crate) dropped: AtomicU64,
 }
@@ -116,8 +126,46 @@ pub(crate) struct Expiry {
 #[derive(Default)]
 struct Sample {
     entries: u64,
+    reads: u64,
     expiring: u64,
+    expired: u64,
     expired_bytes: u64,
+}
+
+/// What the rounds saw, the older ones the less.
+#[derive(Default)]
+struct Looks {
+    entries: f64,
+    expired: f64,
+    expired_bytes: f64,
+    /// Entries since the last expiring one.
+    in_vain: u64,
+}
+
+impl Looks {
+    /// Adds a round over a table of so many entries.
+    fn add(&mut self, sample: &Sample, entries: u64) {
+        self.entries += sample.entries as f64;
+        self.expired += sample.expired as f64;
+        self.expired_bytes += sample.expired_bytes as f64;
+        while self.expired > 2.0 * TELLING || self.entries > 2.0 * (entries as f64).max(TELLING) {
+            self.scale(0.5);
+        }
+        self.in_vain = if sample.expiring > 0 { 0 } else { self.in_vain + sample.entries };
+    }
+
+    fn scale(&mut self, by: f64) {
+        self.entries *= by;
+        self.expired *= by;
+        self.expired_bytes *= by;
+    }
+
+    /// So many bytes of `of` are gone.
+    fn take_off(&mut self, bytes: u64, of: u64) {
+        let left = 1.0 - (bytes as f64 / of.max(1) as f64).min(1.0);
+        self.expired *= left;
+        self.expired_bytes *= left;
+    }
 }
 
 impl Expiry {
@@ -128,9 +176,10 @@ impl Expiry {
             said: zero(),
             is_watched: AtomicBool::new(false),
             has_ends: AtomicBool::new(false),
-            rounds_in_vain: zero(),
+            looks: Mutex::default(),
             hand: zero(),
             expired: zero(),
+            gone: zero(),
             dropped: zero(),
         }
     }
@@ -152,7 +201,7 @@ impl Expiry {
     pub(crate) fn watch(&self) {
         // Acquire, Release: who goes on because it is watched may publish an end, and who finds that finds this.
         if !self.is_watched.load(Acquire) {
-            self.rounds_in_vain.store(0, Relaxed);
+            lock(&self.looks).in_vain = 0;
             self.has_ends.store(true, Relaxed);
             self.is_watched.store(true, Release);
         }
@@ -171,34 +220,36 @@ impl Expiry {
     }
 
     pub(crate) fn expired_bytes(&self) -> u64 {
-        self.expired.load(Relaxed)
+        self.expired.load(Relaxed).saturating_sub(self.gone.load(Relaxed))
     }
 
     /// Compaction dropped an expired record.
     pub(crate) fn drop_record(&self, bytes: u64) {
         self.dropped.fetch_add(1, Relaxed);
-        // One compaction at a time, and beside it a sample, which may be lost: it is an estimate.
-        self.expired.store(self.expired.load(Relaxed).saturating_sub(bytes), Relaxed);
+        self.gone.fetch_add(bytes, Relaxed);
     }
 
     /// Compaction has been through the whole log: what had expired when it began is gone.
     pub(crate) fn forget(&self) {
+        let mut looks = lock(&self.looks);
+        *looks = Looks { in_vain: looks.in_vain, ..Looks::default() };
         self.expired.store(0, Relaxed);
+        self.gone.store(0, Relaxed);
     }
 
-    fn learn(&self, sample: &Sample, entries: u64) {
+    /// Infers from a round over a table of so many entries; after as many as `most_in_vain` without any that expires there is none, it is believed.
+    fn learn(&self, sample: &Sample, entries: u64, most_in_vain: u64) {
         if sample.entries == 0 {
             return;
         }
-        let now = (u128::from(sample.expired_bytes) * u128::from(entries) / u128::from(sample.entries)) as u64;
-        let before = self.expired.load(Relaxed);
-        self.expired.store(before - before / ROUND_SHARE + now / ROUND_SHARE, Relaxed);
-        let in_vain = if sample.expiring > 0 { 0 } else { self.rounds_in_vain.load(Relaxed) + 1 };
-        self.rounds_in_vain.store(in_vain, Relaxed);
-        if in_vain >= ROUNDS_IN_VAIN {
-            self.is_watched.store(false, Relaxed);
-            self.expired.store(0, Relaxed);
-        }
+        let mut looks = lock(&self.looks);
+        // What is dropped meanwhile is taken off twice, or not at all: it is an estimate.
+        looks.take_off(self.gone.swap(0, Relaxed), self.expired.load(Relaxed));
+        looks.add(sample, entries);
+        let is_believed = looks.in_vain < most_in_vain;
+        let expired = looks.expired_bytes / looks.entries * entries as f64;
+        self.expired.store(if is_believed { expired as u64 } else { 0 }, Relaxed);
+        self.is_watched.store(is_believed, Relaxed);
     }
 }
 
@@ -219,7 +270,7 @@ impl Engine {
         let stride = ((buckets as f64 * STRIDE) as u64) | 1;
         // Most buckets of a table that just grew are half full.
         for _ in 0..SAMPLE {
-            if sample.entries >= SAMPLE {
+            if sample.entries >= SAMPLE || sample.reads >= SAMPLE_READS {
                 break;
             }
             let at = self.expiry.hand.fetch_add(stride, Relaxed) % buckets;
@@ -228,7 +279,8 @@ impl Engine {
             drop(pin);
             addresses.into_iter().for_each(|address| self.sample_record(address, &mut sample));
         }
-        self.expiry.learn(&sample, self.index.entries());
+        let most_in_vain = if self.value_width.is_some() { ENTRIES_IN_VAIN } else { ENTRIES_IN_VAIN_OF_ANY_LENGTH };
+        self.expiry.learn(&sample, self.index.entries(), most_in_vain);
     }
 
     fn sample_record(&self, at: u64, sample: &mut Sample) {
@@ -237,14 +289,20 @@ impl Engine {
         }
         let known = match self.expiry_in_memory(at) {
             // Its chain may lie on the device.
-            Ok(None) => chain::expiry(self, at),
+            Ok(None) => {
+                sample.reads += 1;
+                chain::expiry(self, at)
+            }
             known => known.map(|known| known.unwrap_or_default()),
         };
         // What cannot be read (any more) is told to whoever asks for it.
         let Ok((expires, bytes)) = known else { return };
         sample.entries += 1;
         sample.expiring += u64::from(expires != NEVER);
-        sample.expired_bytes += if self.has_passed(expires) { bytes } else { 0 };
+        if self.has_passed(expires) {
+            sample.expired += 1;
+            sample.expired_bytes += bytes;
+        }
     }
 
     /// When the record at `at` ends, and how long it is; `None` if it is not in memory.
@@ -297,19 +355,44 @@ mod tests {
         assert_eq!(millis(clock.now()), NEVER - 1);
     }
 
-    #[test]
-    fn an_estimate_follows_what_is_seen_and_gives_up_in_vain() {
+    fn estimate(rounds: impl IntoIterator<Item = Sample>, entries: u64) -> Expiry {
         let expiry = Expiry::new(Arc::new(SystemClock));
         expiry.watch();
-        for _ in 0..40 {
-            expiry.learn(&Sample { entries: 100, expiring: 50, expired_bytes: 50 * 32 }, 10_000);
-        }
+        rounds.into_iter().for_each(|sample| expiry.learn(&sample, entries, ENTRIES_IN_VAIN));
+        expiry
+    }
+
+    fn sample(expired: u64, expired_bytes: u64) -> Sample {
+        Sample { entries: 100, expiring: expired, expired, expired_bytes, reads: 0 }
+    }
+
+    #[test]
+    fn an_estimate_follows_what_is_seen_and_gives_up_in_vain() {
+        let expiry = estimate((0..40).map(|_| sample(50, 50 * 32)), 10_000);
         let (want, got) = (10_000 / 2 * 32, expiry.expired_bytes());
         assert!(got.abs_diff(want) < want / 50, "{got} for {want}");
-        for _ in 0..ROUNDS_IN_VAIN {
+        // Much that is found in a moment makes what was before forgotten soon.
+        (0..20).for_each(|_| expiry.learn(&sample(25, 25 * 32), 10_000, ENTRIES_IN_VAIN));
+        let got = expiry.expired_bytes();
+        assert!(got.abs_diff(want / 2) < want / 20, "{got} for {}", want / 2);
+        for _ in 0..ENTRIES_IN_VAIN.div_ceil(100) {
             assert!(expiry.is_watched.load(Relaxed));
-            expiry.learn(&Sample { entries: 100, expiring: 0, expired_bytes: 0 }, 10_000);
+            expiry.learn(&Sample { entries: 100, ..Sample::default() }, 10_000, ENTRIES_IN_VAIN);
         }
         assert!(!expiry.is_watched.load(Relaxed) && expiry.expired_bytes() == 0);
+    }
+
+    #[test]
+    fn what_is_rare_and_long_is_counted_over_the_whole_table() {
+        // One in a thousand has a million bytes, and every tenth round meets one.
+        let round = |n: u64| if n.is_multiple_of(10) { sample(1, 1_000_000) } else { sample(0, 0) };
+        let expiry = estimate((0..1000).map(round), 100_000);
+        let (want, got) = (100 * 1_000_000, expiry.expired_bytes());
+        assert!(got.abs_diff(want) < want / 20, "{got} for {want}");
+        expiry.drop_record(want / 2);
+        assert!(expiry.expired_bytes().abs_diff(want / 2) < want / 20);
+        // What is gone is not inferred once more from what was seen before.
+        expiry.learn(&sample(0, 0), 100_000, ENTRIES_IN_VAIN);
+        assert!(expiry.expired_bytes().abs_diff(want / 2) < want / 20);
     }
 }

@@ -562,6 +562,15 @@ impl Log {
         Ok(ColdBytes { start: block * BLOCK_BYTES, bytes: self.verify_block(block, sector)? })
     }
 
+    /// The same for some of its blocks, whose payload is put together.
+    pub(crate) fn open_joined<'r>(&self, first: u64, sectors: &[u8], joined: &'r mut Vec<u8>) -> Result<ColdBytes<'r>> {
+        joined.clear();
+        for (block, sector) in (first..).zip(sectors.chunks_exact(SECTOR_BYTES)) {
+            joined.extend_from_slice(self.verify_block(block, sector)?);
+        }
+        Ok(ColdBytes { start: first * BLOCK_BYTES, bytes: joined })
+    }
+
     /// The same for a call's own reads, which need not be verified if the caller said so.
     pub(crate) fn open_record<'r>(&self, read: &'r mut DeviceRead) -> Result<ColdBytes<'r>> {
         if self.verifies_reads { self.open_blocks(read) } else { Ok(Self::join_blocks(read)) }

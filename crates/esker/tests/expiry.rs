@@ -588,6 +588,45 @@ fn a_full_store_finds_the_little_that_has_ended() {
     }
 }
 
+/// Thousands of keys without an end for each that has one, but thousands of times as long: a sample met none, and was believed.
+#[test]
+fn what_has_ended_is_found_though_it_is_rare() {
+    const LONG: u64 = 24;
+    let clock = Arc::new(ManualClock::default());
+    let options = Options::new().memory("64MiB").background(false).clock(clock.clone());
+    let store: Store<u64, [u8]> = options.in_memory().unwrap();
+    (0..LONG).for_each(|n| store.put_with_ttl(&(1 << 40 | n), &vec![1; 1 << 20], SECOND).unwrap());
+    let fill = |from: u64| (from..).find(|key| store.put(key, &[2; 200]).is_err()).unwrap() - from;
+    let count = fill(0);
+    assert!(count > LONG * 2000, "{count}");
+    // While nothing has ended it need not be looked for for ever.
+    (0..100).for_each(|_| assert!(matches!(store.put(&(1 << 41), &[2; 200]), Err(Error::Full))));
+    clock.advance(SECOND);
+    let more: u64 = (1..50).map(|round| fill(round << 32)).sum();
+    let fits = (LONG << 20) / 256;
+    assert!(more > fits * 8 / 10, "{more} fit where {fits} would");
+}
+
+/// The same on a device, where the driver finds it.
+#[test]
+fn rare_long_values_that_have_ended_leave_the_device() {
+    const LONG: u64 = 200;
+    let clock = Arc::new(ManualClock::default());
+    let options = Options::new().memory("32MiB").clock(clock.clone());
+    let store: Store<u64, [u8]> = options.open_temporary().unwrap();
+    (0..100_000u64).for_each(|key| store.put(&key, &[2; 200]).unwrap());
+    (0..LONG).for_each(|n| store.put_with_ttl(&(1 << 40 | n), &vec![1; 1 << 20], SECOND).unwrap());
+    clock.advance(SECOND);
+    let extent = || store.stats().log.tail - store.stats().log.begin;
+    let begun = Instant::now();
+    // Live are some 25 MB, and the target is twice that, and half a file.
+    while extent() > 100 << 20 {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", store.stats());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!((0..100_000u64).all(|key| store.get(&key).unwrap().as_deref() == Some(&[2; 200][..])));
+}
+
 /// Plain calls do so as well.
 #[test]
 fn a_transaction_that_puts_and_deletes_leaves_nothing_older() {

@@ -57,6 +57,11 @@ impl Engine for Esker {
     fn device_reads(&self) -> Option<u64> {
         Some(self.store.stats().operations.device_reads)
     }
+
+    fn scan(&self, see: &mut dyn FnMut(u64, u64)) -> bool {
+        must(self.store.scan().for_each(see));
+        true
+    }
 }
 
 impl Session for &Store<u64, u64> {

@@ -53,6 +53,11 @@ pub(crate) trait Engine: Send + Sync {
     fn device_reads(&self) -> Option<u64> {
         None
     }
+
+    /// Shows all pairs, in any order; false if this engine is to be asked for each key instead.
+    fn scan(&self, _see: &mut dyn FnMut(u64, u64)) -> bool {
+        false
+    }
 }
 
 /// The operations of one thread.

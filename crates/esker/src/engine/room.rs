@@ -6,6 +6,8 @@
 //! ```
 //! **Who needs room makes it**, under the lock of the boundaries: freeze, write, evict, each behind a drain. The driver does the same earlier. In memory
 //! compaction makes it, in a cache eviction. Each step is a sixteenth of the log's share.
+//!
+//! **A loan** is memory of the log's share that a scan has for its lists: the log evicts before it is granted, and has it back when the scan ends.
 
 use super::{Engine, lock, try_lock};
 use crate::cache;
@@ -25,6 +27,8 @@ const LOG_BYTES_MIN: u64 = BUDGET_BYTES_MIN / 4;
 /// With so much it works: for an index that is a little larger than its share, as splits under way and recovery may leave it.
 const LOG_BYTES_LEAST: u64 = LOG_BYTES_MIN / 4;
 const VALUE_BYTES_MAX: u64 = 16 << 20;
+/// Less is not worth the step.
+const LOAN_BYTES_MIN: u64 = 1 << 20;
 /// Boundaries move by this part of the log's memory.
 const STEP_PART: u64 = 16;
 const SPARE_BYTES_MIN: u64 = 2 << 20;
@@ -116,6 +120,8 @@ impl Engine {
         let budget = self.budget.load(Relaxed);
         let index = self.index.bytes();
         let log = budget.saturating_sub(index + FIXED_BYTES);
+        // The budget may be lower since, or the index larger.
+        let log = log - self.lent.load(Relaxed).min(log / 2);
         let reserve = self.log.reserve_of(log);
         let log = log.saturating_sub(reserve);
         // What one of them gives the other is nobody's in between.
@@ -136,11 +142,16 @@ impl Engine {
             let room = budget.saturating_sub(FIXED_BYTES + self.log_bytes() + index + reserve);
             index + room / 2
         } else {
-            let value = self.value_width.map_or_else(|| self.value_bytes_max(), |width| width as u64);
-            let left = budget.saturating_sub(FIXED_BYTES + LOG_BYTES_MIN + value * 5 / 2);
+            let left = budget.saturating_sub(FIXED_BYTES + self.log_bytes_to_work());
             (budget / 4 * 3).min(left).max(budget / 2)
         };
         self.index.set_limit(limit);
+    }
+
+    /// What a log over a device needs to work, with some of the longest values.
+    fn log_bytes_to_work(&self) -> u64 {
+        let value = self.value_width.map_or_else(|| self.value_bytes_max(), |width| width as u64);
+        LOG_BYTES_MIN + value * 5 / 2
     }
 
     /// What the driver keeps free of the log's memory. Of a short one over a device more: while one part is written to the device another fills.
@@ -374,6 +385,61 @@ impl Engine {
             bounds.head.store(to, SeqCst);
             self.epochs.drain();
             self.log.release_below(to);
+        }
+    }
+}
+
+/// Memory of the log's share that somebody has for a while.
+pub(crate) struct Loan<'a> {
+    engine: &'a Engine,
+    bytes: u64,
+}
+
+impl<'a> Loan<'a> {
+    /// Nothing yet.
+    pub(crate) fn of(engine: &'a Engine) -> Self {
+        Self { engine, bytes: 0 }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What may be lent now, all loans together: half of what the log would have, if it can work with the rest. In memory nothing can give way.
+    pub(crate) fn most(engine: &Engine) -> u64 {
+        if engine.is_in_memory() {
+            return 0;
+        }
+        let log = engine.budget.load(Relaxed).saturating_sub(engine.index.bytes() + FIXED_BYTES);
+        (log / 2).min(log.saturating_sub(engine.log_bytes_to_work()))
+    }
+
+    /// So many bytes more, or what there is; false if that is little. The log has let go of them by then. Not under a pin.
+    pub(crate) fn add(&mut self, bytes: u64) -> bool {
+        let engine = self.engine;
+        {
+            let _sharing = lock(&engine.sharing);
+            let lent = engine.lent.load(Relaxed);
+            let bytes = bytes.min(Self::most(engine).saturating_sub(lent));
+            if bytes < LOAN_BYTES_MIN {
+                return false;
+            }
+            engine.lent.store(lent + bytes, Relaxed);
+            self.bytes += bytes;
+        }
+        engine.share_budget();
+        engine.shift_boundaries(&lock(&engine.boundaries), 1).is_ok()
+    }
+}
+
+impl Drop for Loan<'_> {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            // Under the lock, as where it was raised.
+            let sharing = lock(&self.engine.sharing);
+            self.engine.lent.store(self.engine.lent.load(Relaxed) - self.bytes, Relaxed);
+            drop(sharing);
+            self.engine.share_budget();
         }
     }
 }

@@ -1,135 +1,171 @@
 //! Chains on the device, many at a time: each is followed down until whoever asked has seen enough.
 //!
 //! ```text
-//! all chains, one record further down:  [sorted by address] -> runs of near blocks -> one read each -> decided, or on the list of the next round
+//! list:  [ go on in the next round | free | under way | wait, sorted by address ]
+//!        0                       kept          taken                          len
+//! waiting -> runs of near blocks -> one read each -> decided: over, or back on the list
 //! ```
 //! **A round** reads the next record of each chain. Where chains are many each block is read once a round, whatever it holds, and blocks that are
-//! near each other by one read: a round is a sweep over the log then, and not a read for each record.
+//! near each other by one read: a round is a sweep over the log then, and not a read for each record. What goes on takes the place of what was
+//! read before it, so that all a round needs is the list, and what is under way.
 
 use crate::ahead::{joins_run, of_stream};
 use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
 use crate::engine::Engine;
 use crate::epoch::Counter;
 use crate::error::Result;
-use crate::log::{BLOCK_BYTES, ColdBytes, device_offset};
+use crate::log::ColdBytes;
 use crate::record::ColdRecord;
 use crate::store::chain::{Descent, Places};
 use std::io;
+use std::mem::take;
 use std::ops::Range;
 
-/// A run ends here: 64 KiB.
+/// A run ends here: 64 KiB, and the rest of its last record.
 const RUN_BLOCKS_MAX: u64 = 16;
 /// Blocks under way, whatever the runs: a mebibyte.
 const UNDER_WAY_BLOCKS_MAX: usize = 256;
 
-/// A chain that is followed, and what for.
+/// A chain of which a record is read, and what for.
 struct Job<T> {
     down: Descent,
-    /// It was read with others, and that failed: what lies between them may be nobody's.
-    is_alone: bool,
     what: T,
-}
-
-impl<T> Job<T> {
-    /// One of several that a read may be for.
-    fn joins(&self) -> bool {
-        let Range { start, end } = self.down.blocks();
-        !self.is_alone && end == start + 1
-    }
 }
 
 /// A round.
 struct Chains<'a, T, D> {
     engine: &'a Engine,
     begin: u64,
-    /// The last one first.
-    waiting: Vec<Job<T>>,
-    /// Those that go on.
-    further: Vec<Job<T>>,
+    list: &'a mut Vec<(u64, T)>,
+    taken: usize,
+    kept: usize,
+    /// Those that are read one by one: more than their first bytes are needed, or they were read with others, and that failed: what lies between them may be
+    /// nobody's.
+    apart: Vec<Job<T>>,
     reading: Places<Vec<Job<T>>>,
     blocks_under_way: usize,
+    /// Of a record that lies in several blocks.
+    joined: Vec<u8>,
     decide: D,
     reads: u64,
     result: Result<()>,
 }
 
-/// Follows each chain from its address down to `begin`. `decide(what, address, record)` is true if the chain is to be followed
+/// Follows each chain of the list from its address down to `begin`; the list is empty then. `decide(what, address, record)` is true if the chain is to be followed
 /// further. Not under a pin, but while what lies above `begin` is held.
-pub(super) fn follow<T>(
+pub(super) fn follow<T: Default>(
     engine: &Engine,
     begin: u64,
-    chains: impl Iterator<Item = (u64, T)>,
-    decide: impl FnMut(&mut T, u64, &ColdRecord<'_>) -> bool,
+    list: &mut Vec<(u64, T)>,
+    decide: impl FnMut(&mut T, u64, &ColdRecord<'_>) -> Result<bool>,
 ) -> Result<()> {
-    let further: Vec<_> = chains.map(|(at, what)| Job { down: Descent::new(engine.layout, at), is_alone: false, what }).collect();
-    if further.is_empty() {
+    if list.is_empty() {
         return Ok(());
     }
-    let (waiting, reading) = (Vec::new(), Places::default());
-    let mut chains = Chains { engine, begin, waiting, further, reading, blocks_under_way: 0, decide, reads: 0, result: Ok(()) };
-    while !chains.further.is_empty() && chains.result.is_ok() {
-        std::mem::swap(&mut chains.waiting, &mut chains.further);
-        chains.waiting.sort_unstable_by_key(|job| std::cmp::Reverse(job.down.at));
+    let (apart, reading, joined) = (Vec::new(), Places::default(), Vec::new());
+    let (taken, kept, blocks_under_way, reads) = (0, 0, 0, 0);
+    let mut chains = Chains { engine, begin, list, taken, kept, apart, reading, blocks_under_way, joined, decide, reads, result: Ok(()) };
+    while !chains.list.is_empty() && chains.result.is_ok() {
+        chains.list.sort_unstable_by_key(|(at, _)| *at);
+        (chains.taken, chains.kept) = (0, 0);
         engine.log.cold_device()?.read_stream(&mut chains);
+        chains.list.truncate(chains.kept);
     }
+    chains.list.clear();
     engine.epochs.slot()?.count(Counter::DeviceRead, chains.reads);
     chains.result
 }
 
-impl<T, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> bool> Chains<'_, T, D> {
+impl<T: Default, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> Result<bool>> Chains<'_, T, D> {
     /// The jobs of the next read, and its blocks: one, or those of a run.
     fn run(&mut self) -> Option<(Vec<Job<T>>, Range<u64>)> {
-        let first = self.waiting.pop()?;
-        let (mut blocks, joins) = (first.down.blocks(), first.joins());
+        if let Some(job) = self.apart.pop() {
+            let blocks = job.down.blocks();
+            return Some((vec![job], blocks));
+        }
+        let first = self.next_job()?;
+        let mut blocks = first.down.blocks();
         let mut jobs = vec![first];
-        let is_near = |job: &Job<T>, blocks: &Range<u64>| job.joins() && joins_run(blocks, job.down.blocks().start, RUN_BLOCKS_MAX);
-        while joins && let Some(job) = self.waiting.pop_if(|job| is_near(job, &blocks)) {
-            blocks.end = job.down.blocks().end;
-            jobs.push(job);
+        while let Some((at, _)) = self.list.get(self.taken)
+            && let next = self.descent(*at).blocks()
+            && joins_run(&blocks, next.start, RUN_BLOCKS_MAX)
+        {
+            blocks.end = blocks.end.max(next.end);
+            jobs.extend(self.next_job());
         }
         Some((jobs, blocks))
+    }
+
+    fn descent(&self, at: u64) -> Descent {
+        Descent::new(self.engine.layout, at)
+    }
+
+    fn next_job(&mut self) -> Option<Job<T>> {
+        let (at, what) = take(self.list.get_mut(self.taken)?);
+        self.taken += 1;
+        Some(Job { down: self.descent(at), what })
     }
 
     /// Takes what a read brought for its jobs.
     fn take(&mut self, mut jobs: Vec<Job<T>>, mut read: DeviceRead, result: io::Result<()>) -> Result<()> {
         if result.is_err() && jobs.len() > 1 {
-            jobs.iter_mut().for_each(|job| job.is_alone = true);
-            self.waiting.append(&mut jobs);
+            self.apart.append(&mut jobs);
             return Ok(());
         }
         of_stream(&read, result)?;
         let engine = self.engine;
-        if jobs.len() == 1 {
+        if let [_] = jobs[..] {
             let cold = engine.log.open_blocks(&mut read)?;
-            return jobs.drain(..).try_for_each(|job| self.advance(job, &cold));
+            return jobs.drain(..).try_for_each(|job| self.advance(job, &cold).map(|rest| self.apart.extend(rest)));
         }
-        let first = read.offset();
-        let mut opened: Option<ColdBytes<'_>> = None;
-        for job in jobs {
-            let at = job.down.at;
-            let cold = match opened.take().filter(|cold| cold.get(at, 1).is_some()) {
-                Some(cold) => cold,
-                None => engine.log.open_one(at / BLOCK_BYTES, &read.bytes()[(device_offset(at) - first) as usize..][..SECTOR_BYTES])?,
+        let first = read.offset() / SECTOR_BYTES as u64;
+        let sectors = |blocks: &Range<u64>| {
+            let at = |block: u64| (block - first) as usize * SECTOR_BYTES;
+            read.bytes().get(at(blocks.start)..at(blocks.end))
+        };
+        let mut joined = take(&mut self.joined);
+        let mut opened: Option<(u64, ColdBytes<'_>)> = None;
+        for mut job in jobs {
+            // Of a record whose rest lies in the next blocks, which may be there as well.
+            let rest = loop {
+                let blocks = job.down.blocks();
+                let Some(sectors) = sectors(&blocks) else { break Some(job) };
+                let rest = if blocks.end == blocks.start + 1 {
+                    let cold = match opened.take().filter(|(block, _)| *block == blocks.start) {
+                        Some((_, cold)) => cold,
+                        None => engine.log.open_one(blocks.start, sectors)?,
+                    };
+                    let rest = self.advance(job, &cold)?;
+                    opened = Some((blocks.start, cold));
+                    rest
+                } else {
+                    self.advance(job, &engine.log.open_joined(blocks.start, sectors, &mut joined)?)?
+                };
+                match rest {
+                    Some(rest) => job = rest,
+                    None => break None,
+                }
             };
-            self.advance(job, &cold)?;
-            opened = Some(cold);
+            self.apart.extend(rest);
         }
+        self.joined = joined;
         Ok(())
     }
 
-    fn advance(&mut self, mut job: Job<T>, cold: &ColdBytes<'_>) -> Result<()> {
+    /// Goes on with what was read. Given back if more of the record is needed.
+    fn advance(&mut self, mut job: Job<T>, cold: &ColdBytes<'_>) -> Result<Option<Job<T>>> {
         let at = job.down.at;
-        let record = job.down.advance(self.engine.layout, cold)?;
-        let goes_on = record.is_none_or(|record| (self.decide)(&mut job.what, at, &record) && job.down.at >= self.begin);
-        if goes_on {
-            job.is_alone = false;
-            self.further.push(job);
+        let Some(record) = job.down.advance(self.engine.layout, cold)? else { return Ok(Some(job)) };
+        if (self.decide)(&mut job.what, at, &record)? && job.down.at >= self.begin {
+            // It was taken from behind this place.
+            self.list[self.kept] = (job.down.at, job.what);
+            self.kept += 1;
         }
-        Ok(())
+        Ok(None)
     }
 }
 
-impl<T, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> bool> ReadSource for Chains<'_, T, D> {
+impl<T: Default, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> Result<bool>> ReadSource for Chains<'_, T, D> {
     fn next(&mut self) -> Option<DeviceRead> {
         // After an error the rest is only waited for.
         if self.result.is_err() || self.blocks_under_way + RUN_BLOCKS_MAX as usize > UNDER_WAY_BLOCKS_MAX {

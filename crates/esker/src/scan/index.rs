@@ -155,9 +155,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
 
     /// Follows the chains that go on on the device.
     pub(super) fn follow_cold(&self, walker: &mut Walker, visit: &mut impl Visit) -> Result<()> {
-        let chains = walker.cold.drain(..).map(|chain| (chain.at, chain));
-        chains::follow(self.engine(), self.view.begin, chains, |chain, at, record| {
-            let key = record.key;
+        let mut chains: Vec<_> = walker.cold.drain(..).map(|chain| (chain.at, Some(chain))).collect();
+        chains::follow(self.engine(), self.view.begin, &mut chains, |chain, at, record| {
+            let (Some(chain), key) = (chain, record.key) else { return Ok(false) };
             let is_new = || !chain.keys.iter().any(|met| **met == *key);
             let counts = self.view.counts(at, record.header);
             if counts && chain.taken.takes(chain.entry, self.hash(key)) && is_new() {
@@ -166,7 +166,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
                 }
                 chain.keys.push(Box::from(key));
             }
-            !(counts && chain.is_sole)
+            Ok(!(counts && chain.is_sole))
         })
     }
 }

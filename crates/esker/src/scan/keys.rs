@@ -76,14 +76,14 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
                 self.look_up(&group[..count], &mut rows, &mut cold, visit)?;
             }
             let (engine, view) = (self.frame.engine(), &self.frame.view);
-            chains::follow(engine, view.begin, cold.drain(..), |key: &mut &[u8], at, record| {
+            chains::follow(engine, view.begin, &mut cold, |key, at, record| {
                 if !view.counts(at, record.header) || record.key != *key {
-                    return true;
+                    return Ok(true);
                 }
                 if self.frame.view.is_value(record.header, record.expires) {
                     visit(key, record.value);
                 }
-                false
+                Ok(false)
             })?;
             self.frame.control.advance(taken.len() as u64)?;
         }

@@ -11,8 +11,9 @@
 //! **A record lives** in a view if it counts, holds a value, and the newest record of its key that counts is itself. In a
 //! stretch where nothing was superseded that needs no asking. Else it is asked in groups: all buckets are fetched, then the
 //! records of those entries that lead elsewhere, then the chains are walked. Where a chain leads to another cold record the
-//! question stays open ([`Doubt`]); those are gathered, and their chains read from the device together.
+//! question stays open; those are gathered and settled together (`doubts.rs`).
 
+use super::doubts::{Doubt, Doubts, Marks, Place};
 use super::{Frame, Visit, chains};
 use crate::ahead::{read_ahead, read_at_once};
 use crate::engine::{Engine, Layout};
@@ -35,12 +36,8 @@ use std::ops::Range;
 const GROUP: usize = 64;
 /// Blocks read together: half a mebibyte, four with all that are read ahead.
 const PIECE_BLOCKS: u64 = 128;
-/// What doubtful records may take before their chains are read: a part of the budget. The more there are, the more of them each block that is read for
-/// them tells of. (Of several threads one has nearly all: who reads the cold part.)
-const DOUBT_PART: u64 = 32;
-const DOUBT_BYTES: Range<u64> = 8 << 20..1 << 30;
-/// Besides the record: when chains are followed, doubts move to another list.
-const DOUBT_ITSELF: usize = 2 * size_of::<(u64, Doubt)>();
+/// So many records that are read for doubts between two questions whether the scan is to go on.
+const READ_UNASKED: u64 = 1 << 16;
 
 /// A scan by log that several threads share.
 pub(super) struct ByLog<'a, K: Key + ?Sized, V: Value + ?Sized> {
@@ -49,7 +46,7 @@ pub(super) struct ByLog<'a, K: Key + ?Sized, V: Value + ?Sized> {
     starts: Vec<u64>,
     next: AtomicU64,
     is_cold_taken: AtomicBool,
-    doubt_bytes_max: usize,
+    marks: Marks,
 }
 
 /// A record that counts, in a stretch's bytes.
@@ -57,14 +54,8 @@ struct Candidate {
     at: u64,
     hash: u64,
     bytes: Range<usize>,
-}
-
-/// A record that may have been superseded by a cold one.
-struct Doubt {
-    at: u64,
-    /// In `Work::kept`.
-    start: u32,
-    bytes: u32,
+    /// Else it only tells that older ones of its key are not the newest.
+    is_asked: bool,
 }
 
 /// What became of a question.
@@ -78,35 +69,29 @@ enum Verdict {
 }
 
 /// A thread's buffers.
-#[derive(Default)]
-struct Work {
+struct Work<'a> {
     bytes: Vec<u8>,
     group: Vec<Candidate>,
-    doubts: Vec<(u64, Doubt)>,
-    /// The doubtful records themselves.
-    kept: Vec<u8>,
-}
-
-impl Work {
-    /// Memory that doubts take.
-    fn doubt_bytes(&self) -> usize {
-        self.kept.len() + self.doubts.len() * DOUBT_ITSELF
-    }
+    doubts: Doubts<'a>,
+    /// This thread is at the cold part, and sees all of it in order.
+    is_cold: bool,
 }
 
 impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     pub(super) fn new(frame: &'a Frame<'a, K, V>) -> Result<Self> {
         let engine = frame.engine();
         let starts = starts(engine, &frame.view)?;
-        let doubt_bytes_max = doubt_bytes_max(engine);
-        Ok(Self { frame, starts, next: AtomicU64::new(0), is_cold_taken: AtomicBool::new(false), doubt_bytes_max })
+        Ok(Self { frame, starts, next: AtomicU64::new(0), is_cold_taken: AtomicBool::new(false), marks: Marks::new(K::WIDTH) })
     }
 
     /// One thread's share.
     pub(super) fn work(&self, visit: &mut impl Visit) -> Result<()> {
-        let mut work = Work::default();
+        let doubts = Doubts::of(self.frame.engine());
+        let mut work = Work { bytes: Vec::new(), group: Vec::new(), doubts, is_cold: false };
         if !self.is_cold_taken.swap(true, Relaxed) {
+            work.is_cold = true;
             self.cold(&mut work, visit)?;
+            work.is_cold = false;
         }
         loop {
             let number = self.next.fetch_add(1, Relaxed) as usize;
@@ -114,10 +99,10 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
             self.stretch(from..until, &mut work, visit)?;
             self.frame.control.advance(until - from)?;
         }
-        self.settle(&mut work, visit)
+        self.follow_chains(&mut work, visit)
     }
 
-    fn stretch(&self, stretch: Range<u64>, work: &mut Work, visit: &mut impl Visit) -> Result<()> {
+    fn stretch(&self, stretch: Range<u64>, work: &mut Work<'_>, visit: &mut impl Visit) -> Result<()> {
         let mut bytes = std::mem::take(&mut work.bytes);
         bytes.clear();
         let is_asked = fetch(self.frame.engine(), stretch.clone(), &mut bytes)?;
@@ -130,21 +115,35 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     }
 
     /// The part that ends where the first stretch begins.
-    fn cold(&self, work: &mut Work, visit: &mut impl Visit) -> Result<()> {
+    fn cold(&self, work: &mut Work<'_>, visit: &mut impl Visit) -> Result<()> {
+        let end = self.starts[0];
+        self.walk_cold(self.frame.view.begin..end, |base, bytes, scars| {
+            let read = self.read(base, bytes, true, scars, work, visit)?;
+            self.frame.control.advance(read as u64)?;
+            Ok(read)
+        })?;
+        self.sweep(work, end, visit)?;
+        work.doubts.end_many();
+        Ok(())
+    }
+
+    /// Shows a part of the log that begins and ends with a record, a piece after the other, each of which begins with one: `take(address, bytes, scars)`
+    /// says how many bytes whole records took.
+    fn walk_cold(&self, part: Range<u64>, mut take: impl FnMut(u64, &[u8], &[Scar]) -> Result<usize>) -> Result<()> {
         let engine = self.frame.engine();
-        let (begin, end) = (self.frame.view.begin, self.starts[0]);
+        let end = part.end;
         let scars = crate::engine::lock(&engine.compaction.scars).clone();
-        for part in scars::parts(&scars, begin, end) {
+        for part in scars::parts(&scars, part.start, part.end) {
             let scars = scars::of_part(&scars, &part);
             let head = engine.log.bounds.head.load(Acquire).clamp(part.start, part.end);
             let mut bytes = Vec::new();
             let mut at = part.start;
-            let mut take = |piece: &mut Vec<u8>, at: &mut u64, work: &mut Work| -> Result<()> {
-                let read = self.read(*at, piece, true, &scars, work, visit)?;
+            let mut take = |piece: &mut Vec<u8>, at: &mut u64| -> Result<()> {
+                let read = take(*at, piece, &scars)?;
                 // Beyond the end, if a block's rest was skipped there.
                 *at += read as u64;
                 piece.drain(..read.min(piece.len()));
-                self.frame.control.advance(read as u64)
+                Ok(())
             };
             // The first record may begin within its block.
             let mut skip = part.start % BLOCK_BYTES;
@@ -154,12 +153,12 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
                 let skipped = skip.min(bytes.len() as u64);
                 skip -= skipped;
                 bytes.drain(..skipped as usize);
-                take(&mut bytes, &mut at, work)
+                take(&mut bytes, &mut at)
             })?;
             let from = at + bytes.len() as u64;
             if from < part.end {
                 fetch(engine, from..part.end, &mut bytes)?;
-                take(&mut bytes, &mut at, work)?;
+                take(&mut bytes, &mut at)?;
             }
             // A scar may begin in the middle of a record that was given up.
             if at < part.end && part.end == end {
@@ -171,7 +170,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
 
     /// Visits what lives in these bytes, which begin at `base`; returns how many bytes whole records take.
     #[inline(always)]
-    fn read(&self, base: u64, bytes: &[u8], is_asked: bool, scars: &[Scar], work: &mut Work, visit: &mut impl Visit) -> Result<usize> {
+    fn read(&self, base: u64, bytes: &[u8], is_asked: bool, scars: &[Scar], work: &mut Work<'_>, visit: &mut impl Visit) -> Result<usize> {
         let frame = self.frame;
         let (engine, view) = (frame.engine(), &frame.view);
         if !is_asked && let Some(plain) = view.plain(base, base + bytes.len() as u64) {
@@ -187,8 +186,11 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
             });
         }
         let read = walk(layout::<K, V>(), base, bytes, |at, header, record| {
-            let counts = view.counts(at, header) && !scars.iter().any(|scar| scar.excludes(at, header));
-            if !counts || !frame.view.is_value(header, record::expiry_of(record)) {
+            if !self.counts(at, header, scars) {
+                return Ok(());
+            }
+            let is_value = frame.view.is_value(header, record::expiry_of(record));
+            if !is_value && work.doubts.many.is_none() {
                 return Ok(());
             }
             let (key, value) = frame.pair(record);
@@ -200,54 +202,142 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
                 return Ok(());
             }
             let hash = frame.hash(key);
-            engine.index.prefetch(hash);
+            if is_value {
+                engine.index.prefetch(hash);
+            }
             let offset = (at - base) as usize;
-            work.group.push(Candidate { at, hash, bytes: offset..offset + record.len() });
+            work.group.push(Candidate { at, hash, bytes: offset..offset + record.len(), is_asked: is_value });
             if work.group.len() == GROUP { self.ask(bytes, work, visit) } else { Ok(()) }
         })?;
         self.ask(bytes, work, visit)?;
         Ok(read)
     }
 
+    #[inline(always)]
+    fn counts(&self, at: u64, header: u64, scars: &[Scar]) -> bool {
+        self.frame.view.counts(at, header) && !scars.iter().any(|scar| scar.excludes(at, header))
+    }
+
     /// Visits those of a group that live.
-    fn ask(&self, bytes: &[u8], work: &mut Work, visit: &mut impl Visit) -> Result<()> {
+    fn ask(&self, bytes: &[u8], work: &mut Work<'_>, visit: &mut impl Visit) -> Result<()> {
         let engine = self.frame.engine();
-        let group = &work.group;
+        let Work { group, doubts, is_cold, .. } = work;
         let (mut lives, mut elsewhere, mut count) = (0u64, [0; GROUP], 0);
-        for (number, candidate) in group.iter().enumerate() {
+        let head = engine.log.bounds.head.load(Relaxed);
+        for (number, candidate) in group.iter().enumerate().filter(|(_, candidate)| candidate.is_asked) {
             // Should the entry lie behind the first bucket, that is fetched as well.
             let (first, _) = engine.index.first_match_in_front(candidate.hash);
             let is_head = first == candidate.at;
             lives |= u64::from(is_head) << number;
             elsewhere[count] = number;
             count += usize::from(!is_head);
-            prefetch(engine.log.pointer(first));
+            if !is_head && first >= head {
+                prefetch(engine.log.pointer(first));
+            }
         }
+        let key_of = |candidate: &Candidate| self.frame.pair(&bytes[candidate.bytes.clone()]).0;
+        let mut doubtful = 0u64;
         if count > 0 {
             let pin = engine.epochs.pin()?;
             for number in &elsewhere[..count] {
                 let candidate = &group[*number];
                 match self.verdict(candidate, &bytes[candidate.bytes.clone()]) {
                     Verdict::Lives => lives |= 1 << number,
-                    Verdict::Doubtful(other) => {
-                        let record = &bytes[candidate.bytes.clone()];
-                        // Far shorter than 4 GiB.
-                        let (start, bytes) = (work.kept.len() as u32, record.len() as u32);
-                        work.kept.extend_from_slice(record);
-                        work.doubts.push((other, Doubt { at: candidate.at, start, bytes }));
+                    Verdict::Doubtful(other) if doubts.many.is_none() => {
+                        doubts.few.push((other, Doubt { at: candidate.at, mark: self.marks.of(key_of(candidate)) }));
                     }
+                    Verdict::Doubtful(_) => doubtful |= 1 << number,
                     Verdict::Dead | Verdict::Again => {}
                 }
             }
             drop(pin);
+        }
+        if let Some(many) = &mut doubts.many {
+            let mut records = [(Doubt::default(), Place::default()); GROUP];
+            for (record, candidate) in records.iter_mut().zip(&*group) {
+                let mark = self.marks.of(key_of(candidate));
+                *record = (Doubt { at: candidate.at, mark }, many.place(mark));
+            }
+            // In the order of the log: what is newer says what is older.
+            for (number, (record, place)) in records[..group.len()].iter().enumerate() {
+                if doubtful >> number & 1 == 1 {
+                    many.add(*record, *place);
+                } else if many.may_have(*place) {
+                    many.pass(*record, *place);
+                }
+            }
         }
         while lives != 0 {
             let (key, value) = self.frame.pair(&bytes[group[lives.trailing_zeros() as usize].bytes.clone()]);
             visit(key, value);
             lives &= lives - 1;
         }
-        work.group.clear();
-        if work.doubt_bytes() > self.doubt_bytes_max { self.settle(work, visit) } else { Ok(()) }
+        let until = group.pop().map_or(0, |last| last.at + last.bytes.len() as u64);
+        group.clear();
+        let blocks = if *is_cold { (self.starts[0] - self.frame.view.begin) / BLOCK_BYTES } else { u64::MAX };
+        if until == 0 || !doubts.are_full(GROUP, blocks) {
+            return Ok(());
+        }
+        match doubts.many {
+            Some(_) => self.sweep(work, until, visit),
+            None if *is_cold => {
+                let (begin, end) = (self.frame.view.begin, self.starts[0]);
+                doubts.become_many((until - begin) as f64 / (end - begin) as f64)
+            }
+            None => self.follow_chains(work, visit),
+        }
+    }
+
+    /// Settles many doubts, which all lie below `until`, where a record ends: lets all pass by that is newer, and visits those that are left.
+    fn sweep(&self, work: &mut Work<'_>, until: u64, visit: &mut impl Visit) -> Result<()> {
+        let Some(many) = work.doubts.many.as_mut().filter(|many| many.first > 0) else { return Ok(()) };
+        let frame = self.frame;
+        // No chain led to anything that is above by now without having been looked at in memory.
+        let end = starts(frame.engine(), &frame.view)?[0];
+        let from = many.unasked.unwrap_or(until);
+        let mut passing = Vec::with_capacity(GROUP);
+        self.each_group(from..end, |group, _| {
+            passing.extend(group.iter().map(|(record, _)| (*record, many.place(record.mark))));
+            passing.retain(|(_, place)| many.may_have(*place));
+            passing.drain(..).for_each(|(record, place)| many.pass(record, place));
+        })?;
+        let mut met = Vec::with_capacity(GROUP);
+        self.each_group(many.first..until, |group, bytes| {
+            met.extend(group.iter().map(|(record, range)| (*record, many.place(record.mark), range.clone())));
+            met.retain(|(_, place, _)| many.may_have(*place));
+            for (record, place, range) in met.drain(..) {
+                if many.is_left(record, place) {
+                    let (key, value) = frame.pair(&bytes[range]);
+                    visit(key, value);
+                }
+            }
+        })?;
+        many.clear();
+        Ok(())
+    }
+
+    /// Shows all records of a cold part that count, some at once: what tells them, and where they lie in the bytes.
+    fn each_group(&self, part: Range<u64>, mut show: impl FnMut(&[(Doubt, Range<usize>)], &[u8])) -> Result<()> {
+        let frame = self.frame;
+        let mut group = Vec::with_capacity(GROUP);
+        self.walk_cold(part, |base, bytes, scars| {
+            let read = walk(layout::<K, V>(), base, bytes, |at, header, record| {
+                if self.counts(at, header, scars) {
+                    let offset = (at - base) as usize;
+                    group.push((Doubt { at, mark: self.marks.of(frame.pair(record).0) }, offset..offset + record.len()));
+                }
+                if group.len() == GROUP {
+                    show(&group, bytes);
+                    group.clear();
+                }
+                Ok(())
+            })?;
+            show(&group, bytes);
+            group.clear();
+            // It may be told to end.
+            frame.control.advance(0)?;
+            Ok(read)
+        })
     }
 
     /// Under a pin.
@@ -279,33 +369,24 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
         }
     }
 
-    /// Reads the chains of all doubtful records, and visits those that live.
-    fn settle(&self, work: &mut Work, visit: &mut impl Visit) -> Result<()> {
+    /// Settles a few doubts: their chains are read down to the records themselves, which are visited if nothing newer of their keys lay above.
+    fn follow_chains(&self, work: &mut Work<'_>, visit: &mut impl Visit) -> Result<()> {
         let frame = self.frame;
-        let Work { doubts, kept, .. } = work;
-        let followed = chains::follow(frame.engine(), frame.view.begin, doubts.drain(..), |doubt, at, other| {
-            let (key, value) = frame.pair(&kept[doubt.start as usize..][..doubt.bytes as usize]);
-            if frame.view.counts(at, other.header) && other.key == key {
-                return false;
+        let mut read = 0u64;
+        chains::follow(frame.engine(), frame.view.begin, &mut work.doubts.few, |doubt, at, record| {
+            read += 1;
+            if read.is_multiple_of(READ_UNASKED) {
+                frame.control.advance(0)?;
             }
-            let next = other.header & ADDRESS_MASK;
-            if next == doubt.at {
+            if at == doubt.at {
+                let (key, value) = frame.pair(record.bytes);
                 visit(key, value);
+                return Ok(false);
             }
-            next > doubt.at
-        });
-        kept.clear();
-        followed
+            let is_newer = frame.view.counts(at, record.header) && self.marks.of(record.key) == doubt.mark;
+            Ok(!is_newer && record.header & ADDRESS_MASK >= doubt.at)
+        })
     }
-}
-
-fn doubt_bytes_max(engine: &Engine) -> usize {
-    (engine.budget.load(Relaxed) / DOUBT_PART).clamp(DOUBT_BYTES.start, DOUBT_BYTES.end) as usize
-}
-
-/// How many records of so many bytes are in doubt before their chains are read.
-pub(super) fn doubts_at_a_time(engine: &Engine, record_bytes: f64) -> f64 {
-    doubt_bytes_max(engine) as f64 / (record_bytes + DOUBT_ITSELF as f64)
 }
 
 fn no_record(at: u64) -> Error {

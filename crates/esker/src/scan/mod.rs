@@ -17,6 +17,7 @@
 //! feature, gives a scan's shares to rayon's threads.
 
 mod chains;
+mod doubts;
 mod index;
 mod keys;
 mod log;

@@ -4,7 +4,7 @@
 //! (`esker-bench aggregate`). They need only be right where the ways are far apart.
 
 use super::Scan;
-use super::log::doubts_at_a_time;
+use super::doubts::Doubts;
 use crate::error::{Error, Result};
 use crate::options::layout;
 use crate::record;
@@ -49,6 +49,8 @@ const RECORD_BYTES_MIN: f64 = 24.0;
 /// A record in bytes layout that the index leads to, by one that a listed key does.
 const BYTES_WALKED: f64 = 2.5;
 const DEVICE_READ: f64 = 8_000.0;
+/// The record that its chain begins with, itself, and perhaps another in between.
+const READS_OF_DOUBT: f64 = 2.5;
 /// Of a set of listed keys: to put one in, and to ask for one.
 const SET_KEY: f64 = 25.0;
 const SET_ASKED: f64 = 12.0;
@@ -87,10 +89,11 @@ impl Facts {
         in_memory + cold * BYTE_OF_DEVICE + cold / self.record_bytes * RECORD_OF_DEVICE + self.settling() + asked
     }
 
-    /// A sweep over what is cold for each list of doubts, or a read for each doubt.
+    /// Chains of a few; else each part of the log that has as many as are settled at a time is read again, and so is what is newer.
     fn settling(&self) -> f64 {
-        let sweeps = (self.doubtful / self.doubts).ceil() * self.cold_bytes as f64 * BYTE_OF_DEVICE;
-        sweeps.min(self.doubtful * DEVICE_READ) + self.doubtful * RECORD_OF_DEVICE
+        let sweep = self.cold_bytes as f64 * BYTE_OF_DEVICE;
+        let sweeps = ((self.doubtful / self.doubts).ceil() + 3.0) / 2.0;
+        (sweeps * sweep).min(self.doubtful * READS_OF_DOUBT * DEVICE_READ) + self.doubtful * RECORD_OF_DEVICE
     }
 
     fn by_index(&self) -> f64 {
@@ -167,7 +170,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Scan<'_, K, V> {
             cold_bytes,
             memory_bytes,
             doubtful,
-            doubts: doubts_at_a_time(engine, record_bytes),
+            doubts: Doubts::most(engine) as f64,
             superseded: self.superseded_part(head, tail),
             record_bytes,
             walked,
