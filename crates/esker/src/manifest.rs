@@ -83,6 +83,8 @@ pub(crate) struct State {
     pub(crate) lineage: u64,
     /// There are at least so many scars, the one at the cut included (`scars.rs`); `None` in slots that were written without.
     pub(crate) scars: Option<u64>,
+    /// A cache's: what is old may be dropped.
+    pub(crate) is_cache: bool,
 }
 
 /// The manifest of an open store.
@@ -151,6 +153,7 @@ impl Manifest {
         segment_bytes: u64,
         start: u64,
         shape: u64,
+        is_cache: bool,
     ) -> Result<Self> {
         let state = State {
             identity,
@@ -171,6 +174,7 @@ impl Manifest {
             is_backup: false,
             lineage: identity.store_id,
             scars: Some(0),
+            is_cache,
         };
         let mut manifest = Self { device: storage.open(MANIFEST)?, state, spoiled: Vec::new(), is_damaged: false, lacking: None };
         manifest.write(|_| {})?;
@@ -337,7 +341,8 @@ fn encode(state: &State) -> String {
         ("backup", u64::from(state.is_backup)),
         ("lineage", state.lineage),
     ];
-    for (name, value) in numbers.into_iter().chain(state.scars.map(|scars| ("scars", scars))) {
+    let others = [state.scars.map(|scars| ("scars", scars)), state.is_cache.then_some(("cache", 1))];
+    for (name, value) in numbers.into_iter().chain(others.into_iter().flatten()) {
         let _ = writeln!(text, "{name}={value:x}");
     }
     let _ = writeln!(text, "checksum={:016x}", xxh3_64(text.as_bytes()));
@@ -379,6 +384,7 @@ fn parse(text: &str, damaged: &dyn Fn(&str) -> Error) -> Result<State> {
         is_backup: number("backup")? != 0,
         lineage: number("lineage")?,
         scars: fields.contains_key("scars").then(|| number("scars")).transpose()?,
+        is_cache: fields.contains_key("cache"),
     })
 }
 
@@ -429,6 +435,7 @@ mod tests {
             is_backup: true,
             lineage: most,
             scars: Some(most),
+            is_cache: true,
         }
     }
 

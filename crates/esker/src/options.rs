@@ -223,8 +223,8 @@ impl Options {
         self
     }
 
-    /// Makes the store a cache: bounded, and lossy where another store would grow or answer `Full`. A directory does not remember which it is: opened so, what
-    /// an ordinary store holds beyond the cache's bound is dropped, for good.
+    /// Makes the store a cache: bounded, and lossy where another store would grow or answer `Full`. A directory remembers which it is: that of a store which was
+    /// made as no cache is refused (`Invalid`), unless the cache is to convert it ([`Cache::convert`]). A cache that is opened without this drops nothing meanwhile.
     #[must_use]
     pub fn cache(mut self, cache: Cache) -> Self {
         self.cache = Some(cache);
@@ -308,14 +308,22 @@ impl Options {
     fn open_home<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>, is_temporary: bool) -> Result<Store<K, V>> {
         let types = types::<K, V>();
         let mut manifest = match Manifest::open(&*storage, Some(types), self.recovery.accept_loss)? {
-            Some(manifest) => manifest,
+            Some(mut manifest) => {
+                if let Some(cache) = self.cache.as_ref().filter(|_| !manifest.state.is_cache) {
+                    cache.check_converts()?;
+                    // The next slot says so.
+                    manifest.state.is_cache = true;
+                }
+                manifest
+            }
             None if has_lived(&*storage)? => return Err(no_manifest()),
             None => {
                 let memory = self.memory.clone()?;
                 // A cache drops whole files.
                 let most = self.cache.as_ref().and_then(Cache::disk_bytes).map_or(u64::MAX, segment_bytes_for);
                 let segment_bytes = self.segment_bytes.unwrap_or_else(|| segment_bytes_for(memory)).min(most);
-                Manifest::create(&*storage, Identity::random()?, types, segment_bytes, FIRST_ADDRESS, Index::first_shape())?
+                let (identity, shape) = (Identity::random()?, Index::first_shape());
+                Manifest::create(&*storage, identity, types, segment_bytes, FIRST_ADDRESS, shape, self.cache.is_some())?
             }
         };
         let (begin, cut) = (device_offset(manifest.state.begin), device_offset(manifest.state.cut));

@@ -1390,6 +1390,42 @@ fn a_cache_on_a_device_that_is_full_can_be_compacted() {
     assert_eq!(store.get(&19_999).unwrap().unwrap(), [7; 4_000]);
 }
 
+/// It dropped what was beyond its bound.
+#[test]
+fn a_store_that_is_no_cache_is_refused_to_one() {
+    const COUNT: u64 = 30_000;
+    let storage = Arc::new(MemoryStorage::new());
+    let plain = Options::new().memory("16MiB").background(false);
+    let cache = |cache: Cache| plain.clone().cache(cache.disk("64MiB"));
+    let open = |options: Options| options.open_in::<u64, [u8]>(storage.clone());
+    let count = |store: &Pages| (0..COUNT).filter(|n| store.get(n).unwrap().is_some()).count() as u64;
+    let store = open(plain.clone()).unwrap();
+    (0..COUNT).for_each(|n| store.put(&n, &[n as u8; 4_000]).unwrap());
+    store.close().unwrap();
+    let files = storage.copy();
+    let refusal = open(cache(Cache::new())).unwrap_err();
+    assert!(matches!(&refusal, Error::Invalid(why) if why.contains("Cache::convert")), "{refusal}");
+    let again: Pages = plain.clone().open_in(Arc::new(files)).unwrap();
+    assert_eq!(count(&again), COUNT);
+    // It is one from then on, whoever opens it; and who opens it as none drops nothing.
+    let store = open(cache(Cache::new().convert())).unwrap();
+    (COUNT..COUNT + 10_000).for_each(|n| store.put(&n, &[n as u8; 4_000]).unwrap());
+    let left = count(&store);
+    assert!(left < COUNT / 2, "{left}");
+    store.close().unwrap();
+    let store = open(plain.clone()).unwrap();
+    (COUNT..2 * COUNT).for_each(|n| store.put(&n, &[n as u8; 4_000]).unwrap());
+    assert_eq!(count(&store), left);
+    store.close().unwrap();
+    let store = open(cache(Cache::new())).unwrap();
+    store.put(&0, &[0; 4_000]).unwrap();
+    // A copy of a cache is one, too.
+    let copy = Arc::new(MemoryStorage::new());
+    store.snapshot_in(copy.clone()).unwrap();
+    store.close().unwrap();
+    cache(Cache::new()).open_in::<u64, [u8]>(copy).unwrap();
+}
+
 /// Not one of another length of files, either, which a correct call would go on with.
 #[test]
 fn options_that_cannot_be_make_no_store() {

@@ -110,6 +110,7 @@ pub struct Cache {
     listener: Option<Listener>,
     worth: Option<Worth>,
     disk_writes: Option<Result<u64>>,
+    converts: bool,
 }
 
 impl Cache {
@@ -152,6 +153,21 @@ impl Cache {
     pub fn worth(mut self, worth: impl Fn(&[u8], &[u8]) -> f64 + Send + Sync + 'static) -> Self {
         self.worth = Some(Arc::new(worth));
         self
+    }
+
+    /// Opens the directory of a store that is no cache, too, which is a cache's from then on: what it holds beyond [`disk`](Cache::disk) is dropped. Without this it is
+    /// refused, so that a slip of the pen drops nothing.
+    #[must_use]
+    pub fn convert(mut self) -> Self {
+        self.converts = true;
+        self
+    }
+
+    pub(crate) fn check_converts(&self) -> Result<()> {
+        if self.converts {
+            return Ok(());
+        }
+        Err(Error::invalid("the store here is no cache, and would lose what is beyond a cache's bound: `Cache::convert` makes it one"))
     }
 
     pub(crate) fn disk_bytes(&self) -> Option<u64> {
