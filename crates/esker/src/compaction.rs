@@ -27,6 +27,7 @@ mod tests;
 use crate::cache::Caching;
 use crate::engine::{Engine, lock, try_lock};
 use crate::error::{Error, Result};
+use crate::expiry::SMALL_SAMPLE;
 use crate::log::{BLOCK_BYTES, NOWHERE, block_ceil, block_floor, device_offset};
 use crate::scars::Scar;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -268,7 +269,7 @@ impl Engine {
         let mut pauses = 0;
         let fits = || self.has_log_room(bytes);
         let (mut until, mut rounds, mut waits) = (self.log.tail(), 1, 0);
-        self.sample_expired();
+        self.sample_expired(SMALL_SAMPLE);
         while !fits() {
             // Not at all when next to nothing would come of it, as far as a closer look can tell.
             let is_through = self.log.bounds.begin.load(Relaxed) >= until;
@@ -285,7 +286,7 @@ impl Engine {
             // Once through the log; and again where others, or the driver's copies, took what was given back.
             if is_through {
                 (until, rounds) = (self.log.tail(), rounds + 1);
-                self.sample_expired();
+                self.sample_expired(SMALL_SAMPLE);
             }
             if !self.move_stretch_for_room(None, || !fits())? {
                 // A read-only transaction ends soon, a scan may not.

@@ -91,9 +91,9 @@ pub(crate) fn whole_millis(span: Duration) -> u64 {
 
 /// What the clock says is written down when it is so much later: others look at that.
 const SAID_MILLIS: u64 = 1000;
-/// Entries looked at in a round, and those of them that may be read from the device: an eighth of a second's worth of reads.
-const SAMPLE: u64 = 1024;
-const SAMPLE_READS: u64 = 128;
+/// Entries that the driver looks at in a round; and those whoever waits for it looks at, or that may be read from the device: an eighth of a second's worth of reads.
+pub(crate) const SAMPLE: u64 = 1024;
+pub(crate) const SMALL_SAMPLE: u64 = 128;
 /// Expired records that tell enough: with twice as many, the older looks count half.
 const TELLING: f64 = 128.0;
 /// Entries without any expiring record until it is believed that there are none, and the same where one may be as long as thousands of others.
@@ -248,6 +248,9 @@ impl Expiry {
         looks.add(sample, entries);
         let is_believed = looks.in_vain < most_in_vain;
         let expired = looks.expired_bytes / looks.entries * entries as f64;
+        if !is_believed {
+            *looks = Looks::default();
+        }
         self.expired.store(if is_believed { expired as u64 } else { 0 }, Relaxed);
         self.is_watched.store(is_believed, Relaxed);
     }
@@ -260,8 +263,8 @@ impl Engine {
         expires != NEVER && expires <= self.expiry.now()
     }
 
-    /// One look at how much has expired, if anything may have. Not under a pin.
-    pub(crate) fn sample_expired(&self) {
+    /// One look at how much has expired, if anything may have, by some `entries`. Not under a pin.
+    pub(crate) fn sample_expired(&self, entries: u64) {
         if !self.expiry.is_watched.load(Relaxed) {
             return;
         }
@@ -269,8 +272,8 @@ impl Engine {
         let buckets = self.index.buckets();
         let stride = ((buckets as f64 * STRIDE) as u64) | 1;
         // Most buckets of a table that just grew are half full.
-        for _ in 0..SAMPLE {
-            if sample.entries >= SAMPLE || sample.reads >= SAMPLE_READS {
+        for _ in 0..entries {
+            if sample.entries >= entries || sample.reads >= SMALL_SAMPLE {
                 break;
             }
             let at = self.expiry.hand.fetch_add(stride, Relaxed) % buckets;

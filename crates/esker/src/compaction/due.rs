@@ -10,6 +10,7 @@
 use super::{Compaction, Copied, Done, Pass, Stretch};
 use crate::engine::{Engine, lock};
 use crate::epoch::Counter;
+use crate::expiry::SMALL_SAMPLE;
 use crate::log::{block_floor, device_offset};
 use crate::stats::SpaceStats;
 use crate::sync::atomic::Ordering::*;
@@ -195,7 +196,7 @@ impl Engine {
     }
 
     pub(super) fn finds_expired(&self) -> bool {
-        self.sample_expired();
+        self.sample_expired(SMALL_SAMPLE);
         !self.is_compaction_hopeless()
     }
 

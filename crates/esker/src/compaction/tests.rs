@@ -491,7 +491,7 @@ fn what_has_expired_is_gone_when_all_of_the_log_was_compacted() {
     clock.advance(Duration::from_secs(10));
     let engine = store.engine_for_test();
     let is_overestimated = |_| {
-        engine.sample_expired();
+        engine.sample_expired(crate::expiry::SMALL_SAMPLE);
         engine.expiry.expired_bytes() > 40 << 20
     };
     assert!((0..100_000).any(is_overestimated));

@@ -3,6 +3,7 @@
 use super::{Engine, lock, try_lock};
 use crate::commit::Durability;
 use crate::error::Result;
+use crate::expiry::SAMPLE;
 use crate::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -80,7 +81,7 @@ impl Engine {
             self.draw_due_line();
             if last_sample.elapsed() >= SAMPLE_PAUSE {
                 last_sample = Instant::now();
-                self.sample_expired();
+                self.sample_expired(SAMPLE);
             }
             // A backup may hold it: lines must not wait for that.
             let busy = !self.is_compaction_held() && self.reclaim_again(&mut retries) | self.shrink_index_if_due();

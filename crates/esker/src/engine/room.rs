@@ -121,7 +121,7 @@ impl Engine {
         let index = self.index.bytes();
         let log = budget.saturating_sub(index + FIXED_BYTES);
         // The budget may be lower since, or the index larger.
-        let log = log - self.lent.load(Relaxed).min(log / 2);
+        let log = log - self.lent.load(Relaxed).min(self.lendable(log));
         let reserve = self.log.reserve_of(log);
         let log = log.saturating_sub(reserve);
         // What one of them gives the other is nobody's in between.
@@ -146,6 +146,18 @@ impl Engine {
             (budget / 4 * 3).min(left).max(budget / 2)
         };
         self.index.set_limit(limit);
+    }
+
+    fn take_back(&self, lent: u64) {
+        let sharing = lock(&self.sharing);
+        self.lent.store(self.lent.load(Relaxed) - lent, Relaxed);
+        drop(sharing);
+        self.share_budget();
+    }
+
+    /// What of so many bytes the log can lend: half, if it can work with the rest.
+    fn lendable(&self, log: u64) -> u64 {
+        (log / 2).min(log.saturating_sub(self.log_bytes_to_work()))
     }
 
     /// What a log over a device needs to work, with some of the longest values.
@@ -405,41 +417,38 @@ impl<'a> Loan<'a> {
         self.bytes
     }
 
-    /// What may be lent now, all loans together: half of what the log would have, if it can work with the rest. In memory nothing can give way.
+    /// What may be lent now, all loans together. In memory nothing can give way.
     pub(crate) fn most(engine: &Engine) -> u64 {
-        if engine.is_in_memory() {
-            return 0;
-        }
         let log = engine.budget.load(Relaxed).saturating_sub(engine.index.bytes() + FIXED_BYTES);
-        (log / 2).min(log.saturating_sub(engine.log_bytes_to_work()))
+        if engine.is_in_memory() { 0 } else { engine.lendable(log) }
     }
 
-    /// So many bytes more, or what there is; false if that is little. The log has let go of them by then. Not under a pin.
-    pub(crate) fn add(&mut self, bytes: u64) -> bool {
+    /// So many bytes more, or what there is, or nothing if that is little, or the log cannot write. The log has let go of them by then. Not under a pin.
+    pub(crate) fn add(&mut self, bytes: u64) {
         let engine = self.engine;
-        {
+        let granted = {
             let _sharing = lock(&engine.sharing);
             let lent = engine.lent.load(Relaxed);
-            let bytes = bytes.min(Self::most(engine).saturating_sub(lent));
-            if bytes < LOAN_BYTES_MIN {
-                return false;
+            let granted = bytes.min(Self::most(engine).saturating_sub(lent));
+            if granted < LOAN_BYTES_MIN {
+                return;
             }
-            engine.lent.store(lent + bytes, Relaxed);
-            self.bytes += bytes;
-        }
+            engine.lent.store(lent + granted, Relaxed);
+            granted
+        };
         engine.share_budget();
-        engine.shift_boundaries(&lock(&engine.boundaries), 1).is_ok()
+        if engine.shift_boundaries(&lock(&engine.boundaries), 1).is_ok() {
+            self.bytes += granted;
+        } else {
+            engine.take_back(granted);
+        }
     }
 }
 
 impl Drop for Loan<'_> {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // Under the lock, as where it was raised.
-            let sharing = lock(&self.engine.sharing);
-            self.engine.lent.store(self.engine.lent.load(Relaxed) - self.bytes, Relaxed);
-            drop(sharing);
-            self.engine.share_budget();
+            self.engine.take_back(self.bytes);
         }
     }
 }

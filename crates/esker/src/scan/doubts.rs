@@ -8,11 +8,13 @@
 //! ```
 //! **A few** are settled by their chains, which are read together (`chains.rs`). **Many** would have most blocks of the log read, and again for each step
 //! down their chains. So from one doubt for four blocks on the log itself settles them: all records that are newer pass by, in order, and the last that counts of a key is its
-//! newest, as recovery has it, too. No chain is followed then. A table holds the doubts, some 22 bytes each whatever their records, and the log lends half of its memory for it; when it is full those
+//! newest, as recovery has it, too. No chain is followed then. (A cache drops what no chain leads to any more, and leaves it in the log for a moment: its doubts are few.)
+//! **A table** holds many doubts, some 22 bytes each whatever their records, and the log lends half of its memory for it; when it is full those
 //! that it holds are settled, and what follows is the next part.
 
 use crate::engine::{Engine, Loan};
 use crate::error::Result;
+use crate::log::BLOCK_BYTES;
 use crate::memory::{Region, prefetch};
 use std::hash::{BuildHasher, RandomState};
 use std::marker::PhantomData;
@@ -22,7 +24,8 @@ use std::ops::{Deref, DerefMut};
 const DOUBT_BYTES: u64 = 8 << 20;
 /// With one doubt for so many blocks of the log they are many.
 const BLOCKS_A_DOUBT: u64 = 4;
-const FEW_MAX: u64 = DOUBT_BYTES / size_of::<(u64, Doubt)>() as u64;
+/// Few are 3 MiB at most, a group more included.
+const FEW_MAX: u64 = (1 << 17) - 64;
 const PAGE_BYTES: usize = 4096;
 /// Of the table: three quarters of its slots are taken at most.
 const LOAD: u64 = 3;
@@ -65,13 +68,15 @@ pub(super) struct Doubts<'a> {
     engine: &'a Engine,
     /// With where their chains are to be read next.
     pub(super) few: Vec<(u64, Doubt)>,
+    /// Where those began to be gathered.
+    pub(super) since: u64,
     pub(super) many: Option<Many>,
     loan: Loan<'a>,
 }
 
 impl<'a> Doubts<'a> {
     pub(super) fn of(engine: &'a Engine) -> Self {
-        Self { engine, few: Vec::new(), many: None, loan: Loan::of(engine) }
+        Self { engine, few: Vec::new(), since: 0, many: None, loan: Loan::of(engine) }
     }
 
     /// True if they are too many for what they are in, in a log of so many blocks, or `more` might be.
@@ -82,20 +87,24 @@ impl<'a> Doubts<'a> {
         }
     }
 
-    /// They are many by now, after this part of the log. Not under a pin.
-    pub(super) fn become_many(&mut self, part: f64) -> Result<()> {
+    /// True if there is more than one for four blocks of the part that ends here, in a store where that makes them many.
+    pub(super) fn are_dense(&self, until: u64) -> bool {
+        let blocks = (until - self.since) / BLOCK_BYTES;
+        self.engine.caching.is_none() && self.few.len() as u64 * BLOCKS_A_DOUBT > blocks
+    }
+
+    /// They are many, in the part that ends here of those that end at `end`. Not under a pin.
+    pub(super) fn become_many(&mut self, until: u64, end: u64) -> Result<()> {
+        let part = (until - self.since) as f64 / (end - self.since).max(1) as f64;
         let expected = (self.few.len() as f64 / part.max(f64::MIN_POSITIVE) * MORE) as u64;
         let wanted = expected.saturating_mul(BYTES_A_DOUBT);
-        if wanted > DOUBT_BYTES {
-            self.loan.add(wanted - DOUBT_BYTES);
-        }
-        let first = self.few.first().map_or(0, |(_, doubt)| doubt.at);
-        let mut many = Many::of(DOUBT_BYTES + self.loan.bytes(), first)?;
+        self.loan.add(wanted.saturating_sub(DOUBT_BYTES));
+        let mut many = Many::of(DOUBT_BYTES + self.loan.bytes())?;
         for (_, doubt) in std::mem::take(&mut self.few) {
             many.add(doubt, many.place(doubt.mark));
         }
         // What is newer and was passed by was not asked.
-        many.unasked = Some(first);
+        many.unasked = Some(many.first);
         self.many = Some(many);
         Ok(())
     }
@@ -117,7 +126,7 @@ type Slot = [u64; 2];
 /// A slot, at that load, and a byte of the filter.
 const BYTES_A_DOUBT: u64 = size_of::<Slot>() as u64 * LOAD_OF / LOAD + 1;
 
-/// Doubts by mark: a table with open addressing. Nearly all that passes by is not there, which a filter (two bits a doubt, of eight) says from a twentieth of the
+/// Doubts by mark: a table with open addressing, to which records are shown in the order of the log, so that the last one of a key decides. Nearly all that passes by is not there, which a filter (two bits a doubt, of eight) says from a twentieth of the
 /// memory, most often from the processor's own.
 pub(super) struct Many {
     slots: Zeroed<Slot>,
@@ -139,11 +148,11 @@ impl Many {
     /// The address of what is not the newest: below that of any record.
     const DEAD: u64 = 1;
 
-    fn of(bytes: u64, first: u64) -> Result<Self> {
+    fn of(bytes: u64) -> Result<Self> {
         let most = (bytes / BYTES_A_DOUBT) as usize;
         let slots = Zeroed::of(most * LOAD_OF as usize / LOAD as usize)?;
         let filter = Zeroed::of(most.div_ceil(8))?;
-        Ok(Self { slots, filter, count: 0, most, secret: RandomState::new().hash_one(0), first, unasked: None })
+        Ok(Self { slots, filter, count: 0, most, secret: RandomState::new().hash_one(0), first: 0, unasked: None })
     }
 
     /// Where a mark belongs; what of the filter tells of it is fetched.
@@ -224,7 +233,8 @@ impl Many {
 /// The bits of its word of the filter.
 #[inline(always)]
 fn bits(place: Place) -> u64 {
-    1 << (place.0 & 63) | 1 << (place.0 >> 6 & 63)
+    let bits = place.0.wrapping_mul(0xd6e8_feb8_6659_fd93);
+    1 << (bits >> 58) | 1 << (bits >> 52 & 63)
 }
 
 /// One of `count`, in the order of the whole.
@@ -243,6 +253,7 @@ struct Zeroed<T> {
 impl<T: Word> Zeroed<T> {
     fn of(count: usize) -> Result<Self> {
         let region = Region::exactly((count.max(1) * size_of::<T>()).next_multiple_of(PAGE_BYTES))?;
+        debug_assert!(region.bytes() >= count * size_of::<T>(), "a region has what was asked for");
         region.prefer_huge_pages(0);
         Ok(Self { region, count, of: PhantomData })
     }
@@ -281,7 +292,7 @@ mod tests {
 
     #[test]
     fn the_last_of_a_key_is_left() {
-        let mut many = Many::of(1 << 16, 0).unwrap();
+        let mut many = Many::of(1 << 16).unwrap();
         let doubt = |at, mark| Doubt { at, mark };
         let add = |many: &mut Many, doubt: Doubt| many.add(doubt, many.place(doubt.mark));
         let pass = |many: &mut Many, doubt: Doubt| {

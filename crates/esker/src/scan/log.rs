@@ -37,7 +37,7 @@ const GROUP: usize = 64;
 /// Blocks read together: half a mebibyte, four with all that are read ahead.
 const PIECE_BLOCKS: u64 = 128;
 /// So many records that are read for doubts between two questions whether the scan is to go on.
-const READ_UNASKED: u64 = 1 << 16;
+const READ_UNASKED: u64 = 1 << 12;
 
 /// A scan by log that several threads share.
 pub(super) struct ByLog<'a, K: Key + ?Sized, V: Value + ?Sized> {
@@ -116,8 +116,9 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
 
     /// The part that ends where the first stretch begins.
     fn cold(&self, work: &mut Work<'_>, visit: &mut impl Visit) -> Result<()> {
-        let end = self.starts[0];
-        self.walk_cold(self.frame.view.begin..end, |base, bytes, scars| {
+        let (begin, end) = (self.frame.view.begin, self.starts[0]);
+        work.doubts.since = begin;
+        self.walk_cold(begin..end, |base, bytes, scars| {
             let read = self.read(base, bytes, true, scars, work, visit)?;
             self.frame.control.advance(read as u64)?;
             Ok(read)
@@ -221,7 +222,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     /// Visits those of a group that live.
     fn ask(&self, bytes: &[u8], work: &mut Work<'_>, visit: &mut impl Visit) -> Result<()> {
         let engine = self.frame.engine();
-        let Work { group, doubts, is_cold, .. } = work;
+        let Work { group, doubts, .. } = work;
         let (mut lives, mut elsewhere, mut count) = (0u64, [0; GROUP], 0);
         let head = engine.log.bounds.head.load(Relaxed);
         for (number, candidate) in group.iter().enumerate().filter(|(_, candidate)| candidate.is_asked) {
@@ -272,20 +273,27 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
             visit(key, value);
             lives &= lives - 1;
         }
-        let until = group.pop().map_or(0, |last| last.at + last.bytes.len() as u64);
+        let until = group.pop().map(|last| last.at + last.bytes.len() as u64);
         group.clear();
-        let blocks = if *is_cold { (self.starts[0] - self.frame.view.begin) / BLOCK_BYTES } else { u64::MAX };
-        if until == 0 || !doubts.are_full(GROUP, blocks) {
+        until.map_or(Ok(()), |until| self.make_room(work, until, visit))
+    }
+
+    /// Has room for a group's doubts; all that there are lie below `until`, where a record ends.
+    fn make_room(&self, work: &mut Work<'_>, until: u64, visit: &mut impl Visit) -> Result<()> {
+        let (begin, end) = (self.frame.view.begin, self.starts[0]);
+        let blocks = if work.is_cold { (end - begin) / BLOCK_BYTES } else { u64::MAX };
+        let doubts = &mut work.doubts;
+        if !doubts.are_full(GROUP, blocks) {
             return Ok(());
         }
-        match doubts.many {
-            Some(_) => self.sweep(work, until, visit),
-            None if *is_cold => {
-                let (begin, end) = (self.frame.view.begin, self.starts[0]);
-                doubts.become_many((until - begin) as f64 / (end - begin) as f64)
-            }
-            None => self.follow_chains(work, visit),
+        if doubts.many.is_some() {
+            return self.sweep(work, until, visit);
         }
+        if work.is_cold && doubts.are_dense(until) {
+            return doubts.become_many(until, end);
+        }
+        doubts.since = until;
+        self.follow_chains(work, visit)
     }
 
     /// Settles many doubts, which all lie below `until`, where a record ends: lets all pass by that is newer, and visits those that are left.
