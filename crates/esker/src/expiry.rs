@@ -91,7 +91,8 @@ pub(crate) fn whole_millis(span: Duration) -> u64 {
 
 /// What the clock says is written down when it is so much later: others look at that.
 const SAID_MILLIS: u64 = 1000;
-/// Entries that the driver looks at in a round; and those whoever waits for it looks at, or that may be read from the device: an eighth of a second's worth of reads.
+/// Entries that the driver looks at in a round; and those that whoever waits for it looks at, or that may be read from the device: an eighth of a
+/// second's worth of reads.
 pub(crate) const SAMPLE: u64 = 1024;
 pub(crate) const SMALL_SAMPLE: u64 = 128;
 /// Expired records that tell enough: with twice as many, the older looks count half.

@@ -155,8 +155,8 @@ impl Cache {
         self
     }
 
-    /// Opens the directory of a store that is no cache, too, which is a cache's from then on: what it holds beyond [`disk`](Cache::disk) is dropped. Without this it is
-    /// refused, so that a slip of the pen drops nothing.
+    /// Opens the directory of a store that is no cache, too, which is a cache's from then on: what it holds beyond [`disk`](Cache::disk) is dropped. Without
+    /// this it is refused, so that a slip of the pen drops nothing.
     #[must_use]
     pub fn convert(mut self) -> Self {
         self.converts = true;

@@ -6,9 +6,11 @@
 //!                 |                  |------ asked: newer? ---->|      one sweep: each record strikes out what is older of its key
 //!                 |---- visited ---->|                                 another: those that are left
 //! ```
-//! **A few** are settled by their chains, which are read together (`chains.rs`). **Many** would have most blocks of the log read, and again for each step
-//! down their chains. So from one doubt for four blocks on the log itself settles them: all records that are newer pass by, in order, and the last that counts of a key is its
-//! newest, as recovery has it, too. No chain is followed then. (A cache drops what no chain leads to any more, and leaves it in the log for a moment: its doubts are few.)
+//! **A few** are settled by their chains, which are read together (`chains.rs`). **Many** would have most blocks of the log read, and again for each
+//! step down their chains. So from one doubt for four blocks on the log itself settles them: all records that are newer pass by, in order, and the
+//! last that counts of a key is its newest, as recovery has it, too. No chain is followed then. (A cache drops what no chain leads to any more, and
+//! leaves it in the log for a moment: its doubts are few.)
+//!
 //! **A table** holds many doubts, some 22 bytes each whatever their records, and the log lends half of its memory for it; when it is full those
 //! that it holds are settled, and what follows is the next part.
 
@@ -126,8 +128,8 @@ type Slot = [u64; 2];
 /// A slot, at that load, and a byte of the filter.
 const BYTES_A_DOUBT: u64 = size_of::<Slot>() as u64 * LOAD_OF / LOAD + 1;
 
-/// Doubts by mark: a table with open addressing, to which records are shown in the order of the log, so that the last one of a key decides. Nearly all that passes by is not there, which a filter (two bits a doubt, of eight) says from a twentieth of the
-/// memory, most often from the processor's own.
+/// Doubts by mark: a table with open addressing, to which records are shown in the order of the log, so that the last one of a key decides. Nearly all
+/// that passes by is not there, which a filter (two bits a doubt, of eight) says from a twentieth of the memory, most often from the processor's own.
 pub(super) struct Many {
     slots: Zeroed<Slot>,
     filter: Zeroed<u64>,
