@@ -100,8 +100,8 @@ const TELLING: f64 = 128.0;
 /// Entries without any expiring record until it is believed that there are none, and the same where one may be as long as thousands of others.
 const ENTRIES_IN_VAIN: u64 = 2048;
 const ENTRIES_IN_VAIN_OF_ANY_LENGTH: u64 = 1 << 17;
-/// Consecutive looks lie this part of the table apart: the golden ratio spreads them evenly.
-const STRIDE: f64 = 0.618_033_988_749_895;
+/// Consecutive looks lie this part of the table apart, of 2^64: the golden ratio spreads them evenly, and leaves none out, however many buckets there are.
+const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// What an engine knows of time.
 pub(crate) struct Expiry {
@@ -113,7 +113,7 @@ pub(crate) struct Expiry {
     /// The same, and never taken back.
     has_ends: AtomicBool,
     looks: Mutex<Looks>,
-    /// The next bucket to look at.
+    /// Buckets that were looked at.
     hand: AtomicU64,
     /// Bytes of expired records that the index leads to, as estimated.
     expired: AtomicU64,
@@ -271,13 +271,13 @@ impl Engine {
         }
         let mut sample = Sample::default();
         let buckets = self.index.buckets();
-        let stride = ((buckets as f64 * STRIDE) as u64) | 1;
         // Most buckets of a table that just grew are half full.
         for _ in 0..entries {
             if sample.entries >= entries || sample.reads >= SMALL_SAMPLE {
                 break;
             }
-            let at = self.expiry.hand.fetch_add(stride, Relaxed) % buckets;
+            let part = self.expiry.hand.fetch_add(1, Relaxed).wrapping_mul(STRIDE);
+            let at = ((u128::from(part) * u128::from(buckets)) >> 64) as u64;
             let Ok(pin) = self.epochs.pin_anyway() else { return };
             let addresses = self.index.addresses(at);
             drop(pin);

@@ -602,7 +602,7 @@ fn what_has_ended_is_found_though_it_is_rare() {
     // While nothing has ended it need not be looked for for ever.
     (0..100).for_each(|_| assert!(matches!(store.put(&(1 << 41), &[2; 200]), Err(Error::Full))));
     clock.advance(SECOND);
-    let more: u64 = (1..50).map(|round| fill(round << 32)).sum();
+    let more: u64 = (1..400).map(|round| fill(round << 32)).sum();
     let fits = (LONG << 20) / 256;
     assert!(more > fits * 8 / 10, "{more} fit where {fits} would");
 }

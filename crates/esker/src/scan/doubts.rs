@@ -20,7 +20,7 @@ use crate::log::BLOCK_BYTES;
 use crate::memory::{Region, prefetch};
 use std::hash::{BuildHasher, RandomState};
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 /// What doubts take before the log is asked for memory.
 const DOUBT_BYTES: u64 = 8 << 20;
@@ -70,37 +70,47 @@ pub(super) struct Doubts<'a> {
     engine: &'a Engine,
     /// With where their chains are to be read next.
     pub(super) few: Vec<(u64, Doubt)>,
-    /// Where those began to be gathered.
-    pub(super) since: u64,
+    /// The part of the log of which all is shown in order, so that they may become many there; and from where on the few are.
+    shown: Option<Range<u64>>,
+    since: u64,
     pub(super) many: Option<Many>,
     loan: Loan<'a>,
 }
 
 impl<'a> Doubts<'a> {
     pub(super) fn of(engine: &'a Engine) -> Self {
-        Self { engine, few: Vec::new(), since: 0, many: None, loan: Loan::of(engine) }
+        Self { engine, few: Vec::new(), shown: None, since: 0, many: None, loan: Loan::of(engine) }
     }
 
-    /// True if they are too many for what they are in, in a log of so many blocks, or `more` might be.
-    pub(super) fn are_full(&self, more: usize, blocks: u64) -> bool {
-        match &self.many {
-            Some(many) => many.count + more > many.most,
-            None => self.few.len() as u64 > FEW_MAX.min(blocks / BLOCKS_A_DOUBT),
+    /// All records of this part of the log are shown from here on, in order.
+    pub(super) fn begin_part(&mut self, part: Range<u64>) {
+        self.since = part.start;
+        self.shown = Some(part).filter(|_| self.engine.caching.is_none());
+    }
+
+    /// The part is over, and so is what took of the log's memory.
+    pub(super) fn end_part(&mut self) {
+        (self.shown, self.many, self.loan) = (None, None, Loan::of(self.engine));
+    }
+
+    /// True if they are too many for what they are in, or `more` might be.
+    pub(super) fn are_full(&self, more: usize) -> bool {
+        if let Some(many) = &self.many {
+            return many.count + more > many.most;
         }
+        let blocks = self.shown.as_ref().map_or(u64::MAX, blocks);
+        self.few.len() as u64 > FEW_MAX.min(blocks / BLOCKS_A_DOUBT)
     }
 
-    /// True if there is more than one for four blocks of the part that ends here, in a store where that makes them many.
-    pub(super) fn are_dense(&self, until: u64) -> bool {
-        let blocks = (until - self.since) / BLOCK_BYTES;
-        self.engine.caching.is_none() && self.few.len() as u64 * BLOCKS_A_DOUBT > blocks
-    }
-
-    /// They are many, in the part that ends here of those that end at `end`. Not under a pin.
-    pub(super) fn become_many(&mut self, until: u64, end: u64) -> Result<()> {
-        let part = (until - self.since) as f64 / (end - self.since).max(1) as f64;
-        let expected = (self.few.len() as f64 / part.max(f64::MIN_POSITIVE) * MORE) as u64;
-        let wanted = expected.saturating_mul(BYTES_A_DOUBT);
-        self.loan.add(wanted.saturating_sub(DOUBT_BYTES));
+    /// Makes them many, if there is more than one for four blocks up to here; else they are to be settled, and gathered anew. Not under a pin.
+    pub(super) fn become_many(&mut self, until: u64) -> Result<bool> {
+        let passed = std::mem::replace(&mut self.since, until)..until;
+        let Some(shown) = self.shown.as_ref().filter(|_| self.few.len() as u64 * BLOCKS_A_DOUBT > blocks(&passed)) else {
+            return Ok(false);
+        };
+        let part = blocks(&passed).max(1) as f64 / blocks(&(passed.start..shown.end)).max(1) as f64;
+        let expected = (self.few.len() as f64 / part * MORE) as u64;
+        self.loan.add(expected.saturating_mul(BYTES_A_DOUBT).saturating_sub(DOUBT_BYTES));
         let mut many = Many::of(DOUBT_BYTES + self.loan.bytes())?;
         for (_, doubt) in std::mem::take(&mut self.few) {
             many.add(doubt, many.place(doubt.mark));
@@ -108,19 +118,17 @@ impl<'a> Doubts<'a> {
         // What is newer and was passed by was not asked.
         many.unasked = Some(many.first);
         self.many = Some(many);
-        Ok(())
+        Ok(true)
     }
 
     /// How many there may be at a time.
     pub(super) fn most(engine: &Engine) -> u64 {
         (DOUBT_BYTES + Loan::most(engine)) / BYTES_A_DOUBT
     }
+}
 
-    /// The table goes, and what it took of the log's memory.
-    pub(super) fn end_many(&mut self) {
-        self.many = None;
-        self.loan = Loan::of(self.engine);
-    }
+fn blocks(part: &Range<u64>) -> u64 {
+    (part.end - part.start) / BLOCK_BYTES
 }
 
 /// A mark and an address; a free one has no address.

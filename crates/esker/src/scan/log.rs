@@ -73,8 +73,6 @@ struct Work<'a> {
     bytes: Vec<u8>,
     group: Vec<Candidate>,
     doubts: Doubts<'a>,
-    /// This thread is at the cold part, and sees all of it in order.
-    is_cold: bool,
 }
 
 impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
@@ -87,11 +85,9 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     /// One thread's share.
     pub(super) fn work(&self, visit: &mut impl Visit) -> Result<()> {
         let doubts = Doubts::of(self.frame.engine());
-        let mut work = Work { bytes: Vec::new(), group: Vec::new(), doubts, is_cold: false };
+        let mut work = Work { bytes: Vec::new(), group: Vec::new(), doubts };
         if !self.is_cold_taken.swap(true, Relaxed) {
-            work.is_cold = true;
             self.cold(&mut work, visit)?;
-            work.is_cold = false;
         }
         loop {
             let number = self.next.fetch_add(1, Relaxed) as usize;
@@ -117,14 +113,14 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     /// The part that ends where the first stretch begins.
     fn cold(&self, work: &mut Work<'_>, visit: &mut impl Visit) -> Result<()> {
         let (begin, end) = (self.frame.view.begin, self.starts[0]);
-        work.doubts.since = begin;
+        work.doubts.begin_part(begin..end);
         self.walk_cold(begin..end, |base, bytes, scars| {
             let read = self.read(base, bytes, true, scars, work, visit)?;
             self.frame.control.advance(read as u64)?;
             Ok(read)
         })?;
         self.sweep(work, end, visit)?;
-        work.doubts.end_many();
+        work.doubts.end_part();
         Ok(())
     }
 
@@ -280,20 +276,13 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
 
     /// Has room for a group's doubts; all that there are lie below `until`, where a record ends.
     fn make_room(&self, work: &mut Work<'_>, until: u64, visit: &mut impl Visit) -> Result<()> {
-        let (begin, end) = (self.frame.view.begin, self.starts[0]);
-        let blocks = if work.is_cold { (end - begin) / BLOCK_BYTES } else { u64::MAX };
-        let doubts = &mut work.doubts;
-        if !doubts.are_full(GROUP, blocks) {
+        if !work.doubts.are_full(GROUP) {
             return Ok(());
         }
-        if doubts.many.is_some() {
+        if work.doubts.many.is_some() {
             return self.sweep(work, until, visit);
         }
-        if work.is_cold && doubts.are_dense(until) {
-            return doubts.become_many(until, end);
-        }
-        doubts.since = until;
-        self.follow_chains(work, visit)
+        if work.doubts.become_many(until)? { Ok(()) } else { self.follow_chains(work, visit) }
     }
 
     /// Settles many doubts, which all lie below `until`, where a record ends: lets all pass by that is newer, and visits those that are left.
