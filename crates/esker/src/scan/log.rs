@@ -13,7 +13,7 @@
 //! records of those entries that lead elsewhere, then the chains are walked. Where a chain leads to another cold record the
 //! question stays open; those are gathered and settled together (`doubts.rs`).
 
-use super::doubts::{Doubt, Doubts, Marks, Place};
+use super::doubts::{Doubt, Doubts, Many, Marks, Place};
 use super::{Frame, Visit, chains};
 use crate::ahead::{read_ahead, read_at_once};
 use crate::engine::{Engine, Layout};
@@ -232,16 +232,16 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
                 prefetch(engine.log.pointer(first));
             }
         }
-        let key_of = |candidate: &Candidate| self.frame.pair(&bytes[candidate.bytes.clone()]).0;
         let mut doubtful = 0u64;
         if count > 0 {
             let pin = engine.epochs.pin()?;
             for number in &elsewhere[..count] {
                 let candidate = &group[*number];
-                match self.verdict(candidate, &bytes[candidate.bytes.clone()]) {
+                let record = &bytes[candidate.bytes.clone()];
+                match self.verdict(candidate, record) {
                     Verdict::Lives => lives |= 1 << number,
                     Verdict::Doubtful(other) if doubts.many.is_none() => {
-                        doubts.few.push((other, Doubt { at: candidate.at, mark: self.marks.of(key_of(candidate)) }));
+                        doubts.few.push((other, Doubt { at: candidate.at, mark: self.marks.of(self.frame.pair(record).0) }));
                     }
                     Verdict::Doubtful(_) => doubtful |= 1 << number,
                     Verdict::Dead | Verdict::Again => {}
@@ -250,19 +250,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
             drop(pin);
         }
         if let Some(many) = &mut doubts.many {
-            let mut records = [(Doubt::default(), Place::default()); GROUP];
-            for (record, candidate) in records.iter_mut().zip(&*group) {
-                let mark = self.marks.of(key_of(candidate));
-                *record = (Doubt { at: candidate.at, mark }, many.place(mark));
-            }
-            // In the order of the log: what is newer says what is older.
-            for (number, (record, place)) in records[..group.len()].iter().enumerate() {
-                if doubtful >> number & 1 == 1 {
-                    many.add(*record, *place);
-                } else if many.may_have(*place) {
-                    many.pass(*record, *place);
-                }
-            }
+            self.note(many, group, doubtful, bytes);
         }
         while lives != 0 {
             let (key, value) = self.frame.pair(&bytes[group[lives.trailing_zeros() as usize].bytes.clone()]);
@@ -272,6 +260,23 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
         let until = group.pop().map(|last| last.at + last.bytes.len() as u64);
         group.clear();
         until.map_or(Ok(()), |until| self.make_room(work, until, visit))
+    }
+
+    /// Shows a group to many doubts, in the order of the log: those of it that are `doubtful`, by their numbers, come to them, and what is older of each key is
+    /// struck out.
+    fn note(&self, many: &mut Many, group: &[Candidate], doubtful: u64, bytes: &[u8]) {
+        let mut records = [(Doubt::default(), Place::default()); GROUP];
+        for (record, candidate) in records.iter_mut().zip(group) {
+            let mark = self.marks.of(self.frame.pair(&bytes[candidate.bytes.clone()]).0);
+            *record = (Doubt { at: candidate.at, mark }, many.place(mark));
+        }
+        for (number, (record, place)) in records[..group.len()].iter().enumerate() {
+            if doubtful >> number & 1 == 1 {
+                many.add(*record, *place);
+            } else if many.may_have(*place) {
+                many.pass(*record, *place);
+            }
+        }
     }
 
     /// Has room for a group's doubts; all that there are lie below `until`, where a record ends.

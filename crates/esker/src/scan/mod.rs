@@ -338,7 +338,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     ///
     /// # Cost
     /// [`Scan::explain`] estimates it. While it runs no space is given back, and each record that was there before is copied
-    /// once when it changes: a store in memory or a cache needs room for that, and answers `Full` to writers when it has none.
+    /// once when it changes: a store in memory or a cache needs room for that, and answers `Full` to writers when it has none. Over a device, where keys share
+    /// index entries, a scan by log takes up to half of the log's memory meanwhile, and reads the log several times.
     pub fn for_each(self, mut visit: impl for<'v> FnMut(K::View<'v>, V::View<'v>)) -> Result<()> {
         self.run(|way, filter| {
             way.work(|key, value| {
