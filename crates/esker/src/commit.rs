@@ -35,7 +35,6 @@
 use crate::engine::{Engine, Home, lock};
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::image;
 use crate::lines::{self, LineRecord};
 use crate::log::NOWHERE;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
@@ -261,7 +260,7 @@ impl Engine {
         let Home { storage, manifest, .. } = home;
         let cleared = self.remove_images(&**storage, state.image);
         self.check_writable()?;
-        let write = || image::write_whole(&**storage, state.image + 1, state.identity.store_id, &self.index, || false);
+        let write = || self.write_image(&**storage, state.image + 1, state.identity.store_id, || false);
         let written = cleared.and_then(|()| write());
         // What is given up needs one; else without it the next opening reads more of the log.
         if anew {

@@ -9,7 +9,7 @@
 //! ```
 
 use crate::device::{Device, FileDevice, ReadSource, SEGMENT_PREFIX, Storage, read_stream};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, about};
 use crate::manifest::MANIFEST;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
@@ -90,15 +90,18 @@ impl Storage for Directory {
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
-        fs::read_dir(&self.path)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+        let names = fs::read_dir(&self.path)
+            .and_then(|entries| entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect());
+        names.map_err(|error| about(&error, "listing the store's directory"))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        fs::remove_file(self.path.join(name))
+        fs::remove_file(self.path.join(name)).map_err(|error| about(&error, format_args!("removing file={name}")))
     }
 
     fn sync(&self) -> io::Result<()> {
-        if self.is_writable { File::open(&self.path)?.sync_all() } else { Ok(()) }
+        let synced = || File::open(&self.path)?.sync_all();
+        if self.is_writable { synced().map_err(|error| about(&error, "syncing the store's directory")) } else { Ok(()) }
     }
 
     fn path(&self) -> Option<&Path> {
@@ -192,5 +195,5 @@ fn lock(file: File, path: &Path) -> Result<File> {
 
 /// Where two directories are used, the system's words do not tell which.
 fn at(path: &Path, error: &io::Error) -> Error {
-    io::Error::new(error.kind(), format!("{error} path={}", path.display())).into()
+    about(error, format_args!("path={}", path.display())).into()
 }

@@ -238,6 +238,12 @@ impl Expiry {
         self.gone.store(0, Relaxed);
     }
 
+    /// As if so many bytes had been seen.
+    #[cfg(test)]
+    pub(crate) fn believe_for_test(&self, bytes: u64) {
+        self.learn(&Sample { entries: 1, expiring: 1, expired: 1, expired_bytes: bytes, reads: 0 }, 1, u64::MAX);
+    }
+
     /// Infers from a round over a table of so many entries; after as many as `most_in_vain` without any that expires there is none, it is believed.
     fn learn(&self, sample: &Sample, entries: u64, most_in_vain: u64) {
         if sample.entries == 0 {

@@ -18,6 +18,8 @@
 //!   image's entry lies above was published before its bucket was copied, so the entry leads to it: after that it could not have
 //!   been, for chains descend.
 //!
+//! **What an entry says of its chain**, that it is of one key, it says here as well: of a guess it does not, for the count of what is dead is of another moment.
+//!
 //! Two things stand still meanwhile: compaction, which would remove entries, and growth (and shrinking), which would move them. Insertions go on
 //! in fuller buckets and catch up; an index of a gigabyte takes about a second.
 //!
@@ -29,7 +31,7 @@ use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
 use crate::engine::{Engine, Retries, lock};
 use crate::error::{Error, Result};
-use crate::index::{Index, address_of};
+use crate::index::{Index, SOLE, address_of};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::Arc;
@@ -111,6 +113,32 @@ impl Engine {
         taken
     }
 
+    /// Writes the image `number`, or leaves nothing; durable when names are synced. Nobody splits meanwhile. `Closed` if told to `stop`. That it cannot be written,
+    /// for want of room perhaps, is no harm to the store: nothing that the log holds depends on it.
+    pub(crate) fn write_image(&self, storage: &dyn Storage, number: u64, store_id: u64, stop: impl Fn() -> bool) -> Result<()> {
+        let write = || {
+            let mut writer = Writer::new(storage.open(&name(number))?, store_id, self.index.bytes());
+            writer.word(self.index.shape_word())?;
+            let mut words = Vec::new();
+            for at in 0..self.index.buckets() {
+                if at % LOOK_BUCKETS == 0 && stop() {
+                    return Err(Error::Closed);
+                }
+                self.index.words_at_once(at, self.marks_in_images(), &mut words);
+                writer.word(words.len() as u64)?;
+                words.iter().try_for_each(|word| writer.word(*word))?;
+            }
+            writer.finish()
+        };
+        write().inspect_err(|_| _ = storage.remove(&name(number)))
+    }
+
+    /// That a chain is of one key stays true: a chain does not change behind its first record, and an entry that gets another one in recovery says nothing any more. But
+    /// what a cache dropped below lives again if no line had given it up.
+    fn marks_in_images(&self) -> u64 {
+        if self.caching.is_some() { 0 } else { SOLE }
+    }
+
     /// The image of a backup leads to the copies that its opening made: they are to be in a line, though nobody wrote them.
     fn count_own_copies(&self) {
         let is_backup = lock(&self.home).as_ref().is_some_and(|home| home.manifest.state.is_backup);
@@ -135,7 +163,7 @@ impl Engine {
         let Some((storage, state)) = home else { return Err(Error::invalid("a store on a bare device has no place for an image")) };
         let (number, store_id) = (state.image + 1, state.identity.store_id);
         self.remove_images(&*storage, state.image)?;
-        write_whole(&*storage, number, store_id, &self.index, || self.epochs.is_closed())?;
+        self.write_image(&*storage, number, store_id, || self.epochs.is_closed())?;
         storage.sync().map_err(|error| self.latch(error))?;
         // Until all that the image may have seen is in a line: see above.
         if let Err(error) = self.commit() {
@@ -172,28 +200,6 @@ fn remove(storage: &dyn Storage, but: u64) -> Result<bool> {
         removed = true;
     }
     Ok(removed)
-}
-
-/// Writes the image `number` as [`write`], or leaves nothing. That it cannot be written, for want of room perhaps, is no harm to the store: nothing that the log holds
-/// depends on it.
-pub(crate) fn write_whole(storage: &dyn Storage, number: u64, store_id: u64, index: &Index, stop: impl Fn() -> bool) -> Result<()> {
-    write(storage, number, store_id, index, stop).inspect_err(|_| _ = storage.remove(&name(number)))
-}
-
-/// Writes the image `number` of an index that nobody splits meanwhile; durable when names are synced. `Closed` if told to `stop`.
-fn write(storage: &dyn Storage, number: u64, store_id: u64, index: &Index, stop: impl Fn() -> bool) -> Result<()> {
-    let mut writer = Writer::new(storage.open(&name(number))?, store_id, index.bytes());
-    writer.word(index.shape_word())?;
-    let mut words = Vec::new();
-    for at in 0..index.buckets() {
-        if at % LOOK_BUCKETS == 0 && stop() {
-            return Err(Error::Closed);
-        }
-        index.words_at_once(at, &mut words);
-        writer.word(words.len() as u64)?;
-        words.iter().try_for_each(|word| writer.word(*word))?;
-    }
-    writer.finish()
 }
 
 /// What an image takes of the device now, about: a word for each bucket and each entry.

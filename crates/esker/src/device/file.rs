@@ -3,6 +3,7 @@
 //! Where io_uring is forbidden (containers often do) or switched off, streams are read by threads with `pread`.
 
 use super::{Device, ReadSource, pool};
+use crate::error::about;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -11,41 +12,53 @@ use std::sync::Arc;
 
 pub(crate) struct FileDevice {
     file: Arc<File>,
+    /// In its directory: what errors say.
+    name: Box<str>,
     is_writable: bool,
 }
 
 impl FileDevice {
     /// The file at `path`, made if nothing is there and it `is_writable`.
     pub(crate) fn open(path: &Path, direct: bool, is_writable: bool) -> io::Result<Self> {
+        let name: Box<str> = path.file_name().unwrap_or_default().to_string_lossy().into();
         let mut options = OpenOptions::new();
         options.read(true).write(is_writable).create(is_writable).truncate(false);
         #[cfg(target_os = "linux")]
         if direct {
             // EINVAL: the file system knows no direct I/O (tmpfs before Linux 6.6); the page cache serves then. Any other reason meets the plain open, too.
             if let Ok(file) = options.clone().custom_flags(libc::O_DIRECT).open(path) {
-                return Ok(Self { file: Arc::new(file), is_writable });
+                return Ok(Self { file: Arc::new(file), name, is_writable });
             }
         }
-        Ok(Self { file: Arc::new(options.open(path)?), is_writable })
+        let file = options.open(path).map_err(|error| about(&error, format_args!("opening file={name}")))?;
+        Ok(Self { file: Arc::new(file), name, is_writable })
+    }
+
+    fn failed(&self, doing: &str, error: &io::Error) -> io::Error {
+        about(error, format_args!("{doing} file={}", self.name))
+    }
+
+    fn failed_at(&self, doing: &str, offset: u64, bytes: usize, error: &io::Error) -> io::Error {
+        about(error, format_args!("{doing} file={} offset={offset} bytes={bytes}", self.name))
     }
 }
 
 impl Device for FileDevice {
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(into, offset)
+        self.file.read_exact_at(into, offset).map_err(|error| self.failed_at("reading", offset, into.len(), &error))
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, offset)
+        self.file.write_all_at(bytes, offset).map_err(|error| self.failed_at("writing", offset, bytes.len(), &error))
     }
 
     fn sync(&self) -> io::Result<()> {
         // Some file systems that are only read do not know the call.
-        if self.is_writable { self.file.sync_data() } else { Ok(()) }
+        if self.is_writable { self.file.sync_data().map_err(|error| self.failed("syncing", &error)) } else { Ok(()) }
     }
 
     fn bytes(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.len())
+        Ok(self.file.metadata().map_err(|error| self.failed("looking at", &error))?.len())
     }
 
     fn file_at(&self, offset: u64, _: usize) -> Option<(Arc<File>, u64)> {
@@ -60,4 +73,55 @@ pub(crate) fn read_stream(device: &dyn Device, io_uring: bool, source: &mut dyn 
         return;
     }
     pool::read_stream(|read| device.read(read.offset(), read.bytes_mut()), source);
+}
+
+#[cfg(all(test, not(loom), not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::device::{DeviceRead, SECTOR_BYTES};
+
+    /// Reads one place, and keeps what it is told.
+    struct Once {
+        offset: Option<u64>,
+        told: Option<io::Result<()>>,
+    }
+
+    impl ReadSource for Once {
+        fn next(&mut self) -> Option<DeviceRead> {
+            self.offset.take().map(|offset| DeviceRead::new(offset, 1, 0))
+        }
+
+        fn done(&mut self, _: DeviceRead, result: io::Result<()>) {
+            self.told = Some(result);
+        }
+    }
+
+    #[test]
+    fn errors_name_the_file_and_the_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("esker.log.00000003");
+        std::fs::write(&path, [7; SECTOR_BYTES]).unwrap();
+        let device = FileDevice::open(&path, false, false).unwrap();
+        let far = 8 * SECTOR_BYTES as u64;
+        let what = "file=esker.log.00000003 offset=32768 bytes=4096";
+        let read = device.read(far, &mut [0; SECTOR_BYTES]).unwrap_err();
+        assert!(read.kind() == io::ErrorKind::UnexpectedEof && read.to_string().ends_with(&format!("reading {what}")), "{read}");
+        let written = device.write(far, &[0; SECTOR_BYTES]).unwrap_err();
+        assert!(written.to_string().ends_with(&format!("writing {what}")), "{written}");
+        for io_uring in [true, false] {
+            let mut once = Once { offset: Some(far), told: None };
+            read_stream(&device, io_uring, &mut once);
+            let told = once.told.unwrap().unwrap_err();
+            assert!(told.to_string().ends_with(&format!("reading {what}")), "{told}");
+        }
+        let Err(opened) = FileDevice::open(&folder.path().join("no/esker.manifest"), true, true) else { panic!("made") };
+        assert!(opened.kind() == io::ErrorKind::NotFound && opened.to_string().ends_with("opening file=esker.manifest"), "{opened}");
+    }
+
+    #[test]
+    fn a_full_device_is_named() {
+        let Ok(device) = FileDevice::open(Path::new("/dev/full"), false, true) else { return };
+        let full = device.write(0, &[0; SECTOR_BYTES]).unwrap_err();
+        assert!(full.kind() == io::ErrorKind::StorageFull && full.to_string().ends_with("file=full offset=0 bytes=4096"), "{full}");
+    }
 }

@@ -188,14 +188,10 @@ impl Ring {
     }
 }
 
-/// A short read is completed, an interrupted one repeated, synchronously: both are rare.
+/// A read that was short, interrupted or failed is done once more, synchronously: that is rare, and the device's own error tells where.
 fn finish(device: &dyn Device, read: &mut DeviceRead, result: i32) -> io::Result<()> {
-    let offset = read.offset();
-    match result {
-        n if n >= 0 && n as usize == read.bytes().len() => Ok(()),
-        n if n >= 0 || n == -libc::EINTR || n == -libc::EAGAIN => device.read(offset, read.bytes_mut()),
-        n => Err(io::Error::from_raw_os_error(-n)),
-    }
+    let is_whole = usize::try_from(result) == Ok(read.bytes().len());
+    if is_whole { Ok(()) } else { device.read(read.offset(), read.bytes_mut()) }
 }
 
 #[cfg(all(test, not(loom), not(shuttle)))]

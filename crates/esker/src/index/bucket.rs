@@ -16,7 +16,7 @@ pub(super) const ENTRIES: usize = if cfg!(loom) { 2 } else { 7 };
 const LINK: usize = 7;
 pub(super) const TAG_FIELD_BITS: u32 = 16;
 /// The address's lowest bit: all records of the entry's chain are of one key (`mod.rs`).
-pub(super) const SOLE: u64 = 1 << TAG_FIELD_BITS;
+pub(crate) const SOLE: u64 = 1 << TAG_FIELD_BITS;
 /// The next one: a record of the chain was counted as if it had superseded another, and nobody knew.
 pub(super) const GUESSED: u64 = SOLE << 1;
 pub(super) const MARKS: u64 = SOLE | GUESSED;

@@ -403,7 +403,7 @@ impl Index {
         let newest = self.lookup(hash).entry & !MARKS;
         let mut words = Vec::new();
         let holds = |at: &u64| {
-            self.words_at_once(*at, &mut words);
+            self.words_at_once(*at, 0, &mut words);
             words.contains(&newest)
         };
         let at = (0..self.buckets()).find(holds).expect("the entry is in a bucket");

@@ -46,8 +46,8 @@ use crate::error::Result;
 use crate::memory::Region;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
 use crate::sync::{Mutex, Rule, broken, hint, thread};
-pub(crate) use bucket::address_of;
-use bucket::{Bucket, GUESSED, MARKS, SOLE, VERSION, VERSION_MASK, next_of, tag_of};
+use bucket::{Bucket, GUESSED, MARKS, VERSION, VERSION_MASK, next_of, tag_of};
+pub(crate) use bucket::{SOLE, address_of};
 pub(crate) use growth::{Chain, Records};
 use overflow::Overflow;
 pub(crate) use probe::{Looked, Probe};
@@ -338,15 +338,15 @@ impl Index {
         all.map(|slot| slot.load(Acquire)).filter(|word| tag_of(*word) != 0).collect()
     }
 
-    /// All entries of one bucket at one moment, for images, as tags and addresses alone; nothing may split meanwhile. Others go on: no latch is taken, so
-    /// that an image does not write to a line that it only reads.
-    pub(crate) fn words_at_once(&self, at: u64, words: &mut Vec<u64>) {
+    /// All entries of one bucket at one moment, for images, with such marks; nothing may split meanwhile. Others go on: no latch is taken, so that an image does
+    /// not write to a line that it only reads.
+    pub(crate) fn words_at_once(&self, at: u64, marks: u64, words: &mut Vec<u64>) {
         let bucket = self.bucket(at);
         loop {
             words.clear();
             let before = bucket.link(Acquire);
             let all = self.chain(bucket).flat_map(Bucket::entries);
-            words.extend(all.map(|slot| slot.load(Acquire) & !MARKS).filter(|word| *word != 0));
+            words.extend(all.map(|slot| slot.load(Acquire) & (marks | !MARKS)).filter(|word| *word != 0));
             // Acquire fence: the entries were loaded before the link is looked at again. Whoever changes one holds the latch, and
             // leaves another version.
             fence(Acquire);

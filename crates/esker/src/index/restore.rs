@@ -66,7 +66,7 @@ impl Index {
         fits
     }
 
-    /// Words as in an image, whose chains may lead to any keys.
+    /// Words as in an image.
     pub(crate) fn restore(&self, at: u64, words: &[u64]) {
         self.refill(at, words);
         self.add_to_count(words.len() as u64);

@@ -142,7 +142,7 @@ fn many_gets_show_nothing_superseded_while_a_bucket_moves() {
         let newest = index.lookup(hash).address();
         let mut words = Vec::new();
         let Some(at) = (0..index.buckets()).find(|at| {
-            index.words_at_once(*at, &mut words);
+            index.words_at_once(*at, 0, &mut words);
             words.iter().any(|word| crate::index::address_of(*word) == newest)
         }) else {
             continue;
