@@ -30,14 +30,15 @@ use crate::record::{self, ADDRESS_MASK};
 use crate::scars::{self, Scar};
 use crate::traverse::{Scanned, Span, Visitor};
 use std::io::ErrorKind;
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 /// Records that a thread raises together.
 const BATCH: usize = 1024;
-/// Records whose buckets are fetched together.
-const GROUP: usize = 64;
+/// So many records before its turn a record's bucket is fetched.
+const AHEAD: usize = 32;
 /// Batches that wait.
 const BATCHES_AHEAD: usize = 64;
 /// A log of fewer bytes is not worth threads.
@@ -345,12 +346,14 @@ struct Raising<'a> {
 
 impl Raising<'_> {
     fn raise_all(&mut self, batch: &[(u64, u64)]) {
-        let mut added = 0;
-        for group in batch.chunks(GROUP) {
-            group.iter().for_each(|(hash, _)| self.index.prefetch(*hash));
-            added += group.iter().filter(|(hash, at)| self.index.raise(*hash, *at)).count() as u64;
-        }
-        self.index.add_to_count(added);
+        batch.iter().take(AHEAD).for_each(|(hash, _)| self.index.prefetch(*hash));
+        let ahead = batch.iter().skip(AHEAD).map(Some).chain(iter::repeat(None));
+        let raise = |((hash, at), ahead): (&(u64, u64), Option<&(u64, u64)>)| {
+            ahead.inspect(|(hash, _)| self.index.prefetch(*hash));
+            self.index.raise(*hash, *at)
+        };
+        let added = batch.iter().zip(ahead).map(raise).filter(|added| *added).count();
+        self.index.add_to_count(added as u64);
     }
 }
 
