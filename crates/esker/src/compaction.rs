@@ -393,6 +393,8 @@ impl Engine {
                     mover.tell_aside()?;
                 }
                 self.log.bounds.copied.store(reached, SeqCst);
+                // Who takes what was dropped here for a record of his chain has published when a later stretch says that the chain is of one key.
+                self.epochs.drain();
                 lock(&self.compaction.copied).push_back(Copied { reached, moved: mover.moved, dead, left: mover.left });
                 let given = self.give_back(one);
                 // What could not be read is told when it is asked for.

@@ -116,6 +116,8 @@ impl Engine {
     /// Writes the image `number`, or leaves nothing; durable when names are synced. Nobody splits meanwhile. `Closed` if told to `stop`. That it cannot be written,
     /// for want of room perhaps, is no harm to the store: nothing that the log holds depends on it.
     pub(crate) fn write_image(&self, storage: &dyn Storage, number: u64, store_id: u64, stop: impl Fn() -> bool) -> Result<()> {
+        // Nothing is compacted meanwhile.
+        let marks = self.marks_in_images();
         let write = || {
             let mut writer = Writer::new(storage.open(&name(number))?, store_id, self.index.bytes());
             writer.word(self.index.shape_word())?;
@@ -124,7 +126,7 @@ impl Engine {
                 if at % LOOK_BUCKETS == 0 && stop() {
                     return Err(Error::Closed);
                 }
-                self.index.words_at_once(at, self.marks_in_images(), &mut words);
+                self.index.words_at_once(at, marks, &mut words);
                 writer.word(words.len() as u64)?;
                 words.iter().try_for_each(|word| writer.word(*word))?;
             }
@@ -133,10 +135,13 @@ impl Engine {
         write().inspect_err(|_| _ = storage.remove(&name(number)))
     }
 
-    /// That a chain is of one key stays true: a chain does not change behind its first record, and an entry that gets another one in recovery says nothing any more. But
-    /// what a cache dropped below lives again if no line had given it up.
+    /// That a chain is of one key stays true: it does not change behind its first record, and an entry that gets another one in recovery says nothing any more. But
+    /// it is true down to where compaction has come, and the next opening begins where the line says. Further down lies what somebody holds; and what a cache
+    /// dropped lives again.
     fn marks_in_images(&self) -> u64 {
-        if self.caching.is_some() { 0 } else { SOLE }
+        let bounds = &self.log.bounds;
+        let is_known = self.caching.is_none() && bounds.copied.load(Acquire) == bounds.compacted.load(Acquire);
+        if is_known { SOLE } else { 0 }
     }
 
     /// The image of a backup leads to the copies that its opening made: they are to be in a line, though nobody wrote them.

@@ -75,9 +75,11 @@ impl Engine {
         let Ok(pin) = self.epochs.pin() else { return };
         let seen = self.index.lookup(of.hash);
         // Cold chains do not change: if the entry still leads to the same one, and nothing newer is in memory, the record is the
-        // key's newest. Else it was superseded, moved, or promoted by another thread. Unless a cache drops it, which the entry need not tell.
+        // key's newest. Else it was superseded, moved, or promoted by another thread. Unless a cache drops it, which the entry need not tell; nor that it had ended
+        // and went, where a clock was set back.
         let leads_there_still = matches!(self.newest(&seen, of.key(self.layout)), Newest::Cold(first) if first == start);
-        if !leads_there_still || of.at < self.log.bounds.dropping.load(Acquire) {
+        let gone = self.log.bounds.dropping.load(Acquire).max(self.log.bounds.copied.load(Acquire));
+        if !leads_there_still || of.at < gone {
             return;
         }
         let Some(to) = self.log.allocate(pin.slot, of.bytes.len() as u64) else { return };

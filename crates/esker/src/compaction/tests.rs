@@ -134,6 +134,76 @@ fn the_image_of_a_cache_does_not_say_it() {
     shared.check(Some(b"one"), None);
 }
 
+/// `other` has expired, and lies behind two records of `one` that are cold.
+fn one_over_what_has_expired() -> Shared {
+    let clock = Arc::new(ManualClock::new(std::time::UNIX_EPOCH));
+    let shared = Shared::of(Options::new().clock(clock.clone()));
+    shared.store.put_with_ttl(&shared.other, b"other", Duration::from_secs(1)).unwrap();
+    shared.make_cold();
+    for value in [b"one.", b"one!"] {
+        shared.store.put(&shared.one, value).unwrap();
+        shared.make_cold();
+    }
+    clock.advance(Duration::from_secs(10));
+    assert!(!shared.is_sole());
+    shared
+}
+
+fn copy_until_sole(shared: &Shared) {
+    let engine = shared.store.engine_for_test();
+    let tail = engine.log.tail();
+    while !shared.is_sole() && engine.log.bounds.copied.load(Relaxed) < tail {
+        assert!(engine.compact_once().unwrap());
+    }
+    assert!(shared.is_sole());
+}
+
+/// Who held what had expired kept it in the log: after a crash the chain led there again, and who found it took the entry at its word.
+#[test]
+fn an_image_does_not_say_it_while_what_was_copied_is_held() {
+    for (crash, is_deleted, late) in [true, false].into_iter().flat_map(|c| [(c, true, false), (c, false, false), (c, false, true)]) {
+        let shared = one_over_what_has_expired();
+        let snapshot = shared.store.engine_for_test().snapshot().unwrap();
+        copy_until_sole(&shared);
+        // Let go, and nothing given back yet: the same.
+        let snapshot = Some(snapshot).filter(|_| !late);
+        if crash {
+            shared.store.save_index().unwrap();
+        }
+        let shared = shared.reopened(crash);
+        drop(snapshot);
+        if is_deleted {
+            shared.store.delete(&shared.other).unwrap();
+        } else {
+            shared.store.rmw(&shared.other, |_| b"again".to_vec()).unwrap();
+        }
+        let other = (!is_deleted).then_some(&b"again"[..]);
+        shared.make_cold();
+        shared.check(Some(b"one!"), other);
+        shared.store.compact().unwrap();
+        shared.check(Some(b"one!"), other);
+    }
+}
+
+/// The same without a crash: what was read had expired, and was compacted before it was built on.
+#[test]
+fn what_was_read_and_is_gone_says_nothing_of_its_chain() {
+    let shared = one_over_what_has_expired();
+    {
+        let mut update = pin!(shared.store.rmw_async(&shared.other, |_| b"again".to_vec()));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(update.as_mut().poll(&mut context).is_pending(), "the key must be cold");
+        thread::sleep(Duration::from_millis(100));
+        copy_until_sole(&shared);
+        while update.as_mut().poll(&mut context).is_pending() {
+            thread::yield_now();
+        }
+    }
+    shared.make_cold();
+    shared.store.compact().unwrap();
+    shared.check(Some(b"one!"), Some(b"again"));
+}
+
 /// The oldest is dropped, which is `one`; what its entry leads to is another key's record.
 fn cache_that_drops_the_one(act: impl FnOnce(&Shared, &dyn Fn())) {
     let shared = Shared::of(Options::new().cache(Cache::new().disk(256 << 20)));

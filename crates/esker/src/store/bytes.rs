@@ -244,7 +244,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if matches!(change, Change::Keep) || matches!(change, Change::Remove) && !was_there && self.is_deleted(&found, known) {
             return Ok(Step::Done(was_there));
         }
-        let found = found.with(known);
+        let found = found.with(&self.engine, known);
         let step = self.supersede(&pin, &held, &Sight { key, hash, seen, found }, &change)?;
         Ok(step.then(|| was_there))
     }

@@ -193,7 +193,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             (true, None, None) if self.is_deleted(&found, known) => Ok(Step::Done(true)),
             (true, _, new) => {
                 let (flags, expires) = if new.is_none() { (TOMBSTONE, NEVER) } else { (0, expires) };
-                let found = found.with(known);
+                let found = found.with(&self.engine, known);
                 Ok(self.add_word(&pin, &held, key, hash, &seen, &found, new.unwrap_or(0), expires, flags).then(|| true))
             }
         }

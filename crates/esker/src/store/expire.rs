@@ -361,7 +361,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Step::Done(_) if !self.is_sure(&seen, &found) => Ok(Step::Again),
             Step::Done(Some((_, expires))) if !end.changes(expires) => Ok(Step::Done(false)),
             Step::Done(Some((value, _))) => {
-                let found = found.with(known);
+                let found = found.with(&self.engine, known);
                 let step = self.add_word(&pin, &hold, key, hash, &seen, &found, value, end.expires(), 0);
                 if let (Step::Room(_), Found::Memory { at, record }) = (&step, &found) {
                     // Nobody waits while a record leaves: who makes room may tell a listener, which may wait for this key.

@@ -1,8 +1,9 @@
 //! Finding a key's newest record, in memory or knowing that it is not there (`chain.rs` goes on).
 
 use super::Store;
-use super::step::Known;
+use super::step::{Held, Known};
 use crate::cache::Caching;
+use crate::engine::Engine;
 use crate::epoch::Pin;
 use crate::index::Seen;
 use crate::record::{ABSENT, Record};
@@ -40,12 +41,15 @@ impl Found {
         matches!(self, Self::Memory { .. })
     }
 
-    /// The same with what was read where it leads. A value that has ended is one, too: it dies now.
-    pub(super) fn with(self, known: &Known) -> Self {
+    /// The same with what was read where it leads. A value that has ended is one, too: it dies now, unless compaction has dropped it since. Under the pin under
+    /// which a record is published over it.
+    pub(super) fn with(self, engine: &Engine, known: &Known) -> Self {
         match self {
             Self::Cold { at, .. } => {
-                let own = known.at(at).map_or(Own::Unknown, |held| held.map_or(Own::None, |held| Own::Bytes(held.bytes)));
-                Self::Cold { at, own }
+                // Acquire: what is above is not dropped before this pin ends.
+                let copied = engine.log.bounds.copied.load(Acquire);
+                let own = |held: Option<&Held>| held.filter(|held| held.at >= copied).map_or(Own::None, |held| Own::Bytes(held.bytes));
+                Self::Cold { at, own: known.at(at).map_or(Own::Unknown, own) }
             }
             found => found,
         }

@@ -155,7 +155,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Step::Done(old) => old,
             missing => return Ok(missing.then(|| 0)),
         };
-        let found = found.with(known);
+        let found = found.with(&self.engine, known);
         let new = self.engine.epochs.within(&pin, || update(old.map(|(value, _)| value)));
         let expires = old.map_or(NEVER, |(_, expires)| expires);
         Ok(self.add_word(&pin, &held, key, hash, &seen, &found, new, expires, 0).then(|| new))
@@ -209,7 +209,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Step::Done(_) if !self.is_sure(&seen, &found) => Ok(Step::Again),
             Step::Done(None) if self.is_deleted(&found, known) => Ok(Step::Done(false)),
             Step::Done(old) => {
-                let found = found.with(known);
+                let found = found.with(&self.engine, known);
                 Ok(self.add_word(&pin, &held, key, hash, &seen, &found, 0, NEVER, TOMBSTONE).then(|| old.is_some()))
             }
             missing => Ok(missing.then(|| false)),
