@@ -37,10 +37,10 @@ impl Directory {
     /// Takes the directory at `path`, made if nothing is there.
     pub(crate) fn open(path: &Path, direct_io: bool, io_uring: bool) -> Result<Self> {
         refuse_foreign(path)?;
-        make(path).map_err(|error| at(path, &error))?;
+        make(path).map_err(|error| at(path, error))?;
         Self::locked(path, direct_io, io_uring, true, |inside| {
             let file = File::options().create(true).truncate(false).write(true).open(inside.join(LOCK));
-            Ok(Some(lock(file.map_err(|error| at(path, &error))?, path)?))
+            Ok(Some(lock(file.map_err(|error| at(path, error))?, path)?))
         })
     }
 
@@ -58,7 +58,7 @@ impl Directory {
     pub(crate) fn read_only(path: &Path) -> Result<Self> {
         Self::locked(path, true, true, false, |inside| match File::open(inside.join(LOCK)) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            file => Ok(Some(lock(file.map_err(|error| at(path, &error))?, path)?)),
+            file => Ok(Some(lock(file.map_err(|error| at(path, error))?, path)?)),
         })
     }
 
@@ -92,16 +92,16 @@ impl Storage for Directory {
     fn list(&self) -> io::Result<Vec<String>> {
         let names = fs::read_dir(&self.path)
             .and_then(|entries| entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect());
-        names.map_err(|error| about(&error, "listing the store's directory"))
+        names.map_err(|error| about(error, "listing the store's directory"))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        fs::remove_file(self.path.join(name)).map_err(|error| about(&error, format_args!("removing file={name}")))
+        fs::remove_file(self.path.join(name)).map_err(|error| about(error, format_args!("removing file={name}")))
     }
 
     fn sync(&self) -> io::Result<()> {
         let synced = || File::open(&self.path)?.sync_all();
-        if self.is_writable { synced().map_err(|error| about(&error, "syncing the store's directory")) } else { Ok(()) }
+        if self.is_writable { synced().map_err(|error| about(error, "syncing the store's directory")) } else { Ok(()) }
     }
 
     fn path(&self) -> Option<&Path> {
@@ -153,7 +153,7 @@ pub(crate) fn holds_log(path: &Path) -> bool {
 pub(crate) fn holds_manifest(path: &Path) -> Result<bool> {
     match path.join(MANIFEST).try_exists() {
         Err(error) if error.kind() == ErrorKind::NotADirectory => Ok(false),
-        found => found.map_err(|error| at(path, &error)),
+        found => found.map_err(|error| at(path, error)),
     }
 }
 
@@ -179,9 +179,9 @@ fn refuse_foreign(path: &Path) -> Result<()> {
 
 /// The directory, and a path that leads to this one whatever becomes of its name (where `/proc` is; else its name).
 fn handle(path: &Path) -> Result<(File, PathBuf)> {
-    let handle = File::open(path).map_err(|error| at(path, &error))?;
+    let handle = File::open(path).map_err(|error| at(path, error))?;
     let through = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&handle)));
-    let inside = if through.exists() { through } else { std::path::absolute(path).map_err(|error| at(path, &error))? };
+    let inside = if through.exists() { through } else { std::path::absolute(path).map_err(|error| at(path, error))? };
     Ok((handle, inside))
 }
 
@@ -189,11 +189,11 @@ fn lock(file: File, path: &Path) -> Result<File> {
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(Error::Locked(path.into())),
-        Err(TryLockError::Error(error)) => Err(at(path, &error)),
+        Err(TryLockError::Error(error)) => Err(at(path, error)),
     }
 }
 
 /// Where two directories are used, the system's words do not tell which.
-fn at(path: &Path, error: &io::Error) -> Error {
+fn at(path: &Path, error: io::Error) -> Error {
     about(error, format_args!("path={}", path.display())).into()
 }

@@ -9,7 +9,8 @@ pub enum Error {
     /// Bytes on the device are not what was written; which, by file and address. Other records can still be read. Restore a backup, carry what
     /// is whole over with [`crate::salvage`], or open with [`crate::Options::accept_loss`].
     Corruption(String),
-    /// The device failed; in which file and where, in the text. After a failed write or sync the store is latched: writes refuse, reads go on; reopen it.
+    /// The device failed; in which file and where, in the text. What the system said, with its number, is the source of that. After a failed write or sync
+    /// the store is latched: writes refuse, reads go on; reopen it.
     Io(Arc<io::Error>),
     /// The memory budget has no room for a new record. Delete something or raise the budget. A scan, an iterator or a read transaction that is alive
     /// holds space back: in a cache this is the only cause.
@@ -64,26 +65,29 @@ impl Error {
 /// What the system says, and what of: it names no files itself.
 #[derive(Debug)]
 struct Named {
-    text: String,
-    /// The system's number, which an [`io::Error`] with a text of its own has no place for.
-    number: Option<i32>,
+    error: io::Error,
+    what: String,
 }
 
 impl fmt::Display for Named {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        write!(f, "{} {}", self.error, self.what)
     }
 }
 
-impl std::error::Error for Named {}
+impl std::error::Error for Named {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
 
 /// The same error with the words that tell what it is about.
-pub(crate) fn about(error: &io::Error, what: impl fmt::Display) -> io::Error {
-    io::Error::new(error.kind(), Named { text: format!("{error} {what}"), number: system_number(error) })
+pub(crate) fn about(error: io::Error, what: impl fmt::Display) -> io::Error {
+    io::Error::new(error.kind(), Named { error, what: what.to_string() })
 }
 
 fn system_number(error: &io::Error) -> Option<i32> {
-    error.raw_os_error().or_else(|| error.get_ref()?.downcast_ref::<Named>()?.number)
+    error.raw_os_error().or_else(|| system_number(&error.get_ref()?.downcast_ref::<Named>()?.error))
 }
 
 /// True for a place of the medium that cannot be read: block devices answer `EIO` or `ENODATA`, file systems with checksums of their own also the others.
@@ -133,9 +137,9 @@ mod tests {
     #[test]
     fn an_error_that_names_its_file_is_the_error_it_was() {
         let is_lost = |number| {
-            let plain = io::Error::from_raw_os_error(number);
-            let named = about(&about(&plain, "file=a"), "path=b");
-            assert_eq!((named.kind(), named.to_string()), (plain.kind(), format!("{plain} file=a path=b")));
+            let plain = || io::Error::from_raw_os_error(number);
+            let named = about(about(plain(), "file=a"), "path=b");
+            assert_eq!((named.kind(), named.to_string()), (plain().kind(), format!("{} file=a path=b", plain())));
             Error::from(named).is_damage()
         };
         assert!(is_lost(libc::EIO) && is_lost(libc::ENODATA) && !is_lost(libc::ENOSPC));

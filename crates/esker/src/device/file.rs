@@ -30,35 +30,35 @@ impl FileDevice {
                 return Ok(Self { file: Arc::new(file), name, is_writable });
             }
         }
-        let file = options.open(path).map_err(|error| about(&error, format_args!("opening file={name}")))?;
+        let file = options.open(path).map_err(|error| about(error, format_args!("opening file={name}")))?;
         Ok(Self { file: Arc::new(file), name, is_writable })
     }
 
-    fn failed(&self, doing: &str, error: &io::Error) -> io::Error {
+    fn failed(&self, doing: &str, error: io::Error) -> io::Error {
         about(error, format_args!("{doing} file={}", self.name))
     }
 
-    fn failed_at(&self, doing: &str, offset: u64, bytes: usize, error: &io::Error) -> io::Error {
+    fn failed_at(&self, doing: &str, offset: u64, bytes: usize, error: io::Error) -> io::Error {
         about(error, format_args!("{doing} file={} offset={offset} bytes={bytes}", self.name))
     }
 }
 
 impl Device for FileDevice {
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(into, offset).map_err(|error| self.failed_at("reading", offset, into.len(), &error))
+        self.file.read_exact_at(into, offset).map_err(|error| self.failed_at("reading", offset, into.len(), error))
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, offset).map_err(|error| self.failed_at("writing", offset, bytes.len(), &error))
+        self.file.write_all_at(bytes, offset).map_err(|error| self.failed_at("writing", offset, bytes.len(), error))
     }
 
     fn sync(&self) -> io::Result<()> {
         // Some file systems that are only read do not know the call.
-        if self.is_writable { self.file.sync_data().map_err(|error| self.failed("syncing", &error)) } else { Ok(()) }
+        if self.is_writable { self.file.sync_data().map_err(|error| self.failed("syncing", error)) } else { Ok(()) }
     }
 
     fn bytes(&self) -> io::Result<u64> {
-        Ok(self.file.metadata().map_err(|error| self.failed("looking at", &error))?.len())
+        Ok(self.file.metadata().map_err(|error| self.failed("looking at", error))?.len())
     }
 
     fn file_at(&self, offset: u64, _: usize) -> Option<(Arc<File>, u64)> {
