@@ -30,7 +30,6 @@ use crate::record::{self, ADDRESS_MASK};
 use crate::scars::{self, Scar};
 use crate::traverse::{Scanned, Span, Visitor};
 use std::io::ErrorKind;
-use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -347,13 +346,14 @@ struct Raising<'a> {
 impl Raising<'_> {
     fn raise_all(&mut self, batch: &[(u64, u64)]) {
         batch.iter().take(AHEAD).for_each(|(hash, _)| self.index.prefetch(*hash));
-        let ahead = batch.iter().skip(AHEAD).map(Some).chain(iter::repeat(None));
-        let raise = |((hash, at), ahead): (&(u64, u64), Option<&(u64, u64)>)| {
-            ahead.inspect(|(hash, _)| self.index.prefetch(*hash));
-            self.index.raise(*hash, *at)
-        };
-        let added = batch.iter().zip(ahead).map(raise).filter(|added| *added).count();
-        self.index.add_to_count(added as u64);
+        let mut added = 0;
+        for (i, (hash, at)) in batch.iter().enumerate() {
+            if let Some((ahead, _)) = batch.get(i + AHEAD) {
+                self.index.prefetch(*ahead);
+            }
+            added += u64::from(self.index.raise(*hash, *at));
+        }
+        self.index.add_to_count(added);
     }
 }
 

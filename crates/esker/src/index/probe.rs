@@ -122,7 +122,7 @@ impl Index {
         if next != 0 {
             prefetch(self.overflow.bucket(next));
         }
-        self.first_in_front(hash)
+        self.first_match_in_front(hash).0
     }
 
     #[inline(always)]
@@ -158,33 +158,23 @@ impl Index {
         (hash & shape.0, Wanted::of_hash(hash, &self.geometry.unsplit_base))
     }
 
-    /// [`Index::first_match`] in the first bucket alone. Without an entry there, whether one may lie where it did not look; starts fetching that.
+    /// [`Index::first_match`] in the first bucket alone, and whether an entry may lie where it did not look; starts fetching
+    /// that.
     #[inline(always)]
-    pub(crate) fn first_match_in_front(&self, hash: u64) -> Result<u64, bool> {
-        self.entry_in_front(hash).map(near_address_of)
-    }
-
-    /// Where the record of that entry is, or 0.
-    #[inline(always)]
-    pub(crate) fn first_in_front(&self, hash: u64) -> u64 {
-        self.entry_in_front(hash).map_or(0, address_of)
-    }
-
-    #[inline(always)]
-    fn entry_in_front(&self, hash: u64) -> Result<u64, bool> {
+    pub(crate) fn first_match_in_front(&self, hash: u64) -> (u64, bool) {
         let place = self.locate(hash);
         let bucket = self.bucket_at(place.offset);
         let tags = bucket.tags();
         let equal = tags.equal(place.bits);
         if equal != 0 {
             // Acquire: as above.
-            return Ok(bucket.entry_of(equal).load(Acquire));
+            return (address_of(bucket.entry_of(equal).load(Acquire)), false);
         }
         let next = bucket.next();
         if next != 0 {
             prefetch(self.overflow.bucket(next));
         }
-        Err(next != 0 || tags.has_short())
+        (0, next != 0 || tags.has_short())
     }
 
     /// [`Probe::search`] in the buckets behind a link, with what is free before them.

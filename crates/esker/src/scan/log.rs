@@ -223,7 +223,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
         let head = engine.log.bounds.head.load(Relaxed);
         for (number, candidate) in group.iter().enumerate().filter(|(_, candidate)| candidate.is_asked) {
             // Should the entry lie behind the first bucket, that is fetched as well.
-            let first = engine.index.first_in_front(candidate.hash);
+            let (first, _) = engine.index.first_match_in_front(candidate.hash);
             let is_head = first == candidate.at;
             lives |= u64::from(is_head) << number;
             elsewhere[count] = number;

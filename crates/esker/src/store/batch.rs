@@ -313,13 +313,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let mut firsts = [0; GROUP];
         let mut further = 0u64;
         for (i, (first, hash)) in firsts.iter_mut().zip(hashes).enumerate() {
-            match index.first_match_in_front(*hash) {
-                Ok(at) => {
-                    *first = at;
-                    self.prefetch_record(at);
-                }
-                Err(is_further) => further |= u64::from(is_further) << i,
-            }
+            let (at, is_further) = index.first_match_in_front(*hash);
+            *first = at;
+            self.prefetch_record(at);
+            further |= u64::from(is_further) << i;
         }
         // Entries in overflow buckets: those were fetched meanwhile.
         while further != 0 {
@@ -363,42 +360,39 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ) -> Result<()> {
         let group = self.fetch_group(keys.iter().map(Borrow::borrow));
         let mut words = [0u64; GROUP];
-        // Of few keys: what nearly all do should not write them.
-        let (mut absent, mut waiting) = (0u64, 0u64);
+        let (mut live, mut waiting) = (0u64, 0u64);
         let mut pin = self.engine.epochs.pin()?.wary();
         pin.slot.count(Counter::Get, keys.len() as u64);
-        // Whoever begins to latch waits for this pin.
-        let is_latching = self.engine.epochs.is_latching();
-        for i in 0..keys.len().min(GROUP) {
-            let key = keys[i].borrow().bytes();
-            if is_latching && self.engine.is_held(group.hashes[i]) {
+        for (i, key) in keys.iter().enumerate() {
+            let key = key.borrow().bytes();
+            if self.engine.is_held(group.hashes[i]) {
                 drop(pin);
                 pin = self.pin_when_free(group.hashes[i])?.wary();
             }
-            // Looked up before the pin: it may be superseded by now, and then this get came first.
-            if let Some(record) = self.record_of(group.firsts[i], key).filter(Record::is_plain) {
-                words[i] = record.word_value(Self::KEY_WIDTH).load(Acquire);
-                continue;
-            }
-            match self.get_again(&pin, key, group.hashes[i], first + i) {
-                Ok(Some(word)) => words[i] = word,
-                Ok(None) => {
-                    absent |= 1 << i;
-                    self.count_miss(&pin, true);
+            match self.record_of(group.firsts[i], key) {
+                // Looked up before the pin: it may be superseded by now, and then this get came first.
+                Some(record) if record.is_plain() => {
+                    words[i] = record.word_value(Self::KEY_WIDTH).load(Acquire);
+                    live |= 1 << i;
                 }
-                Err(get) => {
-                    waiting |= 1 << i;
-                    cold.push(get);
-                }
+                _ => match self.get_again(&pin, key, group.hashes[i], first + i) {
+                    Ok(Some(word)) => {
+                        words[i] = word;
+                        live |= 1 << i;
+                    }
+                    Ok(None) => self.count_miss(&pin, true),
+                    Err(get) => {
+                        waiting |= 1 << i;
+                        cold.push(get);
+                    }
+                },
             }
         }
         drop(pin);
         for (i, word) in words[..keys.len()].iter().enumerate() {
-            if (absent | waiting) >> i & 1 == 0 {
+            if waiting >> i & 1 == 0 {
                 let bytes = word.to_ne_bytes();
-                visit(first + i, Some(V::view(&bytes[..Self::VALUE_WIDTH])));
-            } else if waiting >> i & 1 == 0 {
-                visit(first + i, None);
+                visit(first + i, (live >> i & 1 == 1).then(|| V::view(&bytes[..Self::VALUE_WIDTH])));
             }
         }
         Ok(())
