@@ -27,7 +27,7 @@ use crate::epoch::{Counter, Slot};
 use crate::error::{Error, Result};
 use crate::lines::{self, LineRecord};
 use crate::manifest::LOG;
-use crate::memory::{Region, ahead};
+use crate::memory::{Region, ahead, prefetch};
 use crate::record::ODD_LINE;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Rule, broken};
@@ -271,6 +271,14 @@ impl Log {
     pub(crate) fn pointer(&self, address: u64) -> *mut u8 {
         // SAFETY: the mask keeps the offset inside the region.
         unsafe { self.region.base().add((address & self.word_mask) as usize) }
+    }
+
+    /// Starts fetching the record at `address`, if it is in memory: three words of it, which may lie across two lines.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, address: u64) {
+        let at = self.pointer(address);
+        prefetch(at);
+        prefetch(at.wrapping_add(3 * 8 - 1));
     }
 
     /// True if no record is at `address` any more, or none ever was: a chain that leads there ends.

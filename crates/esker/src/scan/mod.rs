@@ -18,6 +18,7 @@
 
 mod chains;
 mod doubts;
+mod fetch;
 mod index;
 mod keys;
 mod log;
@@ -34,7 +35,6 @@ pub use plan::{Plan, Strategy};
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::memory::prefetch;
 use crate::record::{self, Record};
 use crate::snapshot::{Snapshot, View};
 use crate::store::Store;
@@ -205,14 +205,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
         } else {
             rows.drain(visit);
         }
-    }
-
-    #[inline(always)]
-    fn prefetch_record(&self, at: u64) {
-        let record = self.engine().log.pointer(at);
-        prefetch(record);
-        // A record of three words may lie across two lines.
-        prefetch(record.wrapping_add(23));
     }
 }
 

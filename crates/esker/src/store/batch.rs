@@ -1,4 +1,4 @@
-//! Many keys at once: first all buckets are fetched, then all records, then the work is done on lines that are there.
+//! Many keys at once: first all buckets are fetched, then all records, each twice, then the work is done on lines that are there.
 //! What is on the device is read in a stream, many keys at a time.
 
 use super::Store;
@@ -303,7 +303,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             self.engine.index.prefetch(*hash);
             count += 1;
         }
+        self.fetch_buckets_again(&hashes[..count]);
         Group { firsts: self.fetch_firsts(&hashes[..count]), hashes, looks_again: false }
+    }
+
+    /// A processor drops a prefetch for which it has no miss left to give (an AMD EPYC holds 24, and dropped one of seven in a row of 64), and who then
+    /// needs the line waits for all of it. What is there or under way takes nothing from a second one.
+    #[inline(always)]
+    fn fetch_buckets_again(&self, hashes: &[u64]) {
+        hashes.iter().for_each(|hash| self.engine.index.prefetch(*hash));
     }
 
     /// Brings the first records of up to [`GROUP`] keys, whose buckets should be here by now.
@@ -315,26 +323,23 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         for (i, (first, hash)) in firsts.iter_mut().zip(hashes).enumerate() {
             let (at, is_further) = index.first_match_in_front(*hash);
             *first = at;
-            self.prefetch_record(at);
+            self.engine.log.prefetch(at);
             further |= u64::from(is_further) << i;
         }
+        // Again, as the buckets.
+        firsts[..hashes.len()].iter().for_each(|at| self.engine.log.prefetch(*at));
         // Entries in overflow buckets: those were fetched meanwhile.
         while further != 0 {
             let i = further.trailing_zeros() as usize;
             let seen = index.lookup(hashes[i]);
-            self.prefetch_record(seen.address());
+            self.engine.log.prefetch(seen.address());
             firsts[i] = if index.leads_surely(&seen) { seen.address() } else { 0 };
+            if hashes[i + 1..].contains(&hashes[i]) {
+                tell_equal_keys(hashes, &mut firsts, i);
+            }
             further &= further - 1;
         }
         firsts
-    }
-
-    #[inline(always)]
-    fn prefetch_record(&self, at: u64) {
-        let at = self.engine.log.pointer(at);
-        prefetch(at);
-        // A record of three words may lie across two lines.
-        prefetch(at.wrapping_add(23));
     }
 
     /// Under a pin; the record's first lines should be here by now.
@@ -462,6 +467,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     fn cold_get(&self, key: usize, hash: u64, seen: Seen, found: &Found) -> ColdGet {
         let at = if let Found::Cold { at, .. } = found { *at } else { 0 };
         ColdGet { key, hash, seen, walk: Walk::new(&self.engine, at).of_get(Some(hash)) }
+    }
+}
+
+/// What was looked up behind its first bucket may be newer than what an equal key after it found, if the entry came to the front meanwhile: for
+/// another change of the same key that is not the newest any more.
+#[cold]
+pub(super) fn tell_equal_keys(hashes: &[u64], firsts: &mut [u64; GROUP], of: usize) {
+    for (at, hash) in hashes.iter().enumerate().skip(of + 1) {
+        if *hash == hashes[of] {
+            firsts[at] = firsts[of];
+        }
     }
 }
 

@@ -307,3 +307,69 @@ fn updates_know_of_no_later_line() {
     an_update_knows_of_no_later_line::<[u64; 2]>(|n| [n; 2], |n| n[0]);
     an_update_knows_of_no_later_line::<[u8]>(|n| vec![n as u8; 9], |n| u64::from(n[0]));
 }
+
+/// Key 1 is asked for twice, with a new key and others before it; `then` runs between the look-up of the second and the change of what comes
+/// first.
+fn twice_after_a_new_key(then: impl Fn(&Store<u64, u64>)) -> Option<u64> {
+    let store: Store<u64, u64> = Options::new().memory(16 << 20).background(false).in_memory().unwrap();
+    (2..40).for_each(|key| store.put(&key, &0).unwrap());
+    store.put(&1, &1).unwrap();
+    let (nothing, then) = (|| (), || then(&store));
+    let mut keys =
+        [1_000, 2, 3, 4, 5, 1, 7, 8, 9, 10, 11, 12, 13, 1, 14, 15].map(|key| Hooked { key, asked: Cell::new(0), then: &nothing });
+    keys[1].then = &then;
+    store.rmw_many(&keys, |_, old| old.unwrap_or(0) + 1).unwrap();
+    store.get(&1).unwrap()
+}
+
+fn put_elsewhere(store: &Store<u64, u64>) {
+    std::thread::scope(|scope| scope.spawn(|| store.put(&1, &100).unwrap()).join().unwrap());
+}
+
+#[test]
+fn what_one_of_two_equal_keys_sees_the_other_does() {
+    let in_a_cut = twice_after_a_new_key(|store| {
+        let read_only = &store.engine_for_test().log.bounds.read_only;
+        let cut = read_only.swap(NOWHERE, SeqCst);
+        put_elsewhere(store);
+        read_only.store(cut, SeqCst);
+    });
+    assert_eq!(in_a_cut, Some(102));
+    let while_it_leaves = twice_after_a_new_key(|store| {
+        let engine = store.engine_for_test();
+        let at = engine.index.lookup(hash_of_one(store)).address();
+        // SAFETY: the address of a record in memory, which stays there.
+        let record = unsafe { crate::record::Record::new(engine.log.pointer(at)) };
+        assert!(record.leave());
+        put_elsewhere(store);
+        record.stay();
+    });
+    assert_eq!(while_it_leaves, Some(102));
+}
+
+#[test]
+fn a_get_of_many_sees_what_its_visits_did() {
+    let files = std::sync::Arc::new(crate::MemoryStorage::new());
+    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files).unwrap();
+    let keys: Vec<u64> = (0..200).collect();
+    keys.iter().for_each(|key| store.put(key, &1).unwrap());
+    store.commit().unwrap();
+    let change = |key: &u64| if key.is_multiple_of(2) { store.put(key, &2).unwrap() } else { _ = store.delete(key).unwrap() };
+    let mut old = 0;
+    // Visits come after each 64 keys.
+    let visit = |number, value| match number {
+        0 => keys[64..].iter().for_each(change),
+        64.. if value == Some(1) => old += 1,
+        _ => {}
+    };
+    store.get_many(&keys, visit).unwrap();
+    assert_eq!(old, 0, "values of before");
+}
+
+#[test]
+fn equal_keys_after_one_that_lay_behind_its_bucket_are_told() {
+    let mut firsts = [0; super::batch::GROUP];
+    firsts[..5].copy_from_slice(&[8, 16, 24, 32, 40]);
+    super::batch::tell_equal_keys(&[1, 7, 9, 7, 7], &mut firsts, 1);
+    assert_eq!(firsts[..6], [8, 16, 24, 16, 16, 0]);
+}
