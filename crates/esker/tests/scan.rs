@@ -315,11 +315,15 @@ fn what_lies_between_records_need_not_be_read() {
     (0..KEYS).for_each(|n| store.put(&n, &n).unwrap());
     device.1.store(10 * SECTOR_BYTES as u64, Relaxed);
     let sum = |keys: &[u64]| store.scan().keys(keys).aggregate(Sum(|_, value: u64| value));
+    // Those in the hole follow each other. An older key that shares its entry with one of them is behind it, and lost as well: hardly ever one, but
+    // where a hash function puts two keys together it often does so with others as far apart.
     let lost: Vec<u64> = (0..8_000).filter(|key| store.get(key).is_err()).collect();
-    assert!((1..=170).contains(&lost.len()), "a block holds so many: {}", lost.len());
-    let (first, last) = (lost[0], lost[lost.len() - 1]);
+    let hole = lost.chunk_by(|a, b| a + 1 == *b).max_by_key(|run| run.len()).unwrap();
+    assert!((100..=180).contains(&hole.len()), "a block holds so many: {}", hole.len());
+    let (first, last) = (hole[0], hole[hole.len() - 1]);
     // Of blocks around the hole, some near enough to be read together; one twice, for it may be.
-    let around = [first - 500, first - 2, first - 1, first - 1, last + 1, last + 300, last + 5_000];
+    let kept = |key| (0..=key).rev().find(|key| !lost.contains(key)).unwrap();
+    let around = [first - 500, first - 2, first - 1, first - 1, last + 1, last + 300, last + 5_000].map(kept);
     let before = store.stats().operations.device_reads;
     assert_eq!(sum(&around).unwrap(), around.iter().map(|key| i128::from(*key)).sum());
     assert!(store.stats().operations.device_reads > before + 2);
