@@ -79,16 +79,6 @@ impl Index {
         end_of(position, bits)
     }
 
-    /// The same for the bucket behind it, once it is here.
-    pub(crate) fn prefetch_behind_position(&self, position: u64) -> Option<u64> {
-        let (place, bits) = self.bucket_of(position);
-        let next = self.bucket_at(place.offset).next();
-        if next != 0 {
-            prefetch(self.overflow.bucket(next));
-        }
-        end_of(position, bits)
-    }
-
     /// Takes a copy of a position's bucket; under a pin. Where the next one begins, if there is one.
     pub(crate) fn copy_bucket(&self, position: u64, into: &mut Bucketful) -> Option<u64> {
         let mut spins = 0u32;

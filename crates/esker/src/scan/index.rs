@@ -6,22 +6,15 @@
 //! on the device are followed there together.
 
 use super::rows::{ROWS_BYTES, Rows};
-use super::{Frame, Listed, Visit, chains};
+use super::{Frame, Visit, chains};
 use crate::error::Result;
 use crate::index::{Bucketful, position};
 use crate::record::{ADDRESS_MASK, Record};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
 
-/// Buckets that are taken under one pin, and those whose keys a caller tests meanwhile.
-const BUCKETS: usize = 64;
-const BUCKETS_TESTED: usize = 16;
-/// So many buckets before its turn a bucket has these done: it is fetched, the one behind it is, its records are, and once more, for a
-/// processor that had no room for them drops prefetches.
-const BUCKET_AHEAD: usize = 8;
-const BEHIND_AHEAD: usize = 5;
-const RECORDS_AHEAD: usize = 2;
-const RECORDS_AGAIN: usize = 1;
+/// Buckets whose cache misses overlap.
+pub(super) const BUCKETS: usize = 16;
 /// Chains that are kept before they are read from the device.
 const COLD_CHAINS: usize = 1 << 14;
 /// Parts of the index that threads take in turns.
@@ -61,26 +54,6 @@ struct Taken {
     last: u64,
 }
 
-/// Where buckets begin, one after the other: so many more, up to the last position.
-struct Positions {
-    next: Option<u64>,
-    last: u64,
-    left: usize,
-}
-
-impl Positions {
-    /// Does something to the next bucket, which tells where that ends.
-    #[inline(always)]
-    fn step(&mut self, act: impl FnOnce(u64) -> Option<u64>) {
-        if self.left > 0
-            && let Some(at) = self.next
-        {
-            self.left -= 1;
-            self.next = act(at).filter(|at| *at <= self.last);
-        }
-    }
-}
-
 impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByIndex<'a, K, V> {
     pub(super) fn new(frame: &'a Frame<'a, K, V>) -> Self {
         Self { frame, next: AtomicU64::new(0) }
@@ -89,7 +62,6 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByIndex<'a, K, V> {
     /// One thread's share.
     pub(super) fn work(&self, visit: &mut impl Visit) -> Result<()> {
         let (mut walker, mut rows) = (Walker::default(), Rows::default());
-        let buckets = if matches!(self.frame.listed, Listed::If(_)) { BUCKETS_TESTED } else { BUCKETS };
         loop {
             let part = self.next.fetch_add(1, Relaxed);
             if part >= PARTS {
@@ -99,7 +71,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByIndex<'a, K, V> {
             let last = from | (u64::MAX >> PARTS_BITS);
             let mut at = Some(from);
             while let Some(from) = at {
-                at = self.frame.walk(&mut walker, from, last, buckets, &mut rows)?;
+                at = self.frame.walk(&mut walker, from, last, BUCKETS, &mut rows)?;
                 self.frame.show(&mut rows, visit);
                 if walker.cold.len() >= COLD_CHAINS {
                     self.frame.follow_cold(&mut walker, visit)?;
@@ -117,43 +89,29 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
         // Wary: a list that is a test is the caller's.
         let _pin = self.engine().epochs.pin()?.wary();
         let index = &self.engine().index;
-        let positions = || Positions { next: Some(from), last, left: buckets };
-        let (mut to_fetch, mut to_fetch_behind, mut to_copy) = (positions(), positions(), positions());
-        (0..BUCKET_AHEAD).for_each(|_| to_fetch.step(|at| index.prefetch_position(at)));
-        (0..BEHIND_AHEAD).for_each(|_| to_fetch_behind.step(|at| index.prefetch_behind_position(at)));
+        let mut ahead = Some(from);
+        for _ in 0..buckets {
+            ahead = ahead.and_then(|at| index.prefetch_position(at)).filter(|at| *at <= last);
+        }
         walker.buckets.resize_with(buckets, Taken::default);
-        let mut count = 0;
-        for turn in 0usize.. {
-            to_fetch.step(|at| index.prefetch_position(at));
-            to_fetch_behind.step(|at| index.prefetch_behind_position(at));
-            to_copy.step(|at| {
-                let taken = &mut walker.buckets[count];
-                count += 1;
-                let end = index.copy_bucket(at, &mut taken.bucket);
-                (taken.from, taken.last) = (at, end.map_or(u64::MAX, |end| end - 1).min(last));
-                self.prefetch_records(taken);
-                end
-            });
-            let copied = &walker.buckets[..count];
-            let before = |turns| turn.checked_sub(turns).and_then(|number| copied.get(number));
-            before(RECORDS_AHEAD - RECORDS_AGAIN).inspect(|taken| self.prefetch_records(taken));
-            match before(RECORDS_AHEAD) {
-                Some(taken) if rows.bytes() > ROWS_BYTES => return Ok(Some(taken.from)),
-                Some(taken) => taken
-                    .bucket
-                    .addresses()
-                    .enumerate()
-                    .for_each(|(entry, address)| self.take_chain(taken, entry, address, &mut walker.met, &mut walker.cold, rows)),
-                None if turn >= RECORDS_AHEAD => break,
-                None => {}
+        let (mut next, mut count) = (Some(from), 0);
+        for taken in &mut walker.buckets {
+            let Some(at) = next else { break };
+            let end = index.copy_bucket(at, &mut taken.bucket);
+            (taken.from, taken.last) = (at, end.map_or(u64::MAX, |end| end - 1).min(last));
+            taken.bucket.addresses().for_each(|address| self.prefetch_record(address));
+            next = end.filter(|at| *at <= last);
+            count += 1;
+        }
+        for taken in &walker.buckets[..count] {
+            if rows.bytes() > ROWS_BYTES {
+                return Ok(Some(taken.from));
+            }
+            for (entry, address) in taken.bucket.addresses().enumerate() {
+                self.take_chain(taken, entry, address, &mut walker.met, &mut walker.cold, rows);
             }
         }
-        Ok(to_copy.next)
-    }
-
-    #[inline(always)]
-    fn prefetch_records(&self, taken: &Taken) {
-        taken.bucket.addresses().for_each(|address| self.engine().log.prefetch(address));
+        Ok(next)
     }
 
     /// Takes the keys of one chain as far as it lies in memory. Under a pin.

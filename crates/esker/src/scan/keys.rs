@@ -1,9 +1,9 @@
 //! By keys: each key of a list is looked up, in groups whose cache misses overlap; what is cold is read from the device together.
 
-use super::fetch::Fetch;
 use super::rows::{ROWS_BYTES, Rows};
 use super::{Frame, Visit, chains};
 use crate::error::Result;
+use crate::index::Seen;
 use crate::snapshot::Newest;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::hint;
@@ -11,10 +11,9 @@ use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
 
-/// Keys that are fetched in one go.
-const GROUP: usize = 512;
-/// Keys that a thread takes at once, and cold ones whose reads overlap.
-const KEYS_TAKEN: usize = 8 * GROUP;
+const GROUP: usize = 64;
+/// Groups that a thread takes at once, and cold keys whose reads overlap.
+const KEYS_TAKEN: usize = 64 * GROUP;
 
 /// A list of keys, whatever holds them.
 pub(super) trait List: Send + Sync {
@@ -93,16 +92,27 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
     #[inline(always)]
     fn look_up(&self, group: &[&'a [u8]], rows: &mut Rows, cold: &mut Vec<(u64, &'a [u8])>, visit: &mut impl Visit) -> Result<()> {
         let engine = self.frame.engine();
-        let mut fetch = Fetch::new(engine, group.iter().map(|key| self.frame.hash(key)));
-        let mut rest = group.iter().copied().peekable();
+        let mut hashes = [0; GROUP];
+        let mut seen = [Seen::default(); GROUP];
+        for (hash, key) in hashes.iter_mut().zip(group) {
+            *hash = self.frame.hash(key);
+            engine.index.prefetch(*hash);
+        }
+        for hash in &hashes[..group.len()] {
+            // Should the entry lie behind the first bucket, that is fetched as well.
+            self.frame.prefetch_record(engine.index.first_match_in_front(*hash).0);
+        }
+        for (seen, hash) in seen.iter_mut().zip(&hashes[..group.len()]) {
+            *seen = engine.index.lookup(*hash);
+        }
+        let mut rest = group.iter().copied().zip(hashes).zip(seen).peekable();
         while rest.peek().is_some() {
             let pin = engine.epochs.pin()?;
             while rows.bytes() < ROWS_BYTES
-                && let Some(key) = rest.next()
+                && let Some(((key, hash), seen)) = rest.next()
             {
-                let hash = fetch.turn();
                 if self.frame.wants(key) {
-                    self.find(key, hash, rows, cold);
+                    self.find(key, hash, seen, rows, cold);
                 }
             }
             drop(pin);
@@ -113,10 +123,9 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
 
     /// Under a pin.
     #[inline(always)]
-    fn find(&self, key: &'a [u8], hash: u64, rows: &mut Rows, cold: &mut Vec<(u64, &'a [u8])>) {
+    fn find(&self, key: &'a [u8], hash: u64, mut seen: Seen, rows: &mut Rows, cold: &mut Vec<(u64, &'a [u8])>) {
         let frame = self.frame;
         loop {
-            let seen = frame.engine().index.lookup(hash);
             match frame.engine().newest_in(&frame.view, seen.address(), 0, |record| frame.key_of(record) == key) {
                 // The wrong bucket, or a shorter tag, if it was moving.
                 Newest::Memory(_) if !frame.engine().index.leads_surely(&seen) => hint::spin_loop(),
@@ -125,6 +134,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
                 Newest::Cold(at) => return cold.push((at, key)),
                 Newest::Nowhere { .. } => return,
             }
+            seen = frame.engine().index.lookup(hash);
         }
     }
 }

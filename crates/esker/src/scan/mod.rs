@@ -18,7 +18,6 @@
 
 mod chains;
 mod doubts;
-mod fetch;
 mod index;
 mod keys;
 mod log;
@@ -205,6 +204,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
         } else {
             rows.drain(visit);
         }
+    }
+
+    #[inline(always)]
+    fn prefetch_record(&self, at: u64) {
+        self.engine().log.prefetch(at);
     }
 }
 

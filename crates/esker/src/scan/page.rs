@@ -1,6 +1,6 @@
 //! What outlives a call: cursors and iterators. Both walk the index, by position.
 
-use super::index::Walker;
+use super::index::{BUCKETS, Walker};
 use super::rows::Rows;
 use super::{Filter, Frame, Scan};
 use crate::error::{Error, Result};
@@ -12,8 +12,6 @@ use std::collections::VecDeque;
 
 /// So many keys that [`Scan::delete`] has found are deleted together: calls that are durable by themselves share a line.
 const DELETED_AT_ONCE: usize = 1024;
-/// Buckets whose keys are taken together.
-const BUCKETS: usize = 16;
 /// How finely it tells how far it is.
 const PARTS_IN_ALL: u64 = 1 << 32;
 
