@@ -99,7 +99,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
             let Some(at) = next else { break };
             let end = index.copy_bucket(at, &mut taken.bucket);
             (taken.from, taken.last) = (at, end.map_or(u64::MAX, |end| end - 1).min(last));
-            taken.bucket.addresses().for_each(|address| self.prefetch_record(address));
+            taken.bucket.addresses().for_each(|address| self.engine().log.prefetch(address));
             next = end.filter(|at| *at <= last);
             count += 1;
         }

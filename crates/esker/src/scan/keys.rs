@@ -100,7 +100,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
         }
         for hash in &hashes[..group.len()] {
             // Should the entry lie behind the first bucket, that is fetched as well.
-            self.frame.prefetch_record(engine.index.first_match_in_front(*hash).0);
+            engine.log.prefetch(engine.index.first_match_in_front(*hash).0);
         }
         for (seen, hash) in seen.iter_mut().zip(&hashes[..group.len()]) {
             *seen = engine.index.lookup(*hash);

@@ -205,11 +205,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
             rows.drain(visit);
         }
     }
-
-    #[inline(always)]
-    fn prefetch_record(&self, at: u64) {
-        self.engine().log.prefetch(at);
-    }
 }
 
 /// The way a scan takes.
