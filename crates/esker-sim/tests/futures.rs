@@ -28,6 +28,8 @@ use xxhash_rust::xxh3::xxh3_64;
 const SEEDS: u64 = 4;
 const LANES: u64 = 100;
 const LANE_KEYS: usize = 40;
+/// Keys of a batch.
+const BATCH_KEYS: usize = 8;
 /// Futures that a lane begins.
 const CALLS: u64 = 80;
 /// Keys that all lanes count.
@@ -161,6 +163,32 @@ impl<V: Held + ?Sized> World<V> {
         tx.commit_async().await
     }
 
+    /// One kind of batch over these keys, to `new`, or by it.
+    async fn change_many(&self, batch: Batch, keys: [u64; BATCH_KEYS], olds: [State; BATCH_KEYS], new: &[u8]) -> Result<()> {
+        match batch {
+            Batch::Get => {
+                let mut seen: [Option<State>; BATCH_KEYS] = Default::default();
+                self.store
+                    .get_many_async(&keys, |i, value| assert!(seen[i].replace(value.map(V::seen)).is_none(), "visited twice"))
+                    .await?;
+                assert!(seen == olds.map(Some), "a batch of gets of key {} and others", keys[0]);
+                Ok(())
+            }
+            Batch::Put => self.store.put_many_async(&keys.map(|key| (key, V::own(new)))).await,
+            Batch::Update => {
+                let update = |i: usize, old: Option<V::View<'_>>| {
+                    assert!(old.map(V::seen) == olds[i], "an update of key {} in a batch", keys[i]);
+                    V::own(new)
+                };
+                self.store.rmw_many_async(&keys, update).await
+            }
+            Batch::Delete => {
+                let count = olds.iter().flatten().count();
+                self.store.delete_many_async(&keys).await.map(|now| assert_eq!(now, count, "a batch of deletions of key {}", keys[0]))
+            }
+        }
+    }
+
     /// Adds one to a number that others add to.
     async fn count(&self, which: usize, by_transaction: bool) -> Result<()> {
         let key = COUNTED + which as u64;
@@ -252,6 +280,16 @@ struct Running {
     /// The keys of the lane that it changes.
     changes: Vec<usize>,
     is_commit: bool,
+    /// All of it is made or nothing.
+    is_whole: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Batch {
+    Get,
+    Put,
+    Update,
+    Delete,
 }
 
 struct Lane {
@@ -286,7 +324,7 @@ impl Lane {
         let (key, old, new) = (self.key(at), self.newest(at), V::of(self.number << 32 | self.begun));
         let (which, flag) = (self.random.random_range(0..COUNTED_KEYS), self.random.random());
         let mut changes = Vec::new();
-        let mut is_commit = false;
+        let (mut is_commit, mut is_whole) = (false, true);
         let mut change = |at, state| changes.push((at, state));
         let judge = move |is_right: bool, call: &str| assert!(is_right, "{call} of key {key}");
         let task = match self.random.random_range(0..100) {
@@ -316,7 +354,21 @@ impl Lane {
                 ats.iter().for_each(|other| change(*other, (!flag || *other != ats[2]).then(|| new.clone())));
                 Task::new(async move { world.change_three(keys, olds, &new, flag).await })
             }
-            84..95 => Task::new(async move { world.count(which, flag).await }),
+            84..91 => {
+                let batch = [Batch::Get, Batch::Put, Batch::Update, Batch::Delete][self.random.random_range(0..4)];
+                // Distinct ones: 8 times 5 places on.
+                let ats: [usize; BATCH_KEYS] = std::array::from_fn(|i| (at + 5 * i) % LANE_KEYS);
+                let (keys, olds) = (ats.map(|at| self.key(at)), ats.map(|at| self.newest(at)));
+                let becomes = match batch {
+                    Batch::Get => None,
+                    Batch::Put | Batch::Update => Some(Some(new.clone())),
+                    Batch::Delete => Some(None),
+                };
+                becomes.iter().for_each(|state| ats.iter().for_each(|at| change(*at, state.clone())));
+                is_whole = false;
+                Task::new(async move { world.change_many(batch, keys, olds, &new).await })
+            }
+            91..96 => Task::new(async move { world.count(which, flag).await }),
             _ => {
                 is_commit = true;
                 Task::new(async move { world.store.commit_async().await })
@@ -326,15 +378,16 @@ impl Lane {
             self.records[at].states.push(state);
             at
         });
-        Running { task, changes: changes.collect(), is_commit }
+        Running { task, changes: changes.collect(), is_commit, is_whole }
     }
 
     /// Polls the future if it was woken, or for nothing; drops it now and then. False if there was nothing to do.
     fn step<V: Held + ?Sized>(&mut self, world: &Arc<World<V>>) -> bool {
         let Some(mut running) = self.running.take().or_else(|| self.next(world)) else { return false };
         if running.task.was_polled() && self.random.random_ratio(1, world.one_is_dropped_in) {
-            drop(running.task);
-            self.settle(world, &running.changes, true);
+            let Running { task, changes, is_whole, .. } = running;
+            drop(task);
+            self.settle(world, &changes, true, is_whole);
             return true;
         }
         if running.task.is_waiting() && !(world.is_hasty && self.random.random_ratio(1, 50)) {
@@ -345,10 +398,10 @@ impl Lane {
             Poll::Pending => self.running = Some(running),
             Poll::Ready(Ok(())) => self.acknowledge(world, &running),
             // Keys of two transactions may share a latch.
-            Poll::Ready(Err(Error::Conflict { .. })) => self.settle(world, &running.changes, false),
+            Poll::Ready(Err(Error::Conflict { .. })) => self.settle(world, &running.changes, false, running.is_whole),
             Poll::Ready(Err(error)) => {
                 world.excuse(&error);
-                self.settle(world, &running.changes, true);
+                self.settle(world, &running.changes, true, running.is_whole);
             }
         }
         true
@@ -380,15 +433,15 @@ impl Lane {
         }
     }
 
-    /// What a future that failed or was dropped was to change is changed or not, but all of it or nothing.
-    fn settle<V: Held + ?Sized>(&mut self, world: &World<V>, changes: &[usize], may_be_made: bool) {
+    /// What a future that failed or was dropped was to change is changed or not, but all of it or nothing; of a batch, each key.
+    fn settle<V: Held + ?Sized>(&mut self, world: &World<V>, changes: &[usize], may_be_made: bool, is_whole: bool) {
         let mut was_made = None;
         for &at in changes {
             let Some(now) = world.look(self.key(at)) else { return };
             let record = &mut self.records[at];
             let [.., old, new] = &record.states[..] else { unreachable!("a change comes behind a state") };
             assert!(now == *old || may_be_made && now == *new, "key {at} of lane {} after a change that failed", self.number);
-            if old != new {
+            if old != new && is_whole {
                 let is_made = now == *new;
                 assert_eq!(*was_made.get_or_insert(is_made), is_made, "half of a transaction of lane {}", self.number);
             }

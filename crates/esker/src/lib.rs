@@ -23,7 +23,7 @@
 //! | open or make a store | [`Options::open`], [`Options::in_memory`], [`Options::open_temporary`] |
 //! | read and write one key | [`Store::get`], [`Store::put`], [`Store::rmw`], [`Store::append`], [`Store::delete`] |
 //! | many keys, whose cache misses and device reads overlap | [`Store::get_many`], [`Store::put_many`], [`Store::rmw_many`], [`Store::append_many`], [`Store::delete_many`] |
-//! | one key without blocking a thread, under any executor | [`Store::get_async`] and its kin, [`Store::commit_async`], [`Store::transaction_async`] |
+//! | the same without blocking a thread, under any executor | [`Store::get_async`], [`Store::get_many_async`] and their kin, [`Store::commit_async`], [`Store::transaction_async`] |
 //! | make writes durable | [`Store::commit`], [`Durability`] |
 //! | change several keys at one moment | [`Store::transaction`], [`Store::begin`] |
 //! | change one key on a condition | [`Store::compare_and_swap`], [`Store::put_if_absent`], [`Store::put_if_version`] |

@@ -124,6 +124,13 @@ fn futures_can_move_between_threads() {
     drop(assert_send(words.rmw_async(&1, |old| old.unwrap_or(0))));
     drop(assert_send(blobs.rmw_async(b"", |_| vec![])));
     drop(assert_send(blobs.append_async(b"", b"")));
+    drop(assert_send(words.get_with_async(&1, |value| value + 1)));
+    drop(assert_send(words.get_many_async(&[1], |_, _| ())));
+    drop(assert_send(words.put_many_async(&[(1, 1)])));
+    drop(assert_send(words.rmw_many_async(&[1], |_, old| old.unwrap_or(0))));
+    drop(assert_send(words.delete_many_async(&[1])));
+    drop(assert_send(blobs.get_many_async::<&[u8]>(&[b""], |_, _| ())));
+    drop(assert_send(blobs.append_many_async::<&[u8], &[u8]>(&[(b"", b"")])));
     drop(assert_send(count_by_hand(&words)));
 }
 
@@ -184,6 +191,125 @@ fn bytes_agree_with_a_model() {
         assert_eq!(block_on(store.rmw_async(key, |old| old.unwrap().to_vec())).unwrap(), *value);
     }
     assert!(store.stats().operations.device_reads > 1_000);
+}
+
+/// Scattered, most of them cold.
+fn scattered(count: u64) -> Vec<u64> {
+    (0..count).map(|i| i * 7_919 % KEYS).collect()
+}
+
+#[test]
+fn batches_of_words_agree_with_a_model() {
+    let store = spilled(Arc::new(MemoryDevice::default()));
+    let mut keys = scattered(20_000);
+    keys.push(KEYS + 1);
+    let mut seen = vec![None; keys.len()];
+    block_on(store.get_many_async(&keys, |i, value| assert!(seen[i].replace(value).is_none(), "visited twice"))).unwrap();
+    let expected = |key: &u64| Some((*key < KEYS).then_some(key * 3));
+    assert!(keys.iter().map(expected).eq(seen), "a batch of gets");
+
+    // Each key twice, far apart and near; each time it is told what the time before made of it.
+    let twice: Vec<u64> = keys.iter().chain(&keys).chain(&keys[..100]).chain(&keys[..100]).copied().collect();
+    let mut turns: HashMap<u64, u64> = HashMap::new();
+    let update = |i: usize, old: Option<u64>| {
+        let turn = turns.entry(twice[i]).or_default();
+        let base = if twice[i] < KEYS { twice[i] * 3 } else { 0 };
+        assert_eq!(old.unwrap_or(0), base + *turn, "key {} at its turn {turn}", twice[i]);
+        *turn += 1;
+        old.unwrap_or(0) + 1
+    };
+    block_on(store.rmw_many_async(&twice, update)).unwrap();
+    assert_eq!(turns.values().sum::<u64>(), twice.len() as u64, "no one else was at it: each closure runs once");
+
+    assert_eq!(block_on(store.delete_many_async(&twice)).unwrap(), keys.len());
+    assert_eq!(block_on(store.delete_many_async(&keys)).unwrap(), 0);
+    block_on(store.get_many_async(&keys, |i, value| assert_eq!(value, None, "key {}", keys[i]))).unwrap();
+
+    let pairs: Vec<(u64, u64)> = keys.iter().chain(&keys).zip(0..).map(|(key, value)| (*key, value)).collect();
+    block_on(store.put_many_async(&pairs)).unwrap();
+    let second = keys.len() as u64..;
+    for (key, value) in keys.iter().zip(second) {
+        assert_eq!(store.get(key).unwrap(), Some(value), "of equal keys the later one counts");
+    }
+    assert!(store.stats().operations.device_reads > 10_000);
+}
+
+#[test]
+fn batches_of_bytes_agree_with_a_model() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").promotion(false).open_temporary().unwrap();
+    let value = |key: u64| vec![key as u8; 100 + key as usize % 900];
+    let pairs: Vec<(u64, Vec<u8>)> = (0..100_000).map(|key| (key, value(key))).collect();
+    // The log turns many times: each time the future waits for room.
+    block_on(store.put_many_async(&pairs)).unwrap();
+    let keys: Vec<u64> = (0..5_000).map(|i| i * 17).collect();
+    let appended: Vec<(u64, &[u8])> =
+        keys.iter().map(|key| (*key, &b"one"[..])).chain(keys.iter().map(|key| (*key, &b"two"[..]))).collect();
+    block_on(store.append_many_async(&appended)).unwrap();
+    let mut visited = 0;
+    let check = |i: usize, now: Option<&[u8]>| {
+        assert_eq!(now, Some(&[&value(keys[i])[..], b"onetwo"].concat()[..]), "key {}", keys[i]);
+        visited += 1;
+    };
+    block_on(store.get_many_async(&keys, check)).unwrap();
+    assert_eq!(visited, keys.len());
+    block_on(store.rmw_many_async(&keys, |i, old| old.unwrap()[..i % 50].to_vec())).unwrap();
+    assert_eq!(block_on(store.get_with_async(&keys[7], <[u8]>::len)).unwrap(), Some(7));
+    assert_eq!(block_on(store.delete_many_async(&keys)).unwrap(), keys.len());
+    assert_eq!(block_on(store.get_with_async(&keys[7], <[u8]>::len)).unwrap(), None);
+    assert!(store.stats().operations.device_reads > 5_000);
+}
+
+#[test]
+fn the_reads_of_a_batch_overlap() {
+    let (device, store) = watched();
+    device.set_gate(true);
+    let keys = scattered(500);
+    let mut sum = 0;
+    let mut future = polled_once(store.get_many_async(&keys, |_, value| sum += value.unwrap()));
+    device.set_gate(false);
+    block_on(future.as_mut()).unwrap();
+    drop(future);
+    assert_eq!(sum, keys.iter().map(|key| key * 3).sum::<u64>());
+    device.set_gate(true);
+    let mut future = polled_once(store.rmw_many_async(&keys, |_, old| old.unwrap() + 1));
+    device.set_gate(false);
+    block_on(future.as_mut()).unwrap();
+    let most = device.most.load(SeqCst);
+    assert!(most > 50, "only {most} of 500 reads were under way together");
+}
+
+#[test]
+fn a_failing_read_ends_a_batch_of_futures() {
+    let (device, store) = watched();
+    let mut keys = scattered(300);
+    // In memory, before and behind what is cold.
+    keys.insert(0, KEYS - 1);
+    keys.push(KEYS - 2);
+    device.fails.store(true, SeqCst);
+    let mut visited = 0;
+    let ended = block_on(store.get_many_async(&keys, |_, value| visited += usize::from(value.is_some())));
+    assert!(matches!(ended, Err(Error::Io(_))), "{ended:?}");
+    assert!(visited < keys.len());
+    let ended = block_on(store.rmw_many_async(&keys, |_, old| old.unwrap() + 1));
+    assert!(matches!(ended, Err(Error::Io(_))), "{ended:?}");
+    assert_eq!(block_on(store.get_async(&keys[0])).unwrap(), Some(keys[0] * 3 + 1), "what comes before the key that failed is done");
+    let ended = block_on(store.delete_many_async(&keys));
+    assert!(matches!(ended, Err(Error::Io(_))), "{ended:?}");
+    assert_eq!(block_on(store.get_async(&keys[0])).unwrap(), None);
+    device.fails.store(false, SeqCst);
+    let of_first_cold = block_on(store.get_async(&keys[1])).unwrap();
+    assert_eq!(of_first_cold, Some(keys[1] * 3), "what failed is as it was");
+}
+
+#[test]
+fn a_batch_waits_for_room_as_a_future() {
+    let store = spilled(Arc::new(MemoryDevice::default()));
+    let pairs: Vec<(u64, u64)> = (KEYS..2 * KEYS).map(|key| (key, key * 3)).collect();
+    let mut future = polled_once(store.put_many_async(&pairs));
+    block_on(future.as_mut()).unwrap();
+    drop(future);
+    let cold: Vec<u64> = (0..20_000).map(|key| key * 90).collect();
+    block_on(store.get_many_async(&cold, |i, value| assert_eq!(value, Some(cold[i] * 3)))).unwrap();
 }
 
 #[test]

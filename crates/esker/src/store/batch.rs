@@ -6,7 +6,8 @@ use super::chain::{Places, Walk, Walked};
 use super::cold::Cold;
 use super::find::Found;
 use super::read::with_scratch;
-use super::step::{Known, Step, pause};
+use super::step::{Known, Step};
+use super::waiting::{Waits, brought_here};
 use crate::ahead::of_stream;
 use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::{Counter, Pin};
@@ -27,11 +28,11 @@ const AHEAD: usize = 2;
 const VALUE_AHEAD_MAX: usize = 2 << 10;
 const CACHE_LINE: usize = 64;
 /// Keys that are looked up before what they lack is read: many times the device's depth.
-const PART: usize = 64 * GROUP;
+pub(super) const PART: usize = 64 * GROUP;
 
 /// A group's hashes, and the first record of each key's entry (below the log where there is none).
-struct Group {
-    hashes: [u64; GROUP],
+pub(super) struct Group {
+    pub(super) hashes: [u64; GROUP],
     firsts: [u64; GROUP],
     looks_again: bool,
 }
@@ -52,9 +53,9 @@ impl Group {
 }
 
 /// A key of a batch that waits for the device.
-struct ColdGet {
-    key: usize,
-    hash: u64,
+pub(super) struct ColdGet {
+    pub(super) key: usize,
+    pub(super) hash: u64,
     seen: Seen,
     walk: Walk,
 }
@@ -69,7 +70,7 @@ struct GetMany<'a, K: Key + ?Sized, V: Value + ?Sized, Q, F> {
     /// To be read: the last one first, so that a chain's next record comes before another chain.
     waiting: Vec<ColdGet>,
     reading: Places<ColdGet>,
-    /// Found nowhere while their buckets were moving: they are looked up again at the end.
+    /// Found nowhere while their buckets were moving, or held: they are looked up again at the end.
     unsettled: Vec<ColdGet>,
     reads: u64,
     result: Result<()>,
@@ -112,44 +113,65 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub fn put_many<Q: Borrow<K>, U: Borrow<V>>(&self, pairs: &[(Q, U)]) -> Result<()> {
         for part in pairs.chunks(GROUP) {
             let mut group = self.fetch_group(part.iter().map(|(key, _)| key.borrow()));
-            if !Self::WORD {
-                for (i, (key, value)) in part.iter().enumerate() {
-                    let (key, value) = (key.borrow().bytes(), Self::value_of_known_length(value.borrow().bytes()));
-                    self.check_put(key, value)?;
-                    let first = group.first(i, &self.engine.index);
-                    let pin = self.engine.epochs.pin_to_write(Counter::Put);
-                    if pin.is_some() && self.put_at(first, key, value) {
-                        continue;
-                    }
-                    group.look_again();
-                    if !pin.is_some_and(|pin| self.put_probing(&pin, key, group.hashes[i], value)) {
-                        self.put_bytes_slowly(key, group.hashes[i], value)?;
-                    }
+            let mut next = 0;
+            while let Some(i) = self.put_group(part, &mut next, &mut group)? {
+                let (key, hash, value) = (part[i].0.borrow().bytes(), group.hashes[i], part[i].1.borrow().bytes());
+                if Self::WORD {
+                    self.put_word_slowly(key, hash, super::to_word(value))?;
+                } else {
+                    self.put_bytes_slowly(key, hash, value)?;
                 }
-                continue;
-            }
-            self.engine.check_writable()?;
-            // What a key or value borrows from is the caller's code.
-            let mut pin = self.engine.epochs.pin()?.wary();
-            pin.slot.count(Counter::Put, part.len() as u64);
-            for (i, (key, value)) in part.iter().enumerate() {
-                let (key, value) = (key.borrow().bytes(), super::to_word(value.borrow().bytes()));
-                let (hash, first) = (group.hashes[i], group.first(i, &self.engine.index));
-                let is_plain = !self.engine.epochs.is_latching();
-                // Looked up before the pin; a live record above `read_only` is still the newest one.
-                if is_plain && self.put_at(first, key, value) {
-                    continue;
-                }
-                group.look_again();
-                if is_plain && self.put_probing(&pin, key, hash, value) {
-                    continue;
-                }
-                drop(pin);
-                self.put_word_slowly(key, hash, value)?;
-                pin = self.engine.epochs.pin()?.wary();
             }
         }
         self.written(())
+    }
+
+    /// Puts the pairs of a group from `next` on, up to one that takes more than a look at what is there: that is to be put before this goes on.
+    #[inline(always)]
+    pub(super) fn put_group<Q: Borrow<K>, U: Borrow<V>>(
+        &self,
+        part: &[(Q, U)],
+        next: &mut usize,
+        group: &mut Group,
+    ) -> Result<Option<usize>> {
+        if !Self::WORD {
+            while let Some((key, value)) = part.get(*next) {
+                let (key, value) = (key.borrow().bytes(), Self::value_of_known_length(value.borrow().bytes()));
+                self.check_put(key, value)?;
+                let (hash, first) = (group.hashes[*next], group.first(*next, &self.engine.index));
+                *next += 1;
+                let pin = self.engine.epochs.pin_to_write(Counter::Put);
+                if pin.is_some() && self.put_at(first, key, value) {
+                    continue;
+                }
+                group.look_again();
+                if !pin.is_some_and(|pin| self.put_probing(&pin, key, hash, value)) {
+                    return Ok(Some(*next - 1));
+                }
+            }
+            return Ok(None);
+        }
+        self.engine.check_writable()?;
+        // What a key or value borrows from is the caller's code.
+        let pin = self.engine.epochs.pin()?.wary();
+        if *next == 0 {
+            pin.slot.count(Counter::Put, part.len() as u64);
+        }
+        while let Some((key, value)) = part.get(*next) {
+            let (key, value) = (key.borrow().bytes(), super::to_word(value.borrow().bytes()));
+            let (hash, first) = (group.hashes[*next], group.first(*next, &self.engine.index));
+            *next += 1;
+            let is_plain = !self.engine.epochs.is_latching();
+            // Looked up before the pin; a live record above `read_only` is still the newest one.
+            if is_plain && self.put_at(first, key, value) {
+                continue;
+            }
+            group.look_again();
+            if !(is_plain && self.put_probing(&pin, key, hash, value)) {
+                return Ok(Some(*next - 1));
+            }
+        }
+        Ok(None)
     }
 
     /// Many read-modify-writes; their cache misses and device reads overlap. In order for equal keys. `update(i, old)` may run
@@ -157,8 +179,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Errors
     /// As [`Store::rmw`], that of the first key that failed; the keys before it are done, and some behind it may be.
-    pub fn rmw_many<Q: Borrow<K>>(&self, keys: &[Q], mut update: impl FnMut(usize, Option<V::View<'_>>) -> V::Owned) -> Result<()> {
+    pub fn rmw_many<Q: Borrow<K>>(&self, keys: &[Q], update: impl FnMut(usize, Option<V::View<'_>>) -> V::Owned) -> Result<()> {
+        brought_here(self.rmw_many_by(Waits::Here, keys, update))
+    }
+
+    pub(super) async fn rmw_many_by<Q: Borrow<K>>(
+        &self,
+        waits: Waits,
+        keys: &[Q],
+        mut update: impl FnMut(usize, Option<V::View<'_>>) -> V::Owned,
+    ) -> Result<()> {
         self.change_many(
+            waits,
             keys,
             Borrow::borrow,
             &mut update,
@@ -167,8 +199,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 let key = keys[number].borrow().bytes();
                 self.rmw_step(key, hash, known, |old| update(number, old))
             },
-        )?;
-        self.written(())
+        )
+        .await?;
+        self.written_by(waits, ()).await
     }
 
     fn rmw_group<Q: Borrow<K>>(
@@ -232,14 +265,21 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// As [`Store::delete`], that of the first key that failed; the keys before it are gone, and some behind it may be.
     pub fn delete_many<Q: Borrow<K>>(&self, keys: &[Q]) -> Result<usize> {
-        let count = self.change_many(
-            keys,
-            Borrow::borrow,
-            &mut (),
-            |first, part, (), cold| self.delete_group(first, part, cold),
-            |number, hash, known, ()| self.delete_step(keys[number].borrow().bytes(), hash, known),
-        )?;
-        self.written(count)
+        brought_here(self.delete_many_by(Waits::Here, keys))
+    }
+
+    pub(super) async fn delete_many_by<Q: Borrow<K>>(&self, waits: Waits, keys: &[Q]) -> Result<usize> {
+        let count = self
+            .change_many(
+                waits,
+                keys,
+                Borrow::borrow,
+                &mut (),
+                |first, part, (), cold| self.delete_group(first, part, cold),
+                |number, hash, known, ()| self.delete_step(keys[number].borrow().bytes(), hash, known),
+            )
+            .await?;
+        self.written_by(waits, count).await
     }
 
     fn delete_group<Q: Borrow<K>>(&self, first: usize, keys: &[Q], cold: &mut Cold) -> Result<usize> {
@@ -264,8 +304,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Changes what `key` says of these items group by group (`group(number of the first, items, with, those that wait)`), and those that
     /// wait for the device by `attempt(number, hash, known, with)`. Returns how many said yes.
-    fn change_many<'i, T, W>(
+    async fn change_many<'i, T, W>(
         &self,
+        waits: Waits,
         items: &'i [T],
         key: impl Fn(&'i T) -> &'i K,
         with: &mut W,
@@ -277,14 +318,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     {
         let mut count = 0;
         for (part, from) in items.chunks(PART).zip((0..).step_by(PART)) {
-            let mut cold = Cold::default();
+            let mut cold = Cold::new(waits);
             let mut groups = part.chunks(GROUP).zip((from..).step_by(GROUP));
             let ended: Result<()> = groups.try_for_each(|(items, first)| {
                 count += group(first, items, with, &mut cold)?;
                 Ok(())
             });
             // Whatever waits comes before the key that failed.
-            count += cold.finish(self, |number| key(&items[number]).bytes(), |number, hash, known| attempt(number, hash, known, with))?;
+            let key = |number: usize| key(&items[number]).bytes();
+            let attempt = |number, hash, known: &Known| attempt(number, hash, known, with);
+            count += match waits {
+                Waits::Here => cold.finish(self, key, attempt)?,
+                Waits::Later => cold.finish_async(self, key, attempt).await?,
+            };
             ended?;
         }
         Ok(count)
@@ -292,7 +338,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Hashes up to [`GROUP`] keys and brings their buckets, then their first records.
     #[inline(always)]
-    fn fetch_group<'k>(&self, keys: impl Iterator<Item = &'k K>) -> Group
+    pub(super) fn fetch_group<'k>(&self, keys: impl Iterator<Item = &'k K>) -> Group
     where
         K: 'k,
     {
@@ -350,6 +396,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         (0..bytes.min(VALUE_AHEAD_MAX)).step_by(CACHE_LINE).skip(1).for_each(|line| prefetch(at.wrapping_add(line)));
     }
 
+    /// Visits those of up to [`GROUP`] keys whose values memory tells; the others wait.
+    #[inline(always)]
+    pub(super) fn get_group<Q: Borrow<K>>(
+        &self,
+        first: usize,
+        keys: &[Q],
+        visit: &mut impl FnMut(usize, Option<V::View<'_>>),
+        waiting: &mut Vec<ColdGet>,
+    ) -> Result<()> {
+        if Self::WORD { self.get_group_word(first, keys, visit, waiting) } else { self.get_group_bytes(first, keys, visit, waiting) }
+    }
+
     #[inline(always)]
     fn get_group_word<Q: Borrow<K>>(
         &self,
@@ -361,13 +419,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let group = self.fetch_group(keys.iter().map(Borrow::borrow));
         let mut words = [0u64; GROUP];
         let (mut live, mut waiting) = (0u64, 0u64);
-        let mut pin = self.engine.epochs.pin()?.wary();
+        let pin = self.engine.epochs.pin()?.wary();
         pin.slot.count(Counter::Get, keys.len() as u64);
         for (i, key) in keys.iter().enumerate() {
             let key = key.borrow().bytes();
             if self.engine.is_held(group.hashes[i]) {
-                drop(pin);
-                pin = self.pin_when_free(group.hashes[i])?.wary();
+                waiting |= 1 << i;
+                cold.push(self.cold_get(first + i, group.hashes[i], Seen::default(), &Found::Absent));
+                continue;
             }
             match self.record_of(group.firsts[i], key) {
                 // Looked up before the pin: it may be superseded by now, and then this get came first.
@@ -422,8 +481,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         for (i, key) in keys.iter().enumerate() {
             let bytes = key.borrow().bytes();
             Self::check_key(bytes)?;
-            let pin = self.pin_when_free(group.hashes[i])?;
+            let pin = self.engine.epochs.pin()?;
             pin.slot.count(Counter::Get, 1);
+            if self.engine.is_held(group.hashes[i]) {
+                cold.push(self.cold_get(first + i, group.hashes[i], Seen::default(), &Found::Absent));
+                continue;
+            }
             if let Some(at) = group.firsts[..keys.len()].get(i + AHEAD) {
                 self.prefetch_value(*at);
             }
@@ -444,19 +507,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             }
         }
         Ok(())
-    }
-
-    /// A pin under which nobody holds the key's latch at first.
-    fn pin_when_free(&self, hash: u64) -> Result<Pin<'_>> {
-        let mut again = 0u32;
-        loop {
-            let pin = self.engine.epochs.pin()?;
-            if !self.engine.is_held(hash) {
-                return Ok(pin);
-            }
-            drop(pin);
-            pause(&mut again);
-        }
     }
 
     fn cold_get(&self, key: usize, hash: u64, seen: Seen, found: &Found) -> ColdGet {
@@ -495,7 +545,12 @@ impl<K: Key + ?Sized> Store<K, [u8]> {
     /// # Ok::<(), esker::Error>(())
     /// ```
     pub fn append_many<Q: Borrow<K>, U: AsRef<[u8]>>(&self, pairs: &[(Q, U)]) -> Result<()> {
+        brought_here(self.append_many_by(Waits::Here, pairs))
+    }
+
+    pub(super) async fn append_many_by<Q: Borrow<K>, U: AsRef<[u8]>>(&self, waits: Waits, pairs: &[(Q, U)]) -> Result<()> {
         self.change_many(
+            waits,
             pairs,
             |(key, _)| key.borrow(),
             &mut (),
@@ -504,8 +559,9 @@ impl<K: Key + ?Sized> Store<K, [u8]> {
                 let (key, bytes) = &pairs[number];
                 self.append_step(key.borrow().bytes(), hash, known, bytes.as_ref(), &mut 0)
             },
-        )?;
-        self.written(())
+        )
+        .await?;
+        self.written_by(waits, ()).await
     }
 
     fn append_group<Q: Borrow<K>, U: AsRef<[u8]>>(&self, first: usize, pairs: &[(Q, U)], cold: &mut Cold) -> Result<()> {
@@ -540,11 +596,7 @@ where
         let first = self.next;
         let group = &self.keys[first..(first + GROUP).min(self.keys.len())];
         self.next += group.len();
-        if Store::<K, V>::WORD {
-            self.store.get_group_word(first, group, &mut self.visit, &mut self.waiting)
-        } else {
-            self.store.get_group_bytes(first, group, &mut self.visit, &mut self.waiting)
-        }
+        self.store.get_group(first, group, &mut self.visit, &mut self.waiting)
     }
 
     /// Reads what waits, and looks up and reads all other keys meanwhile.
@@ -554,7 +606,7 @@ where
         let engine = &self.store.engine;
         match engine.log.device.as_deref() {
             Some(device) => device.read_stream(self),
-            // In memory nothing is cold: these keys' buckets were moving.
+            // In memory nothing is cold: these keys' buckets were moving, or held.
             None => self.unsettled.append(&mut self.waiting),
         }
         engine.epochs.slot()?.count(Counter::DeviceRead, self.reads);
@@ -606,7 +658,7 @@ where
     fn next(&mut self) -> Option<DeviceRead> {
         while self.result.is_ok() {
             match self.waiting.pop() {
-                // Its bucket was moving when it was looked up, or all has gone that lay there: "absent" would need another look anyway.
+                // Its bucket was moving or held when it was looked up, or all has gone that lay there: "absent" would need another look anyway.
                 Some(get) if get.walk.is_over() => self.unsettled.push(get),
                 Some(get) => {
                     let walk = get.walk;

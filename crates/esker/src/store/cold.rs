@@ -6,6 +6,9 @@
 //!   v             |
 //! waits --> read, with others --> attempt again
 //! ```
+//! Where the calling thread must not wait ([`Waits::Later`]), the keys that wait become futures of their own, which a helper thread reads for;
+//! a key that lacks room waits like one that lacks its record.
+//!
 //! **Equal keys stay in order.** A key that comes while its hash waits is put off, and so is whatever follows of that hash; they
 //! have their turn, one by one, when all that waits is done. **After an error** no more is read together: what waits and comes
 //! before the key that failed has its turn then.
@@ -13,17 +16,24 @@
 use super::Store;
 use super::chain::{Places, Walk, Walked};
 use super::step::{Held, Known, Step};
+use super::waiting::Waits;
 use crate::ahead::of_stream;
 use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::types::{Key, Value};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use hashbrown::HashTable;
 use std::io;
+use std::sync::Mutex;
+
+/// Keys that a batch has under way as futures: as many as the device has reads.
+pub(super) const FUTURES: usize = 128;
 
 /// The keys of a batch that are not done yet.
-#[derive(Default)]
 pub(super) struct Cold {
+    waits: Waits,
     /// Those whose chains are to be read; the last one first.
     waiting: Vec<Waiting>,
     /// The hashes of all that waited, or were put off.
@@ -41,6 +51,10 @@ struct Waiting {
 }
 
 impl Cold {
+    pub(super) fn new(waits: Waits) -> Self {
+        Self { waits, waiting: Vec::new(), hashes: HashTable::new(), put_off: Vec::new() }
+    }
+
     /// True if the key must have its turn later, which is noted.
     #[inline(always)]
     pub(super) fn puts_off(&mut self, number: usize, hash: u64) -> bool {
@@ -51,7 +65,7 @@ impl Cold {
         is_late
     }
 
-    /// Attempts the change of a key; should it lack what is on the device, it waits. The change's result if it is done.
+    /// Attempts the change of a key; should it lack what is on the device, it waits, in a batch of futures for whatever it lacks. The change's result if it is done.
     #[inline(always)]
     pub(super) fn attempt<K: Key + ?Sized, V: Value + ?Sized, T>(
         &mut self,
@@ -60,7 +74,11 @@ impl Cold {
         hash: u64,
         attempt: impl FnMut(&mut Known) -> Result<Step<T>>,
     ) -> Result<Option<T>> {
-        let from = match store.run_in_memory(&mut Known::default(), attempt)? {
+        let attempted = match self.waits {
+            Waits::Here => store.run_in_memory(&mut Known::default(), attempt)?,
+            Waits::Later => store.run_at_once(attempt)?,
+        };
+        let from = match attempted {
             Ok(result) => return Ok(Some(result)),
             Err(from) => from,
         };
@@ -93,6 +111,48 @@ impl Cold {
         rest.sort_unstable();
         for (number, hash) in rest {
             count += usize::from(store.run(key(number), |known| attempt(number, hash, known))?);
+        }
+        failed.map_or(Ok(count), |(_, error)| Err(error))
+    }
+}
+
+impl Cold {
+    /// [`Cold::finish`] for futures.
+    pub(super) async fn finish_async<'k, K, V, F, A>(self, store: &Store<K, V>, key: F, attempt: A) -> Result<usize>
+    where
+        K: Key + ?Sized,
+        V: Value + ?Sized,
+        F: Fn(usize) -> &'k [u8],
+        A: FnMut(usize, u64, &Known) -> Result<Step<bool>>,
+    {
+        // One future is polled at a time: nobody waits for this.
+        let attempt = Mutex::new(attempt);
+        let change = async |number, hash| {
+            let attempt = |known: &mut Known| attempt.lock().unwrap_or_else(|e| e.into_inner())(number, hash, known);
+            (number, store.run_async(key(number), attempt).await)
+        };
+        let (mut count, mut failed) = (0, None);
+        let comes_before = |number: usize, failed: &Option<(usize, Error)>| failed.as_ref().is_none_or(|(first, _)| number < *first);
+        // In order: what comes before a key that failed is under way.
+        let mut waiting = self.waiting.iter();
+        let mut under_way = FuturesUnordered::new();
+        loop {
+            while under_way.len() < FUTURES
+                && let Some(next) = waiting.next().filter(|next| comes_before(next.number, &failed))
+            {
+                under_way.push(change(next.number, next.hash));
+            }
+            let Some((number, said)) = under_way.next().await else { break };
+            match said {
+                Ok(said) => count += usize::from(said),
+                Err(error) if comes_before(number, &failed) => failed = Some((number, error)),
+                Err(_) => {}
+            }
+        }
+        for (number, hash) in self.put_off {
+            if comes_before(number, &failed) {
+                count += usize::from(change(number, hash).await.1?);
+            }
         }
         failed.map_or(Ok(count), |(_, error)| Err(error))
     }

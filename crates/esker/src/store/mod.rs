@@ -14,10 +14,12 @@
 //!
 //! Blocking calls wait themselves, asynchronous ones (`waiting.rs`) have it done by helper threads (`helpers.rs`).
 //!
-//! `find.rs` finds records, `chain.rs` those on the device, `read.rs` reads, `put.rs` puts in one attempt, `word.rs` and `bytes.rs` change the two layouts, `batch.rs` does many keys,
+//! `find.rs` finds records, `chain.rs` those on the device, `read.rs` reads, `put.rs` puts in one attempt, `word.rs` and `bytes.rs` change the two layouts,
+//! `batch.rs` does many keys, `cold.rs` changes those of them that are cold, `batch_async.rs` has their futures,
 //! `history.rs` reads older versions, `expire.rs` ends keys, `load.rs` loads what is missed, `promote.rs` keeps what a cache reads.
 
 mod batch;
+mod batch_async;
 #[cfg(all(test, not(loom), not(shuttle)))]
 mod batch_tests;
 mod bytes;

@@ -128,4 +128,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             }
         }
     }
+
+    /// Attempts until done, or until it would have to wait: for the chain at an address, or for others (0).
+    pub(super) fn run_at_once<T>(&self, mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<std::result::Result<T, u64>> {
+        for _ in 0..SPINS {
+            match attempt(&mut Known::default())? {
+                Step::Done(result) => return Ok(Ok(result)),
+                Step::Again => hint::spin_loop(),
+                Step::Read(at) => return Ok(Err(at)),
+                Step::Room(_) | Step::Drain => break,
+            }
+        }
+        Ok(Err(0))
+    }
 }

@@ -128,7 +128,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         reply.await
     }
 
-    async fn value_async(&self, key: &[u8], hash: u64) -> Result<Option<Held>> {
+    pub(super) async fn value_async(&self, key: &[u8], hash: u64) -> Result<Option<Held>> {
         let held = self.run_async_from(Known::of_get(hash), key, |known| self.get_step(key, hash, known)).await?;
         if held.is_none() {
             self.count(Counter::Miss)?;
@@ -176,7 +176,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Ok::<(), esker::Error>(())
     /// ```
     pub async fn get_async(&self, key: &K) -> Result<Option<V::Owned>> {
-        let key = key.bytes();
+        self.get_bytes_async(key.bytes(), V::own).await
+    }
+
+    /// What `read` makes of the value of `key`; as [`Store::get_with`], without ever blocking this thread. It runs inside a poll, on a copy.
+    ///
+    /// # Errors
+    /// As [`Store::get_async`].
+    pub async fn get_with_async<R>(&self, key: &K, read: impl FnOnce(V::View<'_>) -> R) -> Result<Option<R>> {
+        self.get_bytes_async(key.bytes(), |bytes| read(V::view(bytes))).await
+    }
+
+    async fn get_bytes_async<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         if !Self::WORD {
             Self::check_key(key)?;
         }
@@ -184,12 +195,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if Self::WORD
             && let Some(word) = self.get_word_at_once(key, hash)
         {
-            return Ok(Some(V::own(&word.to_ne_bytes()[..Self::VALUE_WIDTH])));
+            return Ok(Some(read(&word.to_ne_bytes()[..Self::VALUE_WIDTH])));
         }
         if !Self::WORD {
             self.count(Counter::Get)?;
         }
-        Ok(self.value_async(key, hash).await?.map(|held| V::own(&held.value)))
+        Ok(self.value_async(key, hash).await?.map(|held| read(&held.value)))
     }
 
     /// True if `key` has a value; as [`Store::contains`], without ever blocking this thread.
