@@ -53,7 +53,7 @@ const GLANCE_LOG_PART: u64 = 4096;
 const STRETCH_IN_MEMORY_MAX: u64 = 512 << 10;
 /// How long and how often those who need room wait for those who hold what would make it.
 pub(crate) const HELD_PAUSE: Duration = Duration::from_millis(1);
-pub(crate) const HELD_PAUSES: u32 = 16;
+const HELD_PAUSES: u32 = 16;
 /// No record is shorter; and buckets that are looked at under one pin.
 const RECORD_BYTES_MIN: u64 = 16;
 const SWEPT_AT_ONCE: usize = 64;

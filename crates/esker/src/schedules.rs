@@ -485,12 +485,16 @@ fn finds(rule: Rule, look: impl FnOnce()) -> bool {
 }
 
 #[test]
-fn twins_are_found() {
+fn twins_of_any_program_are_found() {
     for rule in [Rule::DrainWaits, Rule::LookLatched, Rule::PieceEndsAtReadOnly, Rule::ReadsAreValidated, Rule::WritersLatch] {
         assert!(finds(rule, || explore::<Store<u64, u64>>(20_000)), "{rule:?} was not found");
     }
     // An append to a record that another one outgrows.
     assert!(finds(Rule::LatchedLooksAgain, || explore::<Store<u64, [u8]>>(20_000)), "an append to what is superseded was not found");
+}
+
+#[test]
+fn twins_of_one_program_are_found() {
     let program = deleted_beside_an_append();
     assert!(finds(Rule::DeletionIsLatched, || schedule::<Store<u64, [u8]>>(program, 20_000)), "a lost deletion was not found");
     // A record that is changed in place by who saw it mutable, and copied by who saw it frozen.
