@@ -423,14 +423,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         pin.slot.count(Counter::Get, keys.len() as u64);
         for (i, key) in keys.iter().enumerate() {
             let key = key.borrow().bytes();
-            if self.engine.is_held(group.hashes[i]) {
-                waiting |= 1 << i;
-                cold.push(self.cold_get(first + i, group.hashes[i], Seen::default(), &Found::Absent));
-                continue;
-            }
             match self.record_of(group.firsts[i], key) {
                 // Looked up before the pin: it may be superseded by now, and then this get came first.
-                Some(record) if record.is_plain() => {
+                Some(record) if record.is_plain() && !self.engine.is_held(group.hashes[i]) => {
                     words[i] = record.word_value(Self::KEY_WIDTH).load(Acquire);
                     live |= 1 << i;
                 }
@@ -460,6 +455,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// What a glance at the key's first record did not show. Under a pin.
     #[inline(never)]
     fn get_again(&self, pin: &Pin<'_>, key: &[u8], hash: u64, number: usize) -> std::result::Result<Option<u64>, ColdGet> {
+        if self.engine.is_held(hash) {
+            return Err(self.held_get(number, hash));
+        }
         let (seen, found) = self.locate(key, hash);
         match self.word_if_known(&seen, &found) {
             Some(word) => {
@@ -484,7 +482,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let pin = self.engine.epochs.pin()?;
             pin.slot.count(Counter::Get, 1);
             if self.engine.is_held(group.hashes[i]) {
-                cold.push(self.cold_get(first + i, group.hashes[i], Seen::default(), &Found::Absent));
+                cold.push(self.held_get(first + i, group.hashes[i]));
                 continue;
             }
             if let Some(at) = group.firsts[..keys.len()].get(i + AHEAD) {
@@ -507,6 +505,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             }
         }
         Ok(())
+    }
+
+    /// A key whose latch somebody holds: it is looked up when the others are.
+    fn held_get(&self, key: usize, hash: u64) -> ColdGet {
+        self.cold_get(key, hash, Seen::default(), &Found::Absent)
     }
 
     fn cold_get(&self, key: usize, hash: u64, seen: Seen, found: &Found) -> ColdGet {
