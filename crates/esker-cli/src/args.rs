@@ -272,7 +272,10 @@ pub(crate) struct LoadArgs {
     /// What a row does to its key
     #[arg(long, value_enum, default_value_t = Mode::Put)]
     pub(crate) mode: Mode,
-    /// Print how many rows are durable, a number on a line, whenever that is known: after each row with --durability always,
+    /// Pass over the first N rows: those that an earlier load said it had loaded when it ended. One that was killed may have more
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) skip_rows: u64,
+    /// Print how many rows of the file are durable, a number on a line, whenever that is known: after each row with --durability always,
     /// as often as it says with SECONDS, and at the end
     #[arg(long)]
     pub(crate) acknowledge: bool,

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use flate2::bufread::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 use indicatif::ProgressBar;
 
 use crate::args::Format;
@@ -85,12 +85,41 @@ fn unpack(mut raw: impl Read + 'static) -> io::Result<Box<dyn BufRead>> {
     let start = beginning(&mut raw, GZIP_MAGIC.len())?;
     let packed = start == GZIP_MAGIC;
     let whole = BufReader::with_capacity(BUFFER, Cursor::new(start).chain(raw));
-    let mut text: Box<dyn Read> = if packed { Box::new(MultiGzDecoder::new(whole)) } else { Box::new(whole) };
+    let mut text: Box<dyn Read> = if packed { Box::new(Members(Some(GzDecoder::new(whole)))) } else { Box::new(whole) };
     let mut start = beginning(&mut text, BYTE_ORDER_MARK.len())?;
     if start == BYTE_ORDER_MARK {
         start.clear();
     }
     Ok(Box::new(BufReader::with_capacity(BUFFER, Cursor::new(start).chain(text))))
+}
+
+/// What was packed, one member of the file behind the other, up to its end, or to the zeros that fill a tape's last block. At the end there is none.
+struct Members<R>(Option<GzDecoder<R>>);
+
+impl<R: BufRead> Read for Members<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        while let Some(member) = &mut self.0 {
+            let bytes = member.read(to)?;
+            if bytes > 0 || to.is_empty() {
+                return Ok(bytes);
+            }
+            let Some(member) = self.0.take() else { break };
+            self.0 = behind_zeros(member.into_inner())?.map(GzDecoder::new);
+        }
+        Ok(0)
+    }
+}
+
+/// The rest behind the zeros that it begins with; `None` if there is nothing.
+fn behind_zeros<R: BufRead>(mut rest: R) -> io::Result<Option<R>> {
+    loop {
+        let next = rest.fill_buf()?;
+        let (zeros, bytes) = (next.iter().take_while(|byte| **byte == 0).count(), next.len());
+        rest.consume(zeros);
+        if bytes == 0 || zeros < bytes {
+            return Ok((bytes > 0).then_some(rest));
+        }
+    }
 }
 
 fn beginning(text: &mut impl Read, bytes: usize) -> io::Result<Vec<u8>> {

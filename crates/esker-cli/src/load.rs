@@ -2,7 +2,7 @@
 //!
 //! The file is opened, and its header read, before the store is: a wrong name, or a wrong column of CSV or TSV, leaves no store behind.
 //! Rows take effect one by one. At the first that does not parse, loading stops and says where; the rows before
-//! it stay, and the message counts them, so that the rest can be loaded after a repair. An interrupt ends it the
+//! it stay, and the message counts them, so that the rest can be loaded after a repair (`--skip-rows`). An interrupt ends it the
 //! same way, between two rows.
 
 use std::time::Instant;
@@ -25,10 +25,17 @@ use crate::{out, progress};
 const ROWS_A_MESSAGE: u64 = 8192;
 
 /// What was loaded so far.
-#[derive(Default)]
 struct Loaded {
+    /// Of the file, those that were passed over included: what is told, and passed over the next time.
     rows: u64,
+    skipped: u64,
     bytes: u64,
+}
+
+impl Loaded {
+    fn rows_now(&self) -> u64 {
+        self.rows - self.skipped
+    }
 }
 
 /// What is done between two rows: showing how far the load is, and ending it when asked to.
@@ -41,7 +48,7 @@ struct Watch<'a> {
 impl Watch<'_> {
     fn see(&self, loaded: &Loaded) -> Outcome {
         if loaded.rows.is_multiple_of(ROWS_A_MESSAGE) && !self.bar.is_hidden() {
-            let rate = rate(loaded.rows, self.start.elapsed().as_secs_f64());
+            let rate = rate(loaded.rows_now(), self.start.elapsed().as_secs_f64());
             progress::say(self.bar, format!("{} rows, {rate} rows/s", count(loaded.rows)));
         }
         self.interrupt.check().map_err(|why| after(loaded.rows, why))
@@ -62,7 +69,8 @@ pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
     let start = Instant::now();
     let watch = Watch { bar: &bar, interrupt, start };
     let mut told = Acknowledgements::new(args.acknowledge, opening.durability);
-    let mut loaded = Loaded::default();
+    let mut loaded = Loaded { rows: args.skip_rows, skipped: args.skip_rows, bytes: 0 };
+    skip(args, &mut *rows, &watch.interrupt)?;
     store::with(&args.dir, opening, |store| {
         let done = load_all(store, args, &mut *rows, &watch, &mut told, &mut loaded);
         if done.is_err() {
@@ -89,6 +97,21 @@ fn check_arguments(args: &LoadArgs, format: Format) -> Outcome {
     }
     if args.mode == Mode::Count && args.value.len() > 1 {
         return Err(Failure::Usage("--mode count adds up one column; give one --value, or none".to_owned()));
+    }
+    Ok(())
+}
+
+/// Passes over the rows that an earlier load has stored.
+fn skip(args: &LoadArgs, rows: &mut dyn Rows, interrupt: &Interrupt) -> Outcome {
+    let mut pair = Pair::default();
+    for row in 0..args.skip_rows {
+        interrupt.check()?;
+        if !rows.next(&mut pair).map_err(|why| at_line(args, rows.line(), row, why))? {
+            return Err(in_file(
+                args,
+                Failure::new(format!("it has {} rows, and is to be loaded behind {}", count(row), count(args.skip_rows))),
+            ));
+        }
     }
     Ok(())
 }
@@ -194,8 +217,8 @@ fn at_line(args: &LoadArgs, line: u64, before: u64, why: Failure) -> Failure {
 fn report(loaded: &Loaded, seconds: f64) -> Outcome {
     out::line(format!(
         "loaded {} rows, {} of keys and values, in {seconds:.2} s: {} rows/s",
-        count(loaded.rows),
+        count(loaded.rows_now()),
         size(loaded.bytes),
-        rate(loaded.rows, seconds),
+        rate(loaded.rows_now(), seconds),
     ))
 }

@@ -87,7 +87,10 @@ fn must_be_sound(dir: &Path, found: &Verification, verdict: &str) -> Outcome {
     if found.is_sound() {
         return Ok(());
     }
-    let verdict = format!("{verdict}; `esker salvage` carries over what is not");
+    // Without a line there is no store to carry anything over from.
+    let advice =
+        if found.line > 0 { "`esker salvage` carries over what is not" } else { "nothing else of it can be read: a backup may be" };
+    let verdict = format!("{verdict}; {advice}");
     let places = if found.damaged == 1 { "place is" } else { "places are" };
     Err(Failure::about(dir.display(), format!("{} {places} {verdict}", count(found.damaged))))
 }

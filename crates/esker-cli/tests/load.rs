@@ -92,6 +92,23 @@ fn a_sum_too_large_is_an_error() {
 }
 
 #[test]
+fn a_load_goes_on_where_an_earlier_one_ended() {
+    let place = Place::new();
+    place.write("a.csv", "k,v\na,1\nb,2\na,x\na,4\n");
+    place.fails("load store a.csv --key k --value v --mode count", "line 4: `x` is not a whole decimal number (rows loaded before it: 2)");
+    place.write("a.csv", "k,v\na,1\nb,2\na,3\na,4\n");
+    let done = place.ok("load store a.csv --key k --value v --mode count --skip-rows 2 --acknowledge");
+    assert!(done.starts_with("4\nloaded 2 rows"), "{done}");
+    assert_eq!((place.ok("get store a"), place.ok("get store b")), ("8\n".into(), "2\n".into()));
+    place.fails("load store a.csv --key k --value v --mode count --skip-rows 5", "a.csv: it has 4 rows, and is to be loaded behind 5");
+    assert!(place.ok("load store a.csv --key k --mode count --skip-rows 4").starts_with("loaded 0 rows"));
+    assert_eq!(place.ok("get store a"), "8\n");
+    place.write("a.jsonl", "{\"k\":\"a\"}\n{\"k\":\"b\"}\n");
+    place.ok("load store a.jsonl --key k --mode count --skip-rows 1");
+    assert_eq!((place.ok("get store a"), place.ok("get store b")), ("8\n".into(), "3\n".into()));
+}
+
+#[test]
 fn gzip_is_found_by_its_first_bytes() {
     let place = Place::new();
     place.write_gzip("fruit.csv.gz", FRUIT);
@@ -100,6 +117,24 @@ fn gzip_is_found_by_its_first_bytes() {
     place.write_gzip("named-plain.csv", FRUIT);
     place.ok("load other named-plain.csv --key name --value price");
     assert_eq!(place.ok("get other apple"), "30\n");
+}
+
+#[test]
+fn gzip_has_members_and_zeros_behind_them() {
+    let place = Place::new();
+    let (first, second) = FRUIT.split_at(FRUIT.len() / 2);
+    place.write_gzip("first.gz", first);
+    place.write_gzip("second.gz", second);
+    let read = |name| std::fs::read(place.path(name)).unwrap();
+    // More of them than are read at once.
+    let whole = [read("first.gz"), read("second.gz"), vec![0; 1 << 20]].concat();
+    place.write("fruit.csv.gz", &whole);
+    place.ok("load store fruit.csv.gz --key name --value price");
+    assert_eq!(place.ok("get store apple"), "30\n");
+    place.write("more.csv.gz", [&whole[..], b"more"].concat());
+    place.fails("load more more.csv.gz --key name --value price", "more.csv.gz: ");
+    place.write("cut.csv.gz", &read("first.gz")[..read("first.gz").len() - 5]);
+    place.fails("load cut cut.csv.gz --key name --value price", "cut.csv.gz: ");
 }
 
 #[test]

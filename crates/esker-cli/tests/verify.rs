@@ -81,6 +81,9 @@ fn what_is_whole_is_carried_over_to_a_new_store() {
     // What was refused leaves nothing behind that would be in the way of the next try.
     fs::remove_file(place.path("store/esker.manifest")).unwrap();
     place.run("salvage store third").must_fail("manifest");
+    // So nobody is sent there.
+    let verified = place.run("verify store");
+    assert!(verified.code == 1 && verified.stderr.contains("a backup") && !verified.stderr.contains("salvage"), "{verified:?}");
     assert!(!place.path("third").exists());
     assert!(!place.path("missing").exists() && !place.path("other").exists());
 }

@@ -91,12 +91,18 @@ fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl
     let scars = scars::read(&*storage, manifest.state.cut, manifest.state.scars, false)?;
     let source = Source { engine: &engine, storage: &*storage, state: &manifest.state, scars: &scars };
     let earlier = earlier.map(existing).transpose()?;
-    source.copy_to(earlier, target(to)?, progress)
+    into_directory(to, |to| source.copy_to(earlier, to, progress))
 }
 
-/// A directory to copy to.
-pub(crate) fn target(to: &Path) -> Result<Arc<dyn Storage>> {
-    Ok(Arc::new(Directory::open(to, true, true)?))
+/// Copies to the directory `to`, which does not stay if it was made for nothing.
+pub(crate) fn into_directory(to: &Path, copy: impl FnOnce(Arc<dyn Storage>) -> Result<Backup>) -> Result<Backup> {
+    let is_new = !to.exists();
+    let directory = Arc::new(Directory::open(to, true, true)?);
+    let copied = copy(directory.clone());
+    if is_new && copied.is_err() {
+        directory.remove_if_empty();
+    }
+    copied
 }
 
 impl Engine {

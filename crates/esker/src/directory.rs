@@ -75,6 +75,14 @@ impl Directory {
         Ok(Self { path, _handle: handle, direct_io, io_uring, is_writable, lock, process: std::process::id(), _temporary: None })
     }
 
+    /// Removes the directory if there is nothing in it, but for the lock, which is ours.
+    pub(crate) fn remove_if_empty(&self) {
+        if self.list().is_ok_and(|names| names == [LOCK]) && fs::remove_file(self.path.join(LOCK)).is_ok() {
+            // By its name: the path may lead through the handle.
+            let _ = fs::remove_dir(fs::read_link(&self.path).unwrap_or_else(|_| self.path.clone()));
+        }
+    }
+
     /// A directory that goes when this value does.
     pub(crate) fn temporary(direct_io: bool, io_uring: bool) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("esker-").tempdir()?;

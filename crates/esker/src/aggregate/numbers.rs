@@ -179,8 +179,9 @@ impl Moments {
     #[inline(always)]
     fn add(&mut self, number: f64) {
         self.count += 1;
-        let before = number - self.mean;
-        self.mean += before / self.count as f64;
+        let (before, count) = (number - self.mean, self.count as f64);
+        // A way that is infinite may lead to where numbers are.
+        self.mean = if before.is_finite() { self.mean + before / count } else { self.mean / count * (count - 1.0) + number / count };
         self.squares += before * (number - self.mean);
     }
 
@@ -196,14 +197,14 @@ impl Moments {
         let (a, b) = (self.count as f64, other.count as f64);
         let (apart, part) = (other.mean - self.mean, b / (a + b));
         self.count += other.count;
-        // Parts first: as many times the distance may be infinite where the mean is not.
-        self.mean += apart * part;
+        // Parts first: as many times the distance may be infinite where the mean is not; and so may the distance.
+        self.mean = if apart.is_finite() { self.mean + apart * part } else { self.mean * (1.0 - part) + other.mean * part };
         self.squares += other.squares + apart * apart * (a * part);
     }
 }
 
-/// Mean and variance, in one pass without cancellation. An infinite number makes them no number (NaN), and so may numbers whose
-/// distance is.
+/// Mean and variance, in one pass without cancellation. An infinite number makes the variance no number (NaN), and so may numbers whose
+/// distance is; the mean is right where it is a number.
 #[derive(Clone, Copy, Debug)]
 pub struct Variance<P>(pub P);
 
@@ -356,5 +357,19 @@ mod tests {
             moments.merge(moments_of(&[huge; 1000]));
             assert_eq!((moments.count, moments.mean), (2000, huge / 2.0));
         }
+    }
+
+    #[test]
+    fn numbers_at_both_ends_have_a_mean() {
+        let ends = [1e308, -1e308, 1e308, -1e308];
+        assert_eq!(moments_of(&ends).mean, 0.0);
+        let mut moments = moments_of(&[1e308; 2]);
+        moments.merge(moments_of(&[-1e308; 2]));
+        assert_eq!((moments.count, moments.mean), (4, 0.0));
+        for endless in [f64::INFINITY, f64::NEG_INFINITY] {
+            assert_eq!(moments_of(&[5.0, endless, 7.0]).mean, endless);
+            assert!(moments_of(&[5.0, endless, 7.0]).variance().is_nan());
+        }
+        assert!(moments_of(&[f64::INFINITY, f64::NEG_INFINITY]).mean.is_nan());
     }
 }

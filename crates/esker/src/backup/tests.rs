@@ -70,6 +70,30 @@ fn what_is_no_backup_of_this_store_is_refused() {
     assert_eq!(open(&copy).get(&2).unwrap(), Some(2));
 }
 
+/// A copy that was refused left an empty directory, and one of another store did.
+#[test]
+fn a_refused_copy_leaves_no_directory_that_it_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: &str| folder.path().join(name);
+    let options = || Options::new().memory("16MiB");
+    let store: Store<u64, u64> = options().open(place("store")).unwrap();
+    let stranger: Store<u64, u64> = options().open(place("stranger")).unwrap();
+    store.put(&1, &1).unwrap();
+    store.snapshot_to(place("first")).unwrap();
+    assert!(matches!(stranger.snapshot_from(place("first"), place("second")), Err(Error::Invalid(_))));
+    assert!(!place("second").exists());
+    store.close().unwrap();
+    assert!(matches!(store.snapshot_to(place("third")), Err(Error::Closed)));
+    assert!(!place("third").exists());
+    stranger.close().unwrap();
+    let refused = crate::backup_from(place("stranger"), place("first"), place("fourth"), |_, _| ());
+    assert!(matches!(refused, Err(Error::Invalid(_))) && !place("fourth").exists(), "{refused:?}");
+    // One that was there stays.
+    std::fs::create_dir(place("fifth")).unwrap();
+    let refused = crate::backup_from(place("stranger"), place("first"), place("fifth"), |_, _| ());
+    assert!(matches!(refused, Err(Error::Invalid(_))) && place("fifth").exists(), "{refused:?}");
+}
+
 #[test]
 fn damage_is_not_copied() {
     let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));

@@ -234,7 +234,12 @@ impl Files {
         if let Some(device) = self.open.get(&number) {
             return Ok(device.clone());
         }
-        let device = storage.open(&name(number))?;
+        let opened = storage.open(&name(number));
+        if opened.as_ref().is_err_and(|error| matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))) {
+            // Others of this process, or of the machine, have all there are: ours come back when they are needed.
+            self.open.clear();
+        }
+        let device = opened.or_else(|_| storage.open(&name(number)))?;
         self.open.insert(number, device.clone());
         if self.open.len() > HANDLES_MAX {
             self.open.pop_first();
@@ -423,6 +428,59 @@ mod tests {
             assert!(read.iter().all(|byte| *byte == number as u8), "file {number}");
             assert!(segments.read_files().open.len() <= HANDLES_MAX);
         }
+    }
+
+    /// A place whose process may have so many files open.
+    struct Few {
+        inner: Arc<dyn Storage>,
+        most: usize,
+        open: Mutex<Vec<Weak<dyn Device>>>,
+    }
+
+    impl Storage for Few {
+        fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
+            let mut open = self.open.lock().unwrap();
+            open.retain(|device| device.strong_count() > 0);
+            if open.len() >= self.most {
+                return Err(io::Error::from_raw_os_error(libc::EMFILE));
+            }
+            let device = self.inner.open(name)?;
+            open.push(Arc::downgrade(&device));
+            Ok(device)
+        }
+
+        fn list(&self) -> io::Result<Vec<String>> {
+            self.inner.list()
+        }
+
+        fn remove(&self, name: &str) -> io::Result<()> {
+            self.inner.remove(name)
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            self.inner.sync()
+        }
+    }
+
+    /// A new file that could not be opened latched the store, though files were open that nobody used.
+    #[test]
+    fn a_process_with_few_files_left_gets_ours() {
+        let folder = tempfile::tempdir().unwrap();
+        let few: Arc<dyn Storage> = Arc::new(Few { inner: directory(folder.path()), most: 3, open: Mutex::default() });
+        let segments = open(&few, 0);
+        for number in 0..20 {
+            segments.write(number * LENGTH, &[number as u8; SECTOR_BYTES]).unwrap();
+            segments.sync().unwrap();
+        }
+        for number in 0..20 {
+            let mut read = vec![0; SECTOR_BYTES];
+            segments.read(number * LENGTH, &mut read).unwrap();
+            assert!(read.iter().all(|byte| *byte == number as u8), "file {number}");
+        }
+        // Those that a sync is owed are used.
+        (20..23).for_each(|number| segments.write(number * LENGTH, &[7; SECTOR_BYTES]).unwrap());
+        let error = segments.write(23 * LENGTH, &[7; SECTOR_BYTES]).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
     }
 
     #[test]

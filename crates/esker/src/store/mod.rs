@@ -39,7 +39,7 @@ mod transaction;
 mod waiting;
 mod word;
 
-use crate::backup::{Backup, target};
+use crate::backup::{Backup, into_directory};
 use crate::cache::Flights;
 use crate::device::Storage;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout};
@@ -472,7 +472,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Ok::<(), esker::Error>(())
     /// ```
     pub fn snapshot_to(&self, to: impl AsRef<Path>) -> Result<Backup> {
-        self.engine.snapshot_in(None, target(to.as_ref())?)
+        into_directory(to.as_ref(), |to| self.engine.snapshot_in(None, to))
     }
 
     /// As [`Store::snapshot_to`], to a new directory `to`; what has not changed since is taken from an `earlier` backup of this
@@ -486,7 +486,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Cost
     /// Reads all of the log, most of it from `earlier`; writes what is not shared. Compaction waits.
     pub fn snapshot_from(&self, earlier: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<Backup> {
-        self.engine.snapshot_in(Some(existing(earlier.as_ref())?), target(to.as_ref())?)
+        let earlier = existing(earlier.as_ref())?;
+        into_directory(to.as_ref(), |to| self.engine.snapshot_in(Some(earlier), to))
     }
 
     /// [`Store::snapshot_to`] for a place of your own.
