@@ -435,6 +435,42 @@ fn a_full_memory_store_says_so() {
     let store: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
     let refused = (0..).find_map(|key| block_on(store.put_async(&key, &key)).err());
     assert!(matches!(refused, Some(Error::Full)));
+
+    // In a batch of new keys each one asks for room: the first one's answer ends it. What is there changes.
+    let there: Vec<u64> = (0..1_000).collect();
+    let mixed: Vec<u64> = there.iter().copied().chain(1 << 40..(1 << 40) + 2_000).collect();
+    let ended = block_on(store.rmw_many_async(&mixed, |_, old| old.map_or(0, |old| old + 1)));
+    assert!(matches!(ended, Err(Error::Full)), "{ended:?}");
+    block_on(store.get_many_async(&there, |i, value| assert_eq!(value, Some(there[i] + 1)))).unwrap();
+    let new: Vec<(u64, u64)> = (2 << 40..(2 << 40) + 100_000).map(|key| (key, key)).collect();
+    let ended = block_on(store.put_many_async(&new));
+    assert!(matches!(ended, Err(Error::Full)), "{ended:?}");
+    assert_eq!(block_on(store.delete_many_async(&there)).unwrap(), there.len());
+    block_on(store.get_many_async(&there, |_, value| assert_eq!(value, None))).unwrap();
+}
+
+/// A batch gives way to others after 4,096 keys, however many it has.
+#[test]
+fn a_long_batch_lets_others_run() {
+    let store: Store<u64, u64> = Options::new().memory("64MiB").in_memory().unwrap();
+    let pairs: Vec<(u64, u64)> = (0..20_000).map(|key| (key, key)).collect();
+    let keys: Vec<u64> = pairs.iter().map(|(key, _)| *key).collect();
+    fn polls<T>(future: impl Future<Output = esker::Result<T>>) -> usize {
+        let (mut future, mut context) = (Box::pin(future), Context::from_waker(Waker::noop()));
+        let ended = (1..).find_map(|count| match future.as_mut().poll(&mut context) {
+            Poll::Ready(result) => Some(result.map(|_| count)),
+            Poll::Pending => None,
+        });
+        ended.unwrap().unwrap()
+    }
+    // More, where a bucket is just moving.
+    let counts = [
+        polls(store.put_many_async(&pairs)),
+        polls(store.get_many_async(&keys, |i, value| assert_eq!(value, Some(i as u64)))),
+        polls(store.rmw_many_async(&keys, |_, old| old.unwrap() + 1)),
+        polls(store.delete_many_async(&keys)),
+    ];
+    assert!(counts.iter().all(|count| (5..5_000).contains(count)), "{counts:?}");
 }
 
 // ---- transactions ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ use super::cold::Cold;
 use super::find::Found;
 use super::read::with_scratch;
 use super::step::{Known, Step};
-use super::waiting::{Waits, brought_here};
+use super::waiting::{Waits, brought_here, give_way};
 use crate::ahead::of_stream;
 use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::{Counter, Pin};
@@ -318,6 +318,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     {
         let mut count = 0;
         for (part, from) in items.chunks(PART).zip((0..).step_by(PART)) {
+            if from > 0
+                && let Waits::Later = waits
+            {
+                give_way().await;
+            }
             let mut cold = Cold::new(waits);
             let mut groups = part.chunks(GROUP).zip((from..).step_by(GROUP));
             let ended: Result<()> = groups.try_for_each(|(items, first)| {

@@ -7,7 +7,7 @@ use super::Store;
 use super::batch::{GROUP, PART};
 use super::cold::FUTURES;
 use super::step::Held;
-use super::waiting::Waits;
+use super::waiting::{Waits, give_way};
 use crate::error::Result;
 use crate::record::NEVER;
 use crate::types::{Key, Value};
@@ -23,7 +23,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::get_async`], the first one met; some keys may not have been visited then.
     ///
     /// # Cost
-    /// One poll looks up 4,096 keys; their cache misses overlap. Up to 128 of those that are cold are read at a time, each as by [`Store::get_async`].
+    /// One poll looks up 4,096 keys at most; their cache misses overlap. Up to 128 of those that are cold are read at a time, each as by [`Store::get_async`].
     ///
     /// # Examples
     /// ```
@@ -52,6 +52,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// ```
     pub async fn get_many_async<Q: Borrow<K>>(&self, keys: &[Q], mut visit: impl FnMut(usize, Option<V::View<'_>>)) -> Result<()> {
         for from in (0..keys.len()).step_by(PART) {
+            if from > 0 {
+                give_way().await;
+            }
             let until = keys.len().min(from + PART);
             let mut waiting = Vec::new();
             for first in (from..until).step_by(GROUP) {
@@ -80,8 +83,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Errors
     /// As [`Store::put_async`], the first one met; the pairs before it are in.
+    ///
+    /// # Cost
+    /// One poll puts 4,096 pairs at most; the cache misses of 64 overlap.
     pub async fn put_many_async<Q: Borrow<K>, U: Borrow<V>>(&self, pairs: &[(Q, U)]) -> Result<()> {
-        for part in pairs.chunks(GROUP) {
+        for (number, part) in (1..).zip(pairs.chunks(GROUP)) {
+            if number % (PART / GROUP) == 0 {
+                give_way().await;
+            }
             let mut group = self.fetch_group(part.iter().map(|(key, _)| key.borrow()));
             let mut next = 0;
             while let Some(i) = self.put_group(part, &mut next, &mut group)? {

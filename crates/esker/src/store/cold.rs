@@ -25,6 +25,7 @@ use crate::types::{Key, Value};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use hashbrown::HashTable;
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Mutex;
 
@@ -135,20 +136,24 @@ impl Cold {
         let comes_before = |number: usize, failed: &Option<(usize, Error)>| failed.as_ref().is_none_or(|(first, _)| number < *first);
         // In order: what comes before a key that failed is under way.
         let mut waiting = self.waiting.iter();
-        let mut under_way = FuturesUnordered::new();
-        loop {
+        let (mut under_way, mut numbers) = (FuturesUnordered::new(), BTreeSet::new());
+        // What comes behind a key that failed is not waited for.
+        while numbers.first().is_none_or(|first| comes_before(*first, &failed)) {
             while under_way.len() < FUTURES
                 && let Some(next) = waiting.next().filter(|next| comes_before(next.number, &failed))
             {
+                numbers.insert(next.number);
                 under_way.push(change(next.number, next.hash));
             }
             let Some((number, said)) = under_way.next().await else { break };
+            numbers.remove(&number);
             match said {
                 Ok(said) => count += usize::from(said),
                 Err(error) if comes_before(number, &failed) => failed = Some((number, error)),
                 Err(_) => {}
             }
         }
+        drop(under_way);
         for (number, hash) in self.put_off {
             if comes_before(number, &failed) {
                 count += usize::from(change(number, hash).await.1?);
