@@ -10,7 +10,7 @@
 //!
 //! `ESKER_SEED` replays one seed's programs (not their schedule), `ESKER_SEQUENCES` sets the number of seeds.
 
-use esker::{Durability, Error, MemoryStorage, Options, Result, Store, Value};
+use esker::{Durability, Error, MemoryStorage, Options, Result, Store, Ttl, Value};
 use esker_sim::polling::{Task, rest};
 use esker_sim::seeds::seeds;
 use esker_sim::unsteady::{Faults, Unsteady};
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use xxhash_rust::xxh3::xxh3_64;
 
 const SEEDS: u64 = 4;
@@ -161,6 +161,34 @@ impl<V: Held + ?Sized> World<V> {
             false => tx.put(&keys[2], V::own(new).borrow())?,
         }
         tx.commit_async().await
+    }
+
+    /// Puts `new` where the key holds what is thought, in one of three ways.
+    async fn put_on_condition(&self, way: u64, key: u64, old: State, new: &[u8]) -> Result<()> {
+        let new = V::own(new);
+        let is_put = match (way, &old) {
+            (0, _) => {
+                let old = old.as_deref().map(V::own);
+                self.store.compare_and_swap_async(&key, old.as_ref().map(Borrow::borrow), Some(new.borrow())).await?
+            }
+            (1, None) => self.store.put_if_absent_async(&key, new.borrow()).await?,
+            _ => match self.store.get_versioned_async(&key).await? {
+                Some((_, version)) => self.store.put_if_version_async(&key, version, new.borrow()).await?,
+                None => self.store.put_if_absent_async(&key, new.borrow()).await?,
+            },
+        };
+        assert!(is_put, "a put on a condition of key {key}");
+        Ok(())
+    }
+
+    /// Gives a value another end, far away, or none; the value stays.
+    async fn end(&self, key: u64, is_there: bool) -> Result<()> {
+        let span = Duration::from_secs(100_000);
+        assert_eq!(self.store.expire_at_async(&key, SystemTime::now() + span).await?, is_there, "an end for key {key}");
+        assert_eq!(matches!(self.store.ttl_async(&key).await?, Some(Ttl::Left(_))), is_there, "the end of key {key}");
+        assert_eq!(self.store.get_and_renew_async(&key, span * 2).await?.is_some(), is_there, "a later end for key {key}");
+        assert_eq!(self.store.persist_async(&key).await?, is_there, "no end for key {key}");
+        Ok(())
     }
 
     /// One kind of batch over these keys, to `new`, or by it.
@@ -330,7 +358,13 @@ impl Lane {
         let task = match self.random.random_range(0..100) {
             0..26 => Task::new(async move { world.get(key).await.map(|now| judge(now == old, "a get")) }),
             26..30 => Task::new(async move { world.store.contains_async(&key).await.map(|is| judge(is == old.is_some(), "a look")) }),
-            30..50 => {
+            30..33 => Task::new(async move { world.end(key, old.is_some()).await }),
+            33..38 => {
+                change(at, Some(new.clone()));
+                let way = u64::from(flag) + which as u64 % 2;
+                Task::new(async move { world.put_on_condition(way, key, old, &new).await })
+            }
+            38..50 => {
                 change(at, Some(new.clone()));
                 Task::new(async move { world.put(key, &new, flag).await })
             }

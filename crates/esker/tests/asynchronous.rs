@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Unpark, block_on};
-use esker::{Device, DeviceRead, Error, MemoryDevice, MemoryStorage, Options, ReadSource, Store, Transaction};
+use esker::{Device, DeviceRead, Error, MemoryDevice, MemoryStorage, Options, ReadSource, Store, Transaction, Ttl};
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Polls all futures once.
 fn poll_all<F: Future>(futures: &mut [Pin<Box<F>>], context: &mut Context<'_>, outputs: &mut [Option<F::Output>]) -> bool {
@@ -129,6 +129,13 @@ fn futures_can_move_between_threads() {
     drop(assert_send(words.put_many_async(&[(1, 1)])));
     drop(assert_send(words.rmw_many_async(&[1], |_, old| old.unwrap_or(0))));
     drop(assert_send(words.delete_many_async(&[1])));
+    drop(assert_send(words.compare_and_swap_async(&1, None, Some(&1))));
+    drop(assert_send(words.put_if_absent_async(&1, &1)));
+    drop(assert_send(words.get_versioned_async(&1)));
+    drop(assert_send(words.expire_at_async(&1, SystemTime::now())));
+    drop(assert_send(words.persist_async(&1)));
+    drop(assert_send(words.ttl_async(&1)));
+    drop(assert_send(words.get_and_renew_async(&1, Duration::from_secs(1))));
     drop(assert_send(blobs.get_many_async::<&[u8]>(&[b""], |_, _| ())));
     drop(assert_send(blobs.append_many_async::<&[u8], &[u8]>(&[(b"", b"")])));
     drop(assert_send(count_by_hand(&words)));
@@ -162,6 +169,36 @@ fn words_agree_with_a_model() {
         assert!(join_all(keys.iter().map(|key| store.contains_async(key))).into_iter().all(|is_there| !is_there.unwrap()));
     }
     assert!(store.stats().operations.device_reads > 10_000);
+}
+
+#[test]
+fn conditions_and_ends_hold_for_cold_keys_too() {
+    let store = spilled(Arc::new(MemoryDevice::default()));
+    block_on(async {
+        for key in (0..KEYS).step_by(10_007) {
+            let (value, version) = store.get_versioned_async(&key).await?.unwrap();
+            assert_eq!(value, key * 3);
+            assert!(!store.put_if_absent_async(&key, &1).await?);
+            assert!(!store.compare_and_swap_async(&key, None, Some(&1)).await?);
+            assert!(store.put_if_version_async(&key, version, &7).await?);
+            assert!(!store.put_if_version_async(&key, version, &8).await?);
+            assert!(store.compare_and_swap_async(&key, Some(&7), None).await?);
+            assert!(store.put_if_absent_async(&key, &9).await?);
+            assert_eq!(store.get_async(&key).await?, Some(9));
+
+            let other = key + 1;
+            assert_eq!(store.ttl_async(&other).await?, Some(Ttl::Forever));
+            assert!(store.expire_at_async(&other, SystemTime::now() + Duration::from_secs(1_000)).await?);
+            assert!(matches!(store.ttl_async(&other).await?, Some(Ttl::Left(left)) if left < Duration::from_secs(1_001)));
+            assert_eq!(store.get_and_renew_async(&other, Duration::from_secs(5_000)).await?, Some(other * 3));
+            assert!(matches!(store.ttl_async(&other).await?, Some(Ttl::Left(left)) if left > Duration::from_secs(4_000)));
+            assert!(store.persist_async(&other).await? && !store.persist_async(&other).await?);
+            assert!(store.expire_at_async(&other, SystemTime::UNIX_EPOCH).await?);
+            assert_eq!((store.get_async(&other).await?, store.ttl_async(&other).await?), (None, None));
+        }
+        Ok::<(), Error>(())
+    })
+    .unwrap();
 }
 
 #[test]

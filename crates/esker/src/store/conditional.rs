@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::record::{NEVER, TOMBSTONE};
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
-use std::borrow::Cow;
+use std::borrow::{Borrow, Cow};
 
 use super::bytes::{Change, Old};
 
@@ -33,11 +33,20 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Cost
     /// As [`Store::get`], and a hash of the value.
     pub fn get_versioned(&self, key: &K) -> Result<Option<(V::Owned, Version)>> {
-        let value = self.get(key)?;
-        Ok(value.map(|value| {
-            let version = self.version_of(std::borrow::Borrow::<V>::borrow(&value).bytes());
-            (value, version)
-        }))
+        Ok(self.get(key)?.map(|value| self.versioned(value)))
+    }
+
+    /// [`Store::get_versioned`] without ever blocking this thread, as [`Store::get_async`].
+    ///
+    /// # Errors
+    /// As [`Store::get_async`].
+    pub async fn get_versioned_async(&self, key: &K) -> Result<Option<(V::Owned, Version)>> {
+        Ok(self.get_async(key).await?.map(|value| self.versioned(value)))
+    }
+
+    fn versioned(&self, value: V::Owned) -> (V::Owned, Version) {
+        let version = self.version_of(value.borrow().bytes());
+        (value, version)
     }
 
     /// Sets the value of `key` if it has one of this version; true if it did.
@@ -45,7 +54,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// As [`Store::rmw`].
     pub fn put_if_version(&self, key: &K, version: Version, value: &V) -> Result<bool> {
-        self.change_if(key, Some(value), |old| old.is_some_and(|old| self.version_of(old) == version))
+        brought_here(self.put_if_version_by(Waits::Here, key, version, value))
+    }
+
+    /// [`Store::put_if_version`] without ever blocking this thread, as [`Store::rmw_async`].
+    ///
+    /// # Errors
+    /// As [`Store::rmw_async`].
+    pub async fn put_if_version_async(&self, key: &K, version: Version, value: &V) -> Result<bool> {
+        self.put_if_version_by(Waits::Later, key, version, value).await
+    }
+
+    async fn put_if_version_by(&self, waits: Waits, key: &K, version: Version, value: &V) -> Result<bool> {
+        self.change_if(waits, key, Some(value), |old| old.is_some_and(|old| self.version_of(old) == version)).await
     }
 
     /// Sets the value of `key` if it has none; true if it did.
@@ -64,7 +85,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Ok::<(), esker::Error>(())
     /// ```
     pub fn put_if_absent(&self, key: &K, value: &V) -> Result<bool> {
-        self.change_if(key, Some(value), |old| old.is_none())
+        brought_here(self.change_if(Waits::Here, key, Some(value), |old| old.is_none()))
+    }
+
+    /// [`Store::put_if_absent`] without ever blocking this thread, as [`Store::rmw_async`].
+    ///
+    /// # Errors
+    /// As [`Store::rmw_async`].
+    pub async fn put_if_absent_async(&self, key: &K, value: &V) -> Result<bool> {
+        self.change_if(Waits::Later, key, Some(value), |old| old.is_none()).await
     }
 
     /// Makes `new` of `expected` (`None`: no value): true if the key held just that, and holds `new` now.
@@ -76,24 +105,37 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::rmw`]. The first removal (`new` is `None`) in a store whose values are words of up to eight bytes
     /// makes the plain calls of that store somewhat slower, as a transaction does.
     pub fn compare_and_swap(&self, key: &K, expected: Option<&V>, new: Option<&V>) -> Result<bool> {
-        self.change_if(key, new, |old| old == expected.map(V::bytes))
+        brought_here(self.compare_and_swap_by(Waits::Here, key, expected, new))
+    }
+
+    /// [`Store::compare_and_swap`] without ever blocking this thread, as [`Store::rmw_async`].
+    ///
+    /// # Errors
+    /// As [`Store::rmw_async`].
+    pub async fn compare_and_swap_async(&self, key: &K, expected: Option<&V>, new: Option<&V>) -> Result<bool> {
+        self.compare_and_swap_by(Waits::Later, key, expected, new).await
+    }
+
+    async fn compare_and_swap_by(&self, waits: Waits, key: &K, expected: Option<&V>, new: Option<&V>) -> Result<bool> {
+        let expected = expected.map(V::bytes);
+        self.change_if(waits, key, new, |old| old == expected).await
     }
 
     /// Deletes `key` if it has a value of this version; true if it did.
     pub(crate) fn delete_if_version(&self, key: &K, version: Version) -> Result<bool> {
-        self.change_if(key, None, |old| old.is_some_and(|old| self.version_of(old) == version))
+        brought_here(self.change_if(Waits::Here, key, None, |old| old.is_some_and(|old| self.version_of(old) == version)))
     }
 
     pub(crate) fn version_of(&self, value: &[u8]) -> Version {
         Version(if Self::WORD { to_word(value).into() } else { self.engine.hasher.fingerprint(value) })
     }
 
-    fn change_if(&self, key: &K, new: Option<&V>, test: impl Fn(Option<&[u8]>) -> bool) -> Result<bool> {
+    async fn change_if(&self, waits: Waits, key: &K, new: Option<&V>, test: impl Fn(Option<&[u8]>) -> bool) -> Result<bool> {
         if new.is_none() {
             self.outdate_load(key.bytes(), || self.hash(key.bytes()))?;
         }
         let test = |old: Old<'_>| test(old.map(|(value, _)| value));
-        brought_here(self.change_if_by(Waits::Here, key, new, NEVER, None, test))
+        self.change_if_by(waits, key, new, NEVER, None, test).await
     }
 
     /// `expires`: when a value ends that takes no other's place. Else that one's end stays. `lead`: of a load, whose key nobody must have deleted.

@@ -14,7 +14,7 @@
 use super::Store;
 use super::find::{Found, Region};
 use super::step::{Held, Known, Step};
-use super::waiting::Waits;
+use super::waiting::{Waits, brought_here};
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::expiry::{instant, millis, whole_millis};
@@ -66,6 +66,26 @@ impl NewEnd {
             Self::InsteadOf(other, expires) => end.compare_exchange(other, expires, AcqRel, Acquire).unwrap_or_else(|now| now),
             _ => end.swap(self.expires(), AcqRel),
         }
+    }
+}
+
+/// A word record that left for another end, and stays after all where none came.
+struct Leaving<'a, K: Key + ?Sized, V: Value + ?Sized> {
+    store: &'a Store<K, V>,
+    left: Option<u64>,
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Leaving<'_, K, V> {
+    fn stay(&mut self) {
+        if let Some(at) = self.left.take() {
+            self.store.take_back(at);
+        }
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Drop for Leaving<'_, K, V> {
+    fn drop(&mut self) {
+        self.stay();
     }
 }
 
@@ -192,7 +212,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.engine.has_passed(expires) {
             return self.delete(key);
         }
-        self.change_end(key.bytes(), NewEnd::At(expires))
+        brought_here(self.change_end(Waits::Here, key.bytes(), NewEnd::At(expires)))
+    }
+
+    /// [`Store::expire_at`] without ever blocking this thread, as [`Store::rmw_async`].
+    ///
+    /// # Errors
+    /// As [`Store::rmw_async`].
+    pub async fn expire_at_async(&self, key: &K, end: SystemTime) -> Result<bool> {
+        let expires = millis(end);
+        if self.engine.has_passed(expires) {
+            return self.delete_async(key).await;
+        }
+        self.change_end(Waits::Later, key.bytes(), NewEnd::At(expires)).await
     }
 
     /// Takes the expiry of `key` back: it stays. True if it has a value and had an expiry.
@@ -203,7 +235,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Cost
     /// As [`Store::expire_at`].
     pub fn persist(&self, key: &K) -> Result<bool> {
-        self.change_end(key.bytes(), NewEnd::Never)
+        brought_here(self.change_end(Waits::Here, key.bytes(), NewEnd::Never))
+    }
+
+    /// [`Store::persist`] without ever blocking this thread, as [`Store::rmw_async`].
+    ///
+    /// # Errors
+    /// As [`Store::rmw_async`].
+    pub async fn persist_async(&self, key: &K) -> Result<bool> {
+        self.change_end(Waits::Later, key.bytes(), NewEnd::Never).await
     }
 
     /// The value of `key`. If it expires, its expiry is put off until `ttl` from now at least: what is read again and again stays
@@ -235,64 +275,72 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Ok::<(), esker::Error>(())
     /// ```
     pub fn get_and_renew(&self, key: &K, ttl: Duration) -> Result<Option<V::Owned>> {
+        brought_here(self.get_and_renew_by(Waits::Here, key, ttl))
+    }
+
+    /// [`Store::get_and_renew`] without ever blocking this thread, as [`Store::rmw_async`].
+    ///
+    /// # Errors
+    /// As [`Store::rmw_async`].
+    pub async fn get_and_renew_async(&self, key: &K, ttl: Duration) -> Result<Option<V::Owned>> {
+        self.get_and_renew_by(Waits::Later, key, ttl).await
+    }
+
+    async fn get_and_renew_by(&self, waits: Waits, key: &K, ttl: Duration) -> Result<Option<V::Owned>> {
         loop {
-            let ends = self.ends(key)?;
-            let value = self.get(key)?;
+            let ends = self.ends_by(waits, key).await?;
+            let value = match waits {
+                Waits::Here => self.get(key)?,
+                Waits::Later => self.get_async(key).await?,
+            };
             // The value is the one that has this end, or another one that was put to end at the same time.
-            if self.ends(key)? == ends && self.renew(key.bytes(), ends, ttl)? {
+            if self.ends_by(waits, key).await? == ends && self.renew(waits, key.bytes(), ends, ttl).await? {
                 return Ok(value);
             }
         }
     }
 
     /// Puts the end of a key off, if it is near enough. False if it is another one by now.
-    fn renew(&self, key: &[u8], ends: Option<u64>, ttl: Duration) -> Result<bool> {
+    async fn renew(&self, waits: Waits, key: &[u8], ends: Option<u64>, ttl: Duration) -> Result<bool> {
         let end = self.end_after(ttl);
         match ends.filter(|ends| *ends < end) {
-            Some(ends) => self.change_end(key, NewEnd::InsteadOf(ends, end.saturating_add(whole_millis(ttl) / RENEWED_PART))),
+            Some(ends) => {
+                let end = NewEnd::InsteadOf(ends, end.saturating_add(whole_millis(ttl) / RENEWED_PART));
+                self.change_end(waits, key, end).await
+            }
             None => Ok(true),
         }
     }
 
     /// When the value of `key` ends; `None` if it has none.
-    pub(super) fn ends(&self, key: &K) -> Result<Option<u64>> {
-        let (key, hash) = (key.bytes(), self.hash(key.bytes()));
-        self.run(key, |known| self.ttl_step(key, hash, known))
-    }
-
     pub(super) async fn ends_by(&self, waits: Waits, key: &K) -> Result<Option<u64>> {
         let (key, hash) = (key.bytes(), self.hash(key.bytes()));
         self.run_by(waits, key, |known| self.ttl_step(key, hash, known)).await
     }
 
-    /// Another end for a value that has one: this one. True if it had it still.
-    pub(super) async fn replace_end_by(&self, waits: Waits, key: &K, ends: u64, expires: u64) -> Result<bool> {
-        debug_assert!(ends != NEVER, "a record without an end must leave first, and a future may be dropped before it comes back");
-        let (key, hash, end) = (key.bytes(), self.hash(key.bytes()), NewEnd::InsteadOf(ends, expires));
-        let attempt = |known: &mut Known| match Self::WORD {
-            true => self.end_word_step(key, hash, known, end, &mut None),
-            false => self.end_bytes_step(key, hash, known, end),
-        };
-        let replaced = self.run_by(waits, key, attempt).await?;
-        self.written_by(waits, replaced).await
-    }
-
-    fn change_end(&self, key: &[u8], end: NewEnd) -> Result<bool> {
+    pub(super) async fn change_end(&self, waits: Waits, key: &[u8], end: NewEnd) -> Result<bool> {
         if !Self::WORD {
             Self::check_key(key)?;
         }
         let hash = self.hash(key);
-        let mut left = None;
         let changed = if Self::WORD {
-            let changed = self.run(key, |known| self.end_word_step(key, hash, known, end, &mut left));
-            if let (Err(_), Some(at)) = (&changed, left) {
-                self.take_back(at)?;
-            }
+            let mut leaving = Leaving { store: self, left: None };
+            let attempt = |known: &mut Known| {
+                let step = self.end_word_step(key, hash, known, end, &mut leaving.left)?;
+                // A future may wait for as long as it likes, and those who meet the record would wait for it.
+                if matches!((waits, &step), (Waits::Later, Step::Again | Step::Read(_) | Step::Room(_))) {
+                    leaving.stay();
+                }
+                Ok(step)
+            };
+            let changed = self.run_by(waits, key, attempt).await?;
+            // Another one has taken its place.
+            leaving.left = None;
             changed
         } else {
-            self.run(key, |known| self.end_bytes_step(key, hash, known, end))
+            self.run_by(waits, key, |known| self.end_bytes_step(key, hash, known, end)).await?
         };
-        self.written(changed?)
+        self.written_by(waits, changed).await
     }
 
     /// How long the value of `key` stays; `None` if it has none.
@@ -300,10 +348,22 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// As [`Store::get`].
     pub fn ttl(&self, key: &K) -> Result<Option<Ttl>> {
+        brought_here(self.ttl_by(Waits::Here, key))
+    }
+
+    /// [`Store::ttl`] without ever blocking this thread, as [`Store::get_async`].
+    ///
+    /// # Errors
+    /// As [`Store::get_async`].
+    pub async fn ttl_async(&self, key: &K) -> Result<Option<Ttl>> {
+        self.ttl_by(Waits::Later, key).await
+    }
+
+    async fn ttl_by(&self, waits: Waits, key: &K) -> Result<Option<Ttl>> {
         if !Self::WORD {
             Self::check_key(key.bytes())?;
         }
-        let expires = self.ends(key)?;
+        let expires = self.ends_by(waits, key).await?;
         let now = self.engine.expiry.now();
         Ok(expires.filter(|expires| *expires > now).map(|expires| match expires {
             NEVER => Ttl::Forever,
@@ -383,14 +443,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The record that left has not been replaced: it may be changed in place again. Where it is frozen that is nothing to
     /// anybody.
     #[cold]
-    fn take_back(&self, at: u64) -> Result<()> {
-        let _pin = self.engine.epochs.pin_anyway()?;
+    fn take_back(&self, at: u64) {
+        let Ok(_pin) = self.engine.epochs.pin_anyway() else { return };
         if matches!(self.region(at), Region::Mutable) {
             // SAFETY: mutable, so in memory, under the pin; the address was found in a chain.
             let record = unsafe { Record::new(self.engine.log.pointer(at)) };
             self.let_stay(at, record);
         }
-        Ok(())
     }
 
     /// Under a pin.

@@ -13,6 +13,7 @@
 
 use super::Store;
 use super::bytes::Old;
+use super::expire::NewEnd;
 use super::waiting::{Waits, brought_here};
 use crate::cache::{Duty, Flight, Joined, Landed, Lead, Rest};
 use crate::error::{Error, Result};
@@ -323,7 +324,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
             return Ok(theirs.or(Some(new)));
         }
         if old.is_some() {
-            store.replace_end_by(waits, key, ends, expires).await?;
+            store.change_end(waits, key.bytes(), NewEnd::InsteadOf(ends, expires)).await?;
         }
         Ok(Some(new))
     }
