@@ -113,7 +113,10 @@ impl<R: BufRead> Read for Members<R> {
 /// The rest behind the zeros that it begins with; `None` if there is nothing.
 fn behind_zeros<R: BufRead>(mut rest: R) -> io::Result<Option<R>> {
     loop {
-        let next = rest.fill_buf()?;
+        let next = match rest.fill_buf() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            next => next?,
+        };
         let (zeros, bytes) = (next.iter().take_while(|byte| **byte == 0).count(), next.len());
         rest.consume(zeros);
         if bytes == 0 || zeros < bytes {

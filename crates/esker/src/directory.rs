@@ -13,6 +13,7 @@ use crate::error::{Error, Result, about};
 use crate::manifest::MANIFEST;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -40,7 +41,10 @@ impl Directory {
         make(path).map_err(|error| at(path, error))?;
         Self::locked(path, direct_io, io_uring, true, |inside| {
             let file = File::options().create(true).truncate(false).write(true).open(inside.join(LOCK));
-            Ok(Some(lock(file.map_err(|error| at(path, error))?, path)?))
+            let lock = lock(file.map_err(|error| at(path, error))?, path)?;
+            // Whoever had it may have removed it, with a directory that was made for nothing: the name is another's by now.
+            let is_there = inside.join(LOCK).metadata().is_ok_and(|named| lock.metadata().is_ok_and(|ours| named.ino() == ours.ino()));
+            if is_there { Ok(Some(lock)) } else { Err(Error::Locked(path.into())) }
         })
     }
 

@@ -90,6 +90,11 @@ fn system_number(error: &io::Error) -> Option<i32> {
     error.raw_os_error().or_else(|| system_number(&error.get_ref()?.downcast_ref::<Named>()?.error))
 }
 
+/// True where the process, or the machine, may have no more files open.
+pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
+    matches!(system_number(error), Some(libc::EMFILE | libc::ENFILE))
+}
+
 /// True for a place of the medium that cannot be read: block devices answer `EIO` or `ENODATA`, file systems with checksums of their own also the others.
 pub(crate) fn is_unreadable(error: &io::Error) -> bool {
     matches!(system_number(error), Some(libc::EIO | libc::ENODATA | libc::EBADMSG | libc::EILSEQ | libc::EUCLEAN))

@@ -19,6 +19,7 @@
 
 use super::buffer::{Sector, sector_bytes};
 use super::{Device, ReadSource, SECTOR_BYTES, Storage, read_one_by_one};
+use crate::error::is_out_of_files;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
@@ -234,12 +235,14 @@ impl Files {
         if let Some(device) = self.open.get(&number) {
             return Ok(device.clone());
         }
-        let opened = storage.open(&name(number));
-        if opened.as_ref().is_err_and(|error| matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))) {
-            // Others of this process, or of the machine, have all there are: ours come back when they are needed.
-            self.open.clear();
-        }
-        let device = opened.or_else(|_| storage.open(&name(number)))?;
+        let device = match storage.open(&name(number)) {
+            // Others have all there are: ours come back when they are needed.
+            Err(error) if is_out_of_files(&error) && !self.open.is_empty() => {
+                self.open.clear();
+                storage.open(&name(number))?
+            }
+            opened => opened?,
+        };
         self.open.insert(number, device.clone());
         if self.open.len() > HANDLES_MAX {
             self.open.pop_first();
@@ -442,7 +445,7 @@ mod tests {
             let mut open = self.open.lock().unwrap();
             open.retain(|device| device.strong_count() > 0);
             if open.len() >= self.most {
-                return Err(io::Error::from_raw_os_error(libc::EMFILE));
+                return Err(crate::error::about(io::Error::from_raw_os_error(libc::EMFILE), "opening a file"));
             }
             let device = self.inner.open(name)?;
             open.push(Arc::downgrade(&device));
@@ -480,7 +483,7 @@ mod tests {
         // Those that a sync is owed are used.
         (20..23).for_each(|number| segments.write(number * LENGTH, &[7; SECTOR_BYTES]).unwrap());
         let error = segments.write(23 * LENGTH, &[7; SECTOR_BYTES]).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
+        assert!(is_out_of_files(&error), "{error}");
     }
 
     #[test]

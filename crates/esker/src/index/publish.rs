@@ -103,6 +103,14 @@ impl Index {
         }
     }
 
+    /// Runs `act` on where the hash's entry leads, 0 if there is none, while nobody makes it lead elsewhere.
+    pub(crate) fn while_it_stands(&self, hash: u64, act: impl FnOnce(u64)) {
+        let place = self.latch(hash);
+        let bucket = self.bucket_at(place.offset);
+        act(self.find(bucket, place.tag()).map_or(0, |(_, word)| address_of(word)));
+        bucket.unlatch();
+    }
+
     /// All records of the chain that begins at `head` were seen to be of one key.
     pub(crate) fn confirm_sole(&self, hash: u64, head: u64) {
         let place = self.latch(hash);

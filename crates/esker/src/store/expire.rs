@@ -72,13 +72,15 @@ impl NewEnd {
 /// A word record that left for another end, and stays after all where none came.
 struct Leaving<'a, K: Key + ?Sized, V: Value + ?Sized> {
     store: &'a Store<K, V>,
+    key: &'a [u8],
+    hash: u64,
     left: Option<u64>,
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Leaving<'_, K, V> {
     fn stay(&mut self) {
         if let Some(at) = self.left.take() {
-            self.store.take_back(at);
+            self.store.take_back(self.key, self.hash, at);
         }
     }
 }
@@ -324,7 +326,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let hash = self.hash(key);
         let changed = if Self::WORD {
-            let mut leaving = Leaving { store: self, left: None };
+            let mut leaving = Leaving { store: self, key, hash, left: None };
             let attempt = |known: &mut Known| {
                 let step = self.end_word_step(key, hash, known, end, &mut leaving.left)?;
                 // A future may wait for as long as it likes, and those who meet the record would wait for it.
@@ -425,7 +427,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 let step = self.add_word(&pin, &hold, key, hash, &seen, &found, value, end.expires(), 0);
                 if let (Step::Room(_), Found::Memory { at, record }) = (&step, &found) {
                     // Nobody waits while a record leaves: who makes room may tell a listener, which may wait for this key.
-                    left.take_if(|left| left == at).inspect(|at| self.let_stay(*at, *record));
+                    left.take_if(|left| left == at).inspect(|at| self.let_stay(key, hash, *at, *record));
                 }
                 Ok(step.then(|| true))
             }
@@ -443,19 +445,56 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The record that left has not been replaced: it may be changed in place again. Where it is frozen that is nothing to
     /// anybody.
     #[cold]
-    fn take_back(&self, at: u64) {
+    fn take_back(&self, key: &[u8], hash: u64, at: u64) {
         let Ok(_pin) = self.engine.epochs.pin_anyway() else { return };
         if matches!(self.region(at), Region::Mutable) {
             // SAFETY: mutable, so in memory, under the pin; the address was found in a chain.
             let record = unsafe { Record::new(self.engine.log.pointer(at)) };
-            self.let_stay(at, record);
+            self.let_stay(key, hash, at, record);
         }
     }
 
-    /// Under a pin.
-    fn let_stay(&self, at: u64, record: Record) {
+    /// Under a pin. Not where another record has taken its place: a batch that looked this one up before would take it for the newest. Nobody
+    /// publishes meanwhile, and who does so later has it leave once more.
+    fn let_stay(&self, key: &[u8], hash: u64, at: u64, record: Record) {
         if matches!(self.region(at), Region::Mutable) && record.header().load(Acquire) & ABSENT == 0 {
-            record.stay();
+            self.engine.index.while_it_stands(hash, |first| {
+                if matches!(self.walk(first, key), Found::Memory { at: newest, .. } if newest == at) {
+                    record.stay();
+                }
+            });
         }
+    }
+}
+
+#[cfg(all(test, not(loom), not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::Options;
+
+    /// One that was superseded while it left was taken back all the same, and a put of a batch was written into it.
+    #[test]
+    fn what_left_stays_only_as_the_newest() {
+        let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+        let key = 7u64.to_ne_bytes();
+        let hash = store.hash(&key);
+        let newest = || {
+            let pin = store.engine.epochs.pin().unwrap();
+            let (_, found) = store.locate(&key, hash);
+            drop(pin);
+            let Found::Memory { at, record } = found else { panic!("the key is in memory") };
+            (at, record)
+        };
+        store.put(&7, &1).unwrap();
+        let (at, record) = newest();
+        assert!(record.leave() && !record.leave());
+        store.take_back(&key, hash, at);
+        assert!(record.is_plain(), "it is the newest");
+        assert!(record.leave());
+        store.put(&7, &2).unwrap();
+        assert_ne!(newest().0, at, "a put has taken its place");
+        store.take_back(&key, hash, at);
+        assert!(!record.is_plain(), "it is not the newest any more");
+        assert_eq!(store.rmw(&7, |old| old.unwrap() + 1).unwrap(), 3);
     }
 }

@@ -191,7 +191,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Follows a chain through memory. Under a pin.
     #[inline(always)]
-    fn walk(&self, from: u64, key: &[u8]) -> Found {
+    pub(super) fn walk(&self, from: u64, key: &[u8]) -> Found {
         let log = &self.engine.log;
         // What lives below `copied` has a copy above, and the rest is dead, though an entry of other keys may lead to it.
         let (head, copied) = (log.bounds.head.load(Acquire), log.bounds.copied.load(Acquire));
