@@ -51,6 +51,27 @@ struct Waiting {
     walk: Walk,
 }
 
+/// The first key, by number, that failed.
+#[derive(Default)]
+struct Failed(Option<(usize, Error)>);
+
+impl Failed {
+    /// True if what failed, if anything, comes behind this one.
+    fn comes_behind(&self, number: usize) -> bool {
+        self.0.as_ref().is_none_or(|(first, _)| number < *first)
+    }
+
+    fn note(&mut self, number: usize, error: Error) {
+        if self.comes_behind(number) {
+            self.0 = Some((number, error));
+        }
+    }
+
+    fn or(self, count: usize) -> Result<usize> {
+        self.0.map_or(Ok(count), |(_, error)| Err(error))
+    }
+}
+
 impl Cold {
     pub(super) fn new(waits: Waits) -> Self {
         Self { waits, waiting: Vec::new(), hashes: HashTable::new(), put_off: Vec::new() }
@@ -103,17 +124,18 @@ impl Cold {
         if self.waiting.is_empty() {
             return Ok(0);
         }
-        let mut together = Together { store, key, attempt, cold: self, reading: Places::default(), reads: 0, failed: None, count: 0 };
+        let mut together =
+            Together { store, key, attempt, cold: self, reading: Places::default(), reads: 0, failed: Failed::default(), count: 0 };
         store.engine.log.cold_device()?.read_stream(&mut together);
         store.engine.epochs.count(Counter::DeviceRead, together.reads)?;
         let Together { cold, key, mut attempt, failed, mut count, .. } = together;
         let rest = cold.waiting.iter().map(|waiting| (waiting.number, waiting.hash)).chain(cold.put_off);
-        let mut rest: Vec<_> = rest.filter(|(number, _)| failed.as_ref().is_none_or(|(failed, _)| number < failed)).collect();
+        let mut rest: Vec<_> = rest.filter(|(number, _)| failed.comes_behind(*number)).collect();
         rest.sort_unstable();
         for (number, hash) in rest {
             count += usize::from(store.run(key(number), |known| attempt(number, hash, known))?);
         }
-        failed.map_or(Ok(count), |(_, error)| Err(error))
+        failed.or(count)
     }
 }
 
@@ -132,15 +154,14 @@ impl Cold {
             let attempt = |known: &mut Known| attempt.lock().unwrap_or_else(|e| e.into_inner())(number, hash, known);
             (number, store.run_async(key(number), attempt).await)
         };
-        let (mut count, mut failed) = (0, None);
-        let comes_before = |number: usize, failed: &Option<(usize, Error)>| failed.as_ref().is_none_or(|(first, _)| number < *first);
+        let (mut count, mut failed) = (0, Failed::default());
         // In order: what comes before a key that failed is under way.
         let mut waiting = self.waiting.iter();
         let (mut under_way, mut numbers) = (FuturesUnordered::new(), BTreeSet::new());
         // What comes behind a key that failed is not waited for.
-        while numbers.first().is_none_or(|first| comes_before(*first, &failed)) {
+        while numbers.first().is_none_or(|first| failed.comes_behind(*first)) {
             while under_way.len() < FUTURES
-                && let Some(next) = waiting.next().filter(|next| comes_before(next.number, &failed))
+                && let Some(next) = waiting.next().filter(|next| failed.comes_behind(next.number))
             {
                 numbers.insert(next.number);
                 under_way.push(change(next.number, next.hash));
@@ -149,17 +170,16 @@ impl Cold {
             numbers.remove(&number);
             match said {
                 Ok(said) => count += usize::from(said),
-                Err(error) if comes_before(number, &failed) => failed = Some((number, error)),
-                Err(_) => {}
+                Err(error) => failed.note(number, error),
             }
         }
         drop(under_way);
         for (number, hash) in self.put_off {
-            if comes_before(number, &failed) {
+            if failed.comes_behind(number) {
                 count += usize::from(change(number, hash).await.1?);
             }
         }
-        failed.map_or(Ok(count), |(_, error)| Err(error))
+        failed.or(count)
     }
 }
 
@@ -171,8 +191,7 @@ struct Together<'a, K: Key + ?Sized, V: Value + ?Sized, F, A> {
     cold: Cold,
     reading: Places<Waiting>,
     reads: u64,
-    /// The first key that failed.
-    failed: Option<(usize, Error)>,
+    failed: Failed,
     count: usize,
 }
 
@@ -193,13 +212,7 @@ where
                 (waiting.from, waiting.walk) = (from, Walk::new(&self.store.engine, from));
                 self.cold.waiting.push(waiting);
             }
-            Err(error) => self.fail(waiting.number, error),
-        }
-    }
-
-    fn fail(&mut self, number: usize, error: Error) {
-        if self.failed.as_ref().is_none_or(|(first, _)| number < *first) {
-            self.failed = Some((number, error));
+            Err(error) => self.failed.note(waiting.number, error),
         }
     }
 }
@@ -212,7 +225,7 @@ where
     A: FnMut(usize, u64, &Known) -> Result<Step<bool>>,
 {
     fn next(&mut self) -> Option<DeviceRead> {
-        while self.failed.is_none() {
+        while self.failed.0.is_none() {
             let waiting = self.cold.waiting.pop()?;
             if waiting.walk.is_over() {
                 self.attempt_again(waiting, None);
@@ -232,7 +245,7 @@ where
         match walked.map(Walked::held) {
             Ok(Some(held)) => self.attempt_again(waiting, held),
             Ok(None) => self.cold.waiting.push(waiting),
-            Err(error) => self.fail(waiting.number, error),
+            Err(error) => self.failed.note(waiting.number, error),
         }
     }
 }
