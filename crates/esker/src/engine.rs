@@ -142,7 +142,7 @@ impl Engine {
         let (has_home, has_device) = (parts.home.is_some(), parts.device.is_some());
         let segment_bytes = parts.home.as_ref().map_or(0, |home| home.manifest.state.segment_bytes);
         let engine = Self {
-            epochs: Epochs::new(),
+            epochs: Epochs::new()?,
             log: Log::new(parts.device, identity.store_id, FIRST_ADDRESS, space, huge)?
                 .verifying_reads(parts.verifies_reads)
                 .dropping(parts.cache.is_some()),
@@ -256,7 +256,7 @@ impl Engine {
         let log = Log::new(None, 0, FIRST_ADDRESS, 0, false).expect("a modelled region");
         log.budget.store(1 << 20, Relaxed);
         Self {
-            epochs: Epochs::new(),
+            epochs: Epochs::new().expect("a box"),
             index: Index::new(0).expect("a modelled region"),
             log,
             latches: Latches::default(),

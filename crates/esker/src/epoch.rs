@@ -1,6 +1,6 @@
 //! Epochs: who may still be looking at what.
 //!
-//! Each thread owns one [`Slot`] per store. An operation raises a flag in it (a *pin*: one plain store, no fence) and lowers it
+//! Each thread owns one [`Slot`] per store (`epoch/slots.rs`). An operation raises a flag in it (a *pin*: one plain store, no fence) and lowers it
 //! at its end. Whoever moves a boundary calls [`Epochs::drain`]: it makes every running thread's stores visible with
 //! `membarrier(2)`, and waits until each flag that is raised then was lowered once. From then on nobody can act on the boundary's
 //! old value. Pins last one operation and never span a device access, so a drain takes microseconds. The scheme is FASTER's
@@ -11,8 +11,8 @@
 //!   read or write at once raise a constant, which takes no register from the operations that overlap; but each of them counts its
 //!   one operation, and nothing else is counted under it. Two more operations counted: it has ended.
 //!
-//! **Doors.** A pin at once needs an open door: a word that holds the store's id, or another number when it is shut. So one
-//! comparison with what the thread remembers tells whose slot it is and that nothing is in the way.
+//! **Doors.** A pin at once needs an open door: a word that holds where the store's slots are, or a negative number when it is shut. A thread adds where
+//! its slot is among them, or a negative number while it must look closely. So the sum's sign tells that nothing is in the way, and the sum is the slot.
 //!
 //! | shut when                                  | `door` | `read_door` | `write_door` |
 //! |--------------------------------------------|--------|-------------|--------------|
@@ -30,184 +30,49 @@
 //!
 //! Where `membarrier` is missing, the pin itself fences (SeqCst).
 
+mod slots;
+
 use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*, fence};
-use crate::sync::{Mutex, Rule, broken, hint, statics, thread, thread_local};
+use crate::sync::{Mutex, Rule, broken, statics, thread_local};
 use crate::watch::{self, Watch};
+use slots::{COUNTED, Slots};
+pub(crate) use slots::{Counter, Slot};
 use std::cell::Cell;
 use std::ptr;
 
-// Models have a handful of threads, and pay for every atomic.
-const SLOTS_PER_CHUNK: usize = if cfg!(loom) { 4 } else { 64 };
-/// A drain that has looked this often in vain says for whom it waits.
-const NOTED_SPINS: u32 = 1024;
-const CHUNKS: usize = if cfg!(loom) { 1 } else { 1024 };
-
-/// What a pin raises that counts one operation.
-const COUNTED: u64 = 1;
-
-/// No store's id, and not what a thread remembers that was in none (0).
-const SHUT: u64 = u64::MAX;
-
-/// One thread's state in one store: cache lines that only this thread writes (others read `inside` and the counters). What
-/// operations at once need comes first.
-#[repr(C, align(128))]
-#[derive(Default)]
-pub(crate) struct Slot {
-    /// 0: not inside the store. [`COUNTED`], or a number for this pin alone: inside.
-    inside: AtomicU64,
-    /// The unused rest of this thread's piece of the log: `[cursor, end)`.
-    pub(crate) cursor: AtomicU64,
-    pub(crate) end: AtomicU64,
-    pub(crate) piece_bytes: AtomicU64,
-    /// Index entries added since they were last counted globally.
-    pub(crate) entries: AtomicU64,
-    pub(crate) counters: [AtomicU64; Counter::COUNT],
-    /// Pins that got numbers.
-    numbered: AtomicU64,
-    /// Stands for the two halves of `membarrier` (see [`Slot::light_fence`]).
-    #[cfg(loom)]
-    barrier: AtomicU64,
-}
-
-/// What each slot counts.
-#[derive(Clone, Copy)]
-pub(crate) enum Counter {
-    Get,
-    Put,
-    Rmw,
-    Append,
-    Delete,
-    DeviceRead,
-    /// Bytes of records superseded or deleted.
-    DeadByte,
-    /// Cold records copied into memory because they were read.
-    Promotion,
-    /// Gets that found nothing.
-    Miss,
-    /// Transactions that committed, and those that met another and did not.
-    Transaction,
-    Conflict,
-    /// Puts over a cold record that nobody read.
-    Guess,
-}
-
-impl Counter {
-    pub(crate) const COUNT: usize = 12;
-    /// The first so many count what may be done at once. Models count gets alone.
-    const AT_ONCE: usize = if cfg!(loom) { 1 } else { Self::DeviceRead as usize };
-
-    fn is_at_once(self) -> bool {
-        (self as usize) < Self::AT_ONCE
-    }
-}
-
-impl Slot {
-    /// The owner's half of the fence whose other half is `membarrier` in `drain`.
-    #[cfg(not(loom))]
-    #[inline(always)]
-    fn light_fence(&self) {
-        std::sync::atomic::compiler_fence(SeqCst);
-    }
-
-    /// As loom sees it: the two halves meet in one atomic, so what came before the earlier of them is visible after the
-    /// later. That is all `membarrier` promises; towards everybody else the light half orders nothing.
-    #[cfg(loom)]
-    fn light_fence(&self) {
-        if !broken(Rule::PinFences) {
-            self.barrier.fetch_add(1, AcqRel);
-        }
-    }
-
-    /// A flag that was never raised before.
-    fn next_number(&self) -> u64 {
-        let number = self.numbered.load(Relaxed) + 1;
-        self.numbered.store(number, Relaxed);
-        COUNTED + number
-    }
-
-    fn is_inside(&self) -> bool {
-        self.inside.load(Relaxed) != 0
-    }
-
-    /// What is left of the piece.
-    pub(crate) fn unfilled_bytes(&self) -> u64 {
-        self.end.load(Relaxed).saturating_sub(self.cursor.load(Relaxed))
-    }
-
-    /// The next record goes above all there is. What is left of the piece is dead; and the next piece is a short one, or two
-    /// threads that write one key by turns would fill the log with what they leave.
-    pub(crate) fn leave_piece(&self) {
-        self.count(Counter::DeadByte, self.unfilled_bytes());
-        self.end.store(0, Relaxed);
-        self.piece_bytes.store(0, Relaxed);
-    }
-
-    /// Counts, outside of any pin or under a numbered one: see [`Slot::has_ended`].
-    #[inline(always)]
-    pub(crate) fn count(&self, what: Counter, by: u64) {
-        debug_assert!(!what.is_at_once() || self.inside.load(Relaxed) != COUNTED, "an operation at once counts by itself alone");
-        self.add(what, by);
-    }
-
-    /// What this thread, whose slot it is, has counted.
-    pub(crate) fn counted(&self, what: Counter) -> u64 {
-        self.counters[what as usize].load(Relaxed)
-    }
-
-    #[inline(always)]
-    fn add(&self, what: Counter, by: u64) {
-        // Only the owner writes: a load and a store, no locked instruction.
-        let counter = &self.counters[what as usize];
-        // Release: pairs with the Acquire in `operations`; what was done under earlier pins happened before.
-        let order = if broken(Rule::CountReleases) { Relaxed } else { Release };
-        counter.store(counter.load(Relaxed) + by, order);
-    }
-
-    /// Returns once a pin that is held now has ended.
-    fn wait_until_outside(&self, watch: &Watch, number: usize) {
-        let (mut spins, mut waiting) = (0u32, None);
-        // Acquire, here and in `has_ended`: pairs with the Release in `Pin::drop`, or in the pin that came after it.
-        let seen = self.inside.load(Acquire);
-        if seen == 0 {
-            return;
-        }
-        let counted = self.operations();
-        while !self.has_ended(seen, counted) {
-            spins += 1;
-            match spins {
-                0..64 => hint::spin_loop(),
-                NOTED_SPINS if !cfg!(loom) => waiting = Some(watch.waiting(number)),
-                _ => thread::yield_now(),
-            }
-        }
-        drop(waiting);
-    }
-
-    /// True if the pin is over whose flag was `seen`, and then so many operations `counted`: what came before it was among them,
-    /// and it counts one more at most.
-    fn has_ended(&self, seen: u64, counted: u64) -> bool {
-        let counts_once = seen == COUNTED;
-        self.inside.load(Acquire) != seen || counts_once && self.operations() - counted > 1
-    }
-
-    fn operations(&self) -> u64 {
-        self.counters[..Counter::AT_ONCE].iter().map(|counter| counter.load(Acquire)).sum()
-    }
-}
+/// What a shut door holds, and a thread that must look closely. No address is negative; either of them makes the sum of both negative, and so do both.
+const SHUT: isize = isize::MIN / 2;
+const AWAY: isize = SHUT;
+/// The same for a thread that has a slot at hand again by itself, when what runs meanwhile is over.
+const WITHDRAWN: isize = SHUT + 1;
 
 pub(crate) struct Epochs {
     /// Never reused within the process, never 0.
     id: u64,
-    door: AtomicU64,
-    read_door: AtomicU64,
-    write_door: AtomicU64,
+    slots: Slots,
+    door: Door,
+    read_door: Door,
+    write_door: Door,
     /// Keys have latches.
     latching: AtomicBool,
     closed: AtomicBool,
     fence_on_pin: bool,
-    chunks: Box<[AtomicPtr<[Slot; SLOTS_PER_CHUNK]>]>,
     pub(crate) watch: Watch,
+}
+
+/// Where the store's slots are, while it is open; [`SHUT`] for good afterwards.
+struct Door(AtomicPtr<Slot>);
+
+impl Door {
+    fn shut(&self) {
+        self.0.store(ptr::without_provenance_mut(SHUT as usize), SeqCst);
+    }
+
+    #[inline(always)]
+    fn is_open(&self) -> bool {
+        self.0.load(Relaxed).addr() as isize >= 0
+    }
 }
 
 /// Keeps everything reachable at the time of the pin in place until it is dropped.
@@ -222,18 +87,20 @@ pub(crate) struct WaryPin<'a> {
     pin: Pin<'a>,
 }
 
-/// While it lives this thread's calls of a store in which it is pinned are `Invalid`, and find that out.
-pub(crate) struct Withdrawn((u64, *const Slot));
+/// While it lives this thread's calls of a store in which it is pinned are `Invalid`, and find that out: those of every store take the long way.
+pub(crate) struct Withdrawn(isize);
 
 impl Withdrawn {
+    #[inline(always)]
     pub(crate) fn slot() -> Self {
-        Self(LAST_SLOT.with(|last| last.replace((0, ptr::null()))))
+        Self(OFFSET.with(|offset| offset.replace(WITHDRAWN)))
     }
 }
 
 impl Drop for Withdrawn {
+    #[inline(always)]
     fn drop(&mut self) {
-        LAST_SLOT.with(|last| last.set(self.0));
+        OFFSET.with(|offset| offset.set(self.0));
     }
 }
 
@@ -279,21 +146,21 @@ impl Drop for Pin<'_> {
 }
 
 impl Epochs {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new() -> Result<Self> {
         let fence_on_pin = !membarrier::register();
-        let id = NEXT_ID.fetch_add(1, Relaxed);
-        let door = || AtomicU64::new(if fence_on_pin { SHUT } else { id });
-        Self {
-            id,
+        let slots = Slots::new()?;
+        let door = || Door(AtomicPtr::new(if fence_on_pin { ptr::without_provenance_mut(SHUT as usize) } else { slots.first() }));
+        Ok(Self {
+            id: NEXT_ID.fetch_add(1, Relaxed),
             door: door(),
             read_door: door(),
             write_door: door(),
             latching: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             fence_on_pin,
-            chunks: (0..CHUNKS).map(|_| AtomicPtr::new(ptr::null_mut())).collect(),
             watch: Watch::default(),
-        }
+            slots,
+        })
     }
 
     /// Enters the store. `Invalid` inside a closure of the same store on the same thread: waiting there would deadlock.
@@ -323,17 +190,15 @@ impl Epochs {
         Ok(Pin { slot })
     }
 
-    /// Counts a get, and enters for it, if the thread was here last and nothing is in the way: nearly always. `None` says nothing
-    /// more; `pin` knows.
+    /// Counts a get, and enters for it, if nothing is in the way: nearly always. `None` says nothing more; `pin` knows.
     #[inline(always)]
     pub(crate) fn pin_to_read(&self) -> Option<Pin<'_>> {
-        let (owner, slot) = LAST_SLOT.with(Cell::get);
-        if owner != self.read_door.load(Relaxed) {
+        let Some(slot) = slot_from(self.read_door.0.load(Relaxed)) else {
             self.count_shut_out(Counter::Get);
             return None;
-        }
-        // SAFETY: an open door bears `self`'s id.
-        let pin = unsafe { self.enter(slot, |_| COUNTED) };
+        };
+        // SAFETY: an open door holds where `self`'s slots are.
+        let pin = self.enter(unsafe { &*slot }, |_| COUNTED);
         pin.slot.add(Counter::Get, 1);
         Some(pin)
     }
@@ -350,26 +215,20 @@ impl Epochs {
     }
 
     #[inline(always)]
-    fn pin_through(&self, door: &AtomicU64, flag: impl Fn(&Slot) -> u64) -> Option<Pin<'_>> {
-        let (owner, slot) = LAST_SLOT.with(Cell::get);
-        if owner != self.id {
-            return None;
-        }
-        let looked_early = broken(Rule::FlagAfterPin).then(|| door.load(Relaxed));
-        // SAFETY: `owner` is `self`'s id.
-        let pin = unsafe { self.enter(slot, flag) };
+    fn pin_through(&self, door: &Door, flag: impl Fn(&Slot) -> u64) -> Option<Pin<'_>> {
+        let slot = slot_from(self.slots.first())?;
+        let looked_early = broken(Rule::FlagAfterPin).then(|| door.is_open());
+        // SAFETY: it is one of `self`'s slots.
+        let pin = self.enter(unsafe { &*slot }, flag);
         // Only now: `close` shuts the door and then drains, so a pin that finds it open is one it waits for.
         // Looked at before the store, a write could be acknowledged after the last flush, and lost.
-        (looked_early.unwrap_or_else(|| door.load(Relaxed)) == owner).then_some(pin)
+        looked_early.unwrap_or_else(|| door.is_open()).then_some(pin)
     }
 
-    /// # Safety
-    /// `slot` was remembered beside `self`'s id. (Ids are never reused, so it is one of `self`'s, which live as long as `self`.)
     #[inline(always)]
-    unsafe fn enter(&self, slot: *const Slot, flag: impl Fn(&Slot) -> u64) -> Pin<'_> {
-        // SAFETY: as the caller says.
-        let pin = Pin { slot: unsafe { &*slot } };
-        debug_assert!(!pin.slot.is_inside(), "the remembered slot is withdrawn while a closure runs");
+    fn enter<'a>(&'a self, slot: &'a Slot, flag: impl Fn(&Slot) -> u64) -> Pin<'a> {
+        let pin = Pin { slot };
+        debug_assert!(!pin.slot.is_inside(), "the thread's slot is withdrawn while a closure runs");
         // Release: a drain that finds this pin, and need not wait for it, sees what was done under the one before: whose end
         // it may never have read.
         let release = if broken(Rule::PinReleases) { Relaxed } else { Release };
@@ -391,23 +250,22 @@ impl Epochs {
         if self.is_closed() { Err(Error::Closed) } else { Ok(pin) }
     }
 
-    /// Runs a user's closure under the pin. The remembered slot is withdrawn meanwhile, so that a call of this store from
+    /// Runs a user's closure under the pin. The thread's slot is withdrawn meanwhile, so that a call of this store from
     /// inside is noticed, and every other call is spared the question.
     #[inline(always)]
     pub(crate) fn within<R>(&self, _: &Pin<'_>, run: impl FnOnce() -> R) -> R {
-        let remembered = LAST_SLOT.with(|last| last.replace((0, ptr::null())));
-        let result = run();
-        // After a panic it stays withdrawn, which costs the next call a look-up.
-        LAST_SLOT.with(|last| last.set(remembered));
-        result
+        let _withdrawn = Withdrawn::slot();
+        run()
     }
 
-    /// This thread's own slot, which must not hold a pin.
+    /// This thread's own slot, which must not hold a pin; from now on it is at hand, in every store.
     #[cold]
     #[inline(never)]
     pub(crate) fn idle_slot(&self) -> Result<&Slot> {
         let slot = self.slot_outside()?;
-        LAST_SLOT.with(|last| last.set((self.id, slot)));
+        if OFFSET.with(Cell::get) == AWAY {
+            OFFSET.with(|offset| offset.set((thread_index() * size_of::<Slot>()) as isize));
+        }
         Ok(slot)
     }
 
@@ -418,7 +276,7 @@ impl Epochs {
 
     /// What all threads have counted.
     pub(crate) fn counted(&self, what: Counter) -> u64 {
-        self.slots().map(|slot| slot.counters[what as usize].load(Relaxed)).sum()
+        self.slots().map(|slot| slot.counted(what)).sum()
     }
 
     /// Counts what is done without a pin that could count it. Not inside: a call that a closure makes is refused, and would
@@ -453,41 +311,12 @@ impl Epochs {
 
     /// This thread's own slot.
     pub(crate) fn slot(&self) -> Result<&Slot> {
-        let thread = thread_index();
-        if thread >= SLOTS_PER_CHUNK * CHUNKS {
-            return Err(Error::invalid("more than 65536 threads use the store"));
-        }
-        let chunk = self.chunks[thread / SLOTS_PER_CHUNK].load(Acquire);
-        let chunk = if chunk.is_null() { self.add_chunk(thread / SLOTS_PER_CHUNK) } else { chunk };
-        // SAFETY: a chunk, once published, lives as long as `self`.
-        Ok(unsafe { &(*chunk)[thread % SLOTS_PER_CHUNK] })
+        self.slots.get(thread_index()).ok_or_else(|| Error::invalid("more than 65536 threads use the store"))
     }
 
-    #[cold]
-    fn add_chunk(&self, at: usize) -> *mut [Slot; SLOTS_PER_CHUNK] {
-        let fresh = Box::into_raw(Box::new(std::array::from_fn(|_| Slot::default())));
-        match self.chunks[at].compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire) {
-            Ok(_) => fresh,
-            Err(theirs) => {
-                // SAFETY: `fresh` was never published; nobody else knows it.
-                drop(unsafe { Box::from_raw(fresh) });
-                theirs
-            }
-        }
-    }
-
+    /// The slots of all threads that were here, and perhaps of others. Acquire: of a thread that registered before a fence that the caller's came after.
     pub(crate) fn slots(&self) -> impl Iterator<Item = &Slot> {
-        self.numbered_slots().map(|(_, slot)| slot)
-    }
-
-    /// The slots, with the numbers of their threads.
-    fn numbered_slots(&self) -> impl Iterator<Item = (usize, &Slot)> {
-        let chunks = self.chunks.iter().enumerate().filter_map(|(at, chunk)| {
-            let chunk = chunk.load(Acquire);
-            // SAFETY: a chunk, once published, lives as long as `self`.
-            (!chunk.is_null()).then(|| (at * SLOTS_PER_CHUNK..).zip(unsafe { &*chunk }))
-        });
-        chunks.flatten()
+        self.slots.up_to(if cfg!(loom) { usize::MAX } else { NEXT_INDEX.load(Acquire) })
     }
 
     /// Returns once every operation that began before this call has ended. Must not be called under a pin.
@@ -500,7 +329,7 @@ impl Epochs {
             return;
         }
         // Who comes in after the fence sees the boundary that was moved before it.
-        self.numbered_slots().for_each(|(number, slot)| slot.wait_until_outside(&self.watch, number));
+        self.slots().enumerate().for_each(|(number, slot)| slot.wait_until_outside(&self.watch, number));
     }
 
     pub(crate) fn close(&self) -> bool {
@@ -513,13 +342,13 @@ impl Epochs {
     /// From now on every pin takes the long way, where more can be asked than a fast operation has time for.
     pub(crate) fn slow_down(&self) {
         for door in [&self.door, &self.read_door, &self.write_door] {
-            door.store(SHUT, SeqCst);
+            door.shut();
         }
     }
 
     /// From now on no write is made at once.
     pub(crate) fn slow_writes_down(&self) {
-        self.write_door.store(SHUT, SeqCst);
+        self.write_door.shut();
     }
 
     /// From now on every operation asks the latches: when this returns, those that did not have ended, but for reads of one key
@@ -527,7 +356,7 @@ impl Epochs {
     pub(crate) fn begin_latching(&self) {
         self.latching.store(true, SeqCst);
         for door in [&self.read_door, &self.write_door] {
-            door.store(SHUT, SeqCst);
+            door.shut();
         }
         self.drain();
     }
@@ -543,18 +372,6 @@ impl Epochs {
     }
 }
 
-impl Drop for Epochs {
-    fn drop(&mut self) {
-        for chunk in &self.chunks {
-            let chunk = chunk.load(Relaxed);
-            if !chunk.is_null() {
-                // SAFETY: `&mut self`: no pin is left, and each chunk came from `Box::into_raw`.
-                drop(unsafe { Box::from_raw(chunk) });
-            }
-        }
-    }
-}
-
 statics! {
     static FREE_INDEXES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
     static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -567,16 +384,24 @@ impl Drop for Registration {
     fn drop(&mut self) {
         // Under shuttle these may be gone by now, and their thread with them.
         let _ = INDEX.try_with(|index| index.set(usize::MAX));
-        let _ = LAST_SLOT.try_with(|last| last.set((0, ptr::null())));
+        let _ = OFFSET.try_with(|offset| offset.set(AWAY));
         FREE_INDEXES.lock().unwrap_or_else(|e| e.into_inner()).push(self.0);
     }
 }
 
 thread_local! {
-    static LAST_SLOT: Cell<(u64, *const Slot)> = const { Cell::new((0, ptr::null())) };
+    // Where the thread's slot is behind a store's first one, in bytes.
+    static OFFSET: Cell<isize> = const { Cell::new(AWAY) };
     static INDEX: Cell<usize> = const { Cell::new(usize::MAX) };
     static REGISTRATION: Cell<Option<Registration>> = const { Cell::new(None) };
     static IS_BARRED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread's slot behind a store's first one, or a door that may be shut: one question for both. It is there to be read if the door is one of a living store's.
+#[inline(always)]
+fn slot_from(first: *const Slot) -> Option<*const Slot> {
+    let slot = first.wrapping_byte_offset(OFFSET.with(Cell::get));
+    (slot.addr() as isize >= 0).then_some(slot)
 }
 
 /// A small number that no other living thread has.
@@ -601,6 +426,7 @@ fn register_thread() -> usize {
 #[cfg(all(loom, test))]
 pub(crate) fn set_thread_index(to: usize) {
     INDEX.with(|index| index.set(to));
+    OFFSET.with(|offset| offset.set(AWAY));
 }
 
 /// Under loom a fence between the caller and each thread, as [`Slot::light_fence`] tells.

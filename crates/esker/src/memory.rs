@@ -77,6 +77,12 @@ impl Region {
         self.advise(from, self.bytes, libc::MADV_HUGEPAGE);
     }
 
+    /// Asks for small pages, whatever the system prefers: of what is spread thinly.
+    pub(crate) fn refuse_huge_pages(&self) {
+        #[cfg(target_os = "linux")]
+        self.advise(0, self.bytes, libc::MADV_NOHUGEPAGE);
+    }
+
     /// Backs `[from, to)` with memory ahead of its first use, where the system can.
     pub(crate) fn populate(&self, from: usize, to: usize) {
         #[cfg(target_os = "linux")]

@@ -182,6 +182,13 @@ impl Record {
         unsafe { self.at.add(HEADER_BYTES as usize).cast::<u64>().read() }
     }
 
+    /// Key and value of a word record, if keys have eight bytes: one load less.
+    #[inline(always)]
+    pub(crate) fn word_pair(&self) -> (u64, u64) {
+        // SAFETY: key and value follow the header, and records are 8-aligned.
+        unsafe { words::pair(self.at.add(HEADER_BYTES as usize)) }
+    }
+
     #[inline(always)]
     pub(crate) fn word_value(&self, key_width: usize) -> &AtomicU64 {
         self.word(HEADER_BYTES + padded(key_width))

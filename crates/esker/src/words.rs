@@ -4,7 +4,7 @@
 //! language's own, so words are atomics. But a compiler makes five instructions of each and joins no two: a kibibyte fills the
 //! window in which a processor looks ahead, and the next record's misses wait. Hence four vectors a turn where it has them.
 
-use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU64, Ordering::*};
 
 /// Appends words.
 pub(crate) fn append(words: &[AtomicU64], bytes: &mut Vec<u8>) {
@@ -68,6 +68,39 @@ unsafe fn read_pair(from: *const u8, to: *mut u8) {
         // SAFETY: as the caller says; of no alignment at `to`.
         unsafe { to.add(8 * i).cast::<[u8; 8]>().write((*from.add(i)).load(Relaxed).to_ne_bytes()) };
     }
+}
+
+/// Two words, each as it is at some moment, by one load where there is one for both.
+///
+/// # Safety
+/// Two words may be read at `from`, where they are aligned and others may be at work meanwhile.
+#[cfg(all(target_arch = "x86_64", not(any(loom, shuttle, miri))))]
+#[inline(always)]
+pub(crate) unsafe fn pair(from: *const u8) -> (u64, u64) {
+    let (first, second): (u64, u64);
+    // SAFETY: as the caller says; for the race, as `in_turns`.
+    unsafe {
+        std::arch::asm!(
+            "movups {pair}, [{from}]",
+            "movq {first}, {pair}",
+            "punpckhqdq {pair}, {pair}",
+            "movq {second}, {pair}",
+            from = in(reg) from,
+            pair = out(xmm_reg) _,
+            first = out(reg) first,
+            second = lateout(reg) second,
+            options(nostack, preserves_flags, readonly, pure)
+        );
+    }
+    (first, second)
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(any(loom, shuttle, miri)))))]
+#[inline(always)]
+pub(crate) unsafe fn pair(from: *const u8) -> (u64, u64) {
+    let word = from.cast::<AtomicU64>();
+    // SAFETY: as the caller says. Acquire: what a vector's load is here.
+    unsafe { ((*word).load(Acquire), (*word.add(1)).load(Acquire)) }
 }
 
 /// Copies `bytes`, a multiple of eight, into as many words. Who else writes them is kept out; readers are not.
@@ -140,7 +173,7 @@ unsafe fn in_turns(_: *const u8, _: *mut u8, _: usize) -> usize {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::sync::atomic::{AtomicBool, Ordering::*, fence};
+    use crate::sync::atomic::{AtomicBool, fence};
 
     #[test]
     fn every_length_of_a_short_value_is_copied() {
@@ -151,6 +184,16 @@ mod tests {
             read_short(&words[..length.div_ceil(8)], &mut room[1..=length]);
             assert_eq!(room[1..=length], bytes[..length], "{length}");
             assert!(room[0] == 9 && room[length + 1..].iter().all(|byte| *byte == 9), "{length}");
+        }
+    }
+
+    #[test]
+    fn a_pair_is_the_two_words_there() {
+        let words = [1, 0x0102_0304_0506_0708, u64::MAX - 1, 7].map(AtomicU64::new);
+        for at in 0..3 {
+            let expected = (words[at].load(Relaxed), words[at + 1].load(Relaxed));
+            // SAFETY: two words of the array.
+            assert_eq!(unsafe { pair(words.as_ptr().add(at).cast()) }, expected);
         }
     }
 

@@ -190,27 +190,6 @@ pub(super) fn next_of(link: u64) -> u64 {
     link >> OVERFLOW_SHIFT
 }
 
-/// The first hash bit that tags hold.
-#[derive(Default)]
-#[repr(C, align(16))]
-pub(super) struct Base(AtomicU64);
-
-impl Base {
-    pub(super) fn set(&self, bit: u32) {
-        self.0.store(u64::from(bit), Relaxed);
-    }
-
-    #[inline(always)]
-    pub(super) fn get(&self) -> u32 {
-        self.0.load(Relaxed) as u32
-    }
-}
-
-#[cfg(not(all(target_arch = "x86_64", not(loom))))]
-pub(super) use portable::Wanted;
-#[cfg(all(target_arch = "x86_64", not(loom)))]
-pub(super) use vector::Wanted;
-
 /// The lower halves of the seven entries, as they were a moment ago: a hint. Who acts on an entry loads it again.
 #[derive(Clone, Copy)]
 pub(super) struct Tags {
@@ -237,7 +216,7 @@ impl Tags {
 #[cfg(all(target_arch = "x86_64", not(loom)))]
 mod vector {
     use super::super::TAG_BITS;
-    use super::{Base, Bucket, Tags};
+    use super::{ALL, Bucket, Tags};
     use std::arch::x86_64::*;
 
     impl Bucket {
@@ -262,44 +241,14 @@ mod vector {
         }
     }
 
-    /// A full tag in the lower half of each lane of 32 bits; the upper halves do not count.
-    #[derive(Clone, Copy)]
-    pub(in super::super) struct Wanted(__m128i);
-
-    impl Wanted {
-        /// The tag of these hash bits (the lower fifteen count).
-        #[inline(always)]
-        pub(in super::super) fn of_bits(bits: u64) -> Self {
-            // SAFETY: SSE2 is part of x86-64.
-            Self(unsafe { _mm_set1_epi32(bits as i32 | STOP) })
-        }
-
-        /// The tag of a hash whose bits from `base` on count. In vector registers all along.
-        #[inline(always)]
-        pub(in super::super) fn of_hash(hash: u64, base: &Base) -> Self {
-            // SAFETY: as above. `Base` has the 16 aligned bytes that are read, of which the lower eight count.
-            unsafe {
-                let mut bits = _mm_cvtsi64_si128(hash as i64);
-                std::arch::asm!("psrlq {bits}, [{base}]", bits = inout(xmm_reg) bits, base = in(reg) base,
-                    options(nostack, preserves_flags, readonly, pure));
-                Self(_mm_shuffle_epi32::<0>(_mm_or_si128(bits, _mm_set1_epi32(STOP))))
-            }
-        }
-    }
-
     const STOP: i32 = 1 << TAG_BITS;
 
     impl Tags {
         /// The entries with the full tag of these hash bits (the lower fifteen count).
         #[inline(always)]
         pub(in super::super) fn equal(&self, bits: u64) -> u32 {
-            self.equal_to(Wanted::of_bits(bits))
-        }
-
-        #[inline(always)]
-        pub(in super::super) fn equal_to(&self, wanted: Wanted) -> u32 {
             // SAFETY: SSE2 is part of x86-64.
-            unsafe { self.equal_lanes(wanted.0) }
+            unsafe { self.equal_lanes(_mm_set1_epi32(bits as i32 | STOP)) }
         }
 
         /// The entries without a tag.
@@ -327,20 +276,14 @@ mod vector {
     /// The signs of the even bytes: of each half the lower 16 bits are the tag. The last lane is the link's.
     #[inline(always)]
     unsafe fn sets(lanes: __m128i) -> u32 {
-        const TAGS: i64 = 0x00ff_00ff_00ff_00ff;
-        // SAFETY: as above. In assembler, or the mask would be applied in a general register.
-        unsafe {
-            let set: u32;
-            std::arch::asm!("pmovmskb {set:e}, {lanes}", set = out(reg) set, lanes = in(xmm_reg) _mm_and_si128(lanes, _mm_set_epi64x(TAGS >> 16, TAGS)),
-                options(nostack, nomem, preserves_flags, pure));
-            set
-        }
+        // SAFETY: as above.
+        unsafe { _mm_movemask_epi8(lanes) as u32 & ALL }
     }
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(loom))))]
 mod portable {
-    use super::{Base, Bucket, Tags, tag_of};
+    use super::{Bucket, Tags, tag_of};
     use crate::sync::atomic::Ordering::Relaxed;
 
     impl Bucket {
@@ -350,26 +293,7 @@ mod portable {
         }
     }
 
-    /// The hash bits that a full tag holds.
-    #[derive(Clone, Copy)]
-    pub(in super::super) struct Wanted(u64);
-
-    impl Wanted {
-        #[inline(always)]
-        pub(in super::super) fn of_bits(bits: u64) -> Self {
-            Self(bits)
-        }
-        #[inline(always)]
-        pub(in super::super) fn of_hash(hash: u64, base: &Base) -> Self {
-            Self(hash >> base.get())
-        }
-    }
-
     impl Tags {
-        #[inline(always)]
-        pub(in super::super) fn equal_to(&self, wanted: Wanted) -> u32 {
-            self.equal(wanted.0)
-        }
         #[inline(always)]
         fn set(&self, holds: impl Fn(u16) -> bool) -> u32 {
             self.tags.iter().enumerate().fold(0, |set, (i, &tag)| set | (u32::from(holds(tag)) << (2 * i)))

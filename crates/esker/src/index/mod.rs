@@ -147,8 +147,7 @@ impl Index {
     pub(crate) fn new(space: usize) -> Result<Self> {
         let table = Region::reserve(space, SPACE_BYTES_MIN)?;
         table.prefer_huge_pages(SMALL_PAGE_BYTES);
-        let geometry = Geometry::default();
-        geometry.set(FIRST_LEVEL);
+        let geometry = Geometry::new(table.base().cast(), FIRST_LEVEL);
         Ok(Self {
             shape: AtomicU64::new(Shape::new(FIRST_LEVEL, 0).0),
             geometry,

@@ -1,6 +1,6 @@
 //! The first bucket of a hash, looked at and claimed without a search: the way of nearly every operation.
 
-use super::bucket::{self, Bucket, MARKS, SOLE, Wanted, address_of, entry_word, near_address_of, next_of, tag_of};
+use super::bucket::{self, Bucket, MARKS, SOLE, address_of, entry_word, near_address_of, next_of, tag_of};
 use super::shape::{DOUBLING, Shape, out_of_line};
 use super::{Index, full_tag};
 use crate::memory::prefetch;
@@ -138,24 +138,20 @@ impl Index {
     /// to look there, and to compare with where a record may begin.
     #[inline(always)]
     pub(crate) fn first_match(&self, hash: u64) -> u64 {
-        let (offset, wanted) = self.glance(hash);
-        let bucket = self.bucket_at(offset);
-        let equal = bucket.tags().equal_to(wanted);
+        let (shape, home) = (self.shape(), self.geometry.home());
+        let (offset, bits) = if shape.0 & DOUBLING != 0 {
+            out_of_line();
+            let place = self.locate_doubling(hash, shape, home);
+            (place.offset, place.bits)
+        } else {
+            (hash & shape.0, home.bits(hash))
+        };
+        // SAFETY: as in `bucket_at`, at the same table.
+        let bucket = unsafe { &*home.table().byte_add(offset as usize) };
+        let equal = bucket.tags().equal(bits);
         // Acquire: pairs with the Release of its publication. Should the entry have changed since the comparison, the key
         // in the record will tell.
         if equal == 0 { 0 } else { near_address_of(bucket.entry_of(equal).load(Acquire)) }
-    }
-
-    /// [`Index::locate`] for who does not need to know later: what it finds out takes as few general registers as can be.
-    #[inline(always)]
-    fn glance(&self, hash: u64) -> (u64, Wanted) {
-        let shape = self.shape();
-        if shape.0 & DOUBLING != 0 {
-            out_of_line();
-            let place = self.locate_doubling(hash, shape);
-            return (place.offset, Wanted::of_bits(place.bits));
-        }
-        (hash & shape.0, Wanted::of_hash(hash, &self.geometry.unsplit_base))
     }
 
     /// [`Index::first_match`] in the first bucket alone, and whether an entry may lie where it did not look; starts fetching

@@ -1,10 +1,11 @@
 //! How many buckets the table has, and which of them is a hash's.
 
-use super::bucket::Base;
+use super::bucket::Bucket;
 use super::{Index, full_tag};
 use crate::sync::atomic::{AtomicU64, Ordering::*, fence};
 use crate::sync::{Rule, broken};
 use std::hint::select_unpredictable;
+use std::ptr;
 
 /// The table's shape in one word: the byte offset of the last bucket and, above, what goes on. Between two doublings it is
 /// nothing but the mask that makes a hash the offset of its bucket.
@@ -39,22 +40,52 @@ impl Shape {
     }
 }
 
-/// What follows from the level, worked out beforehand: `locate` runs in every operation.
-#[derive(Default)]
+/// What follows from the level, worked out beforehand: `locate` runs in every operation, whose loads take their places in a queue that bounds how many
+/// operations overlap. Masks and addresses leave six bits free, which have the first hash bit that tags hold.
 pub(super) struct Geometry {
-    pub(super) low_mask: AtomicU64,
-    pub(super) high_mask: AtomicU64,
-    /// The first hash bit of tags in buckets that wait for their split, and in those that had it.
-    pub(super) unsplit_base: Base,
-    pub(super) split_base: Base,
+    /// Where the table is, and the base in buckets that wait for their split.
+    home: AtomicU64,
+    /// The mask of twice the level's buckets, and the base in buckets that had their split.
+    doubled: AtomicU64,
+}
+
+const BASE_MASK: u64 = align_of::<Bucket>() as u64 - 1;
+const _: () = assert!(BASE_MASK == (1 << BUCKET_BITS) - 1 && (base(31) + BUCKET_BITS) as u64 <= BASE_MASK);
+
+/// As [`Geometry`] has it.
+#[derive(Clone, Copy)]
+pub(super) struct Home(u64);
+
+impl Home {
+    /// The hash from the first bit on that tags hold.
+    #[inline(always)]
+    pub(super) fn bits(self, hash: u64) -> u64 {
+        // A shift takes the lowest six bits alone.
+        hash.wrapping_shr(self.0 as u32)
+    }
+
+    #[inline(always)]
+    pub(super) fn table(self) -> *const Bucket {
+        ptr::with_exposed_provenance((self.0 & !BASE_MASK) as usize)
+    }
 }
 
 impl Geometry {
+    pub(super) fn new(table: *const Bucket, level: u32) -> Self {
+        let geometry = Self { home: AtomicU64::new(table.expose_provenance() as u64), doubled: AtomicU64::new(0) };
+        geometry.set(level);
+        geometry
+    }
+
     pub(super) fn set(&self, level: u32) {
-        self.low_mask.store(((1 << level) - 1) << BUCKET_BITS, Relaxed);
-        self.high_mask.store(((2 << level) - 1) << BUCKET_BITS, Relaxed);
-        self.unsplit_base.set(base(level) + BUCKET_BITS);
-        self.split_base.set(base(level + 1) + BUCKET_BITS);
+        let base = |level| u64::from(base(level) + BUCKET_BITS);
+        self.home.store(self.home().0 & !BASE_MASK | base(level), Relaxed);
+        self.doubled.store(((2 << level) - 1) << BUCKET_BITS | base(level + 1), Relaxed);
+    }
+
+    #[inline(always)]
+    pub(super) fn home(&self) -> Home {
+        Home(self.home.load(Relaxed))
     }
 }
 
@@ -78,7 +109,7 @@ impl Place {
 }
 
 /// The first bit, of the hash above `BUCKET_BITS`, that tags at this level hold. Constant for six doublings, so that at least nine bits tell.
-pub(super) fn base(level: u32) -> u32 {
+pub(super) const fn base(level: u32) -> u32 {
     if level <= 14 { level } else { 14 + (level - 14) / 6 * 6 }
 }
 
@@ -110,20 +141,23 @@ impl Index {
         let shape = self.shape();
         if shape.0 & DOUBLING != 0 {
             out_of_line();
-            return self.locate_doubling(hash, shape);
+            return self.locate_doubling(hash, shape, self.geometry.home());
         }
-        Place { offset: hash & shape.0, bits: hash >> self.geometry.unsplit_base.get(), shape }
+        Place { offset: hash & shape.0, bits: self.geometry.home().bits(hash), shape }
     }
 
     /// While the level turns the answer may mix old and new: a wrong bucket, whose "not found" does not settle.
     #[inline(always)]
-    pub(super) fn locate_doubling(&self, hash: u64, shape: Shape) -> Place {
-        let low_mask = self.geometry.low_mask.load(Relaxed);
-        let (low, high) = (hash & low_mask, hash & self.geometry.high_mask.load(Relaxed));
-        // The last bucket's number is N + p - 1, and N - 1 the mask: what is left is p.
-        let is_split = low < (shape.0 & !(DOUBLING | TURNING)).wrapping_sub(low_mask);
+    pub(super) fn locate_doubling(&self, hash: u64, shape: Shape, home: Home) -> Place {
+        let doubled = self.geometry.doubled.load(Relaxed);
+        let high = hash & doubled & !BASE_MASK;
+        // Half a bucket more than the mask of the level's buckets, and less than a whole one with what is below.
+        let low_mask = doubled >> 1;
+        let low = high & low_mask;
+        // The last bucket's number is N + p - 1, and N - 1 the mask: what is left is p, less a part of a bucket. Signed: it may be of another level.
+        let is_split = (low as i64) < (shape.0 & !(DOUBLING | TURNING)) as i64 - low_mask as i64;
         let offset = select_unpredictable(is_split, high, low);
-        let base = select_unpredictable(is_split, self.geometry.split_base.get(), self.geometry.unsplit_base.get());
-        Place { offset, bits: hash >> base, shape }
+        let bits = select_unpredictable(is_split, hash.wrapping_shr(doubled as u32), home.bits(hash));
+        Place { offset, bits, shape }
     }
 }

@@ -428,10 +428,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         pin.slot.count(Counter::Get, keys.len() as u64);
         for (i, key) in keys.iter().enumerate() {
             let key = key.borrow().bytes();
-            match self.record_of(group.firsts[i], key) {
+            match self.near_word(group.firsts[i], key) {
                 // Looked up before the pin: it may be superseded by now, and then this get came first.
-                Some(record) if record.is_plain() && !self.engine.is_held(group.hashes[i]) => {
-                    words[i] = record.word_value(Self::KEY_WIDTH).load(Acquire);
+                Some(word) if !self.engine.is_held(group.hashes[i]) => {
+                    words[i] = word;
                     live |= 1 << i;
                 }
                 _ => match self.get_again(&pin, key, group.hashes[i], first + i) {

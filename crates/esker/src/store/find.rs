@@ -67,16 +67,37 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The record at `at`, if it is near and this key's. Under a pin; `at` came from the index or a chain.
     #[inline(always)]
     pub(super) fn record_of(&self, at: u64, key: &[u8]) -> Option<Record> {
+        self.near_record(at).filter(|record| self.is_of(*record, key))
+    }
+
+    /// The same of whatever key.
+    #[inline(always)]
+    pub(super) fn near_record(&self, at: u64) -> Option<Record> {
         let log = &self.engine.log;
         if at < log.bounds.near.load(Acquire) {
             return None;
         }
         // SAFETY: `at >= near >= head` under the caller's pin; entries and chains hold published addresses only.
-        let record = unsafe { Record::new(log.pointer(at)) };
-        self.is_of(record, key).then_some(record)
+        Some(unsafe { Record::new(log.pointer(at)) })
     }
 
-    /// The same, if it may change in place.
+    /// The value of the word record at `at`, if that is near, plain and this key's. Under a pin; `at` as above.
+    #[inline(always)]
+    pub(super) fn near_word(&self, at: u64, key: &[u8]) -> Option<u64> {
+        if Self::KEY_WIDTH != 8 {
+            let record = self.record_of(at, key).filter(Record::is_plain)?;
+            return Some(record.word_value(Self::KEY_WIDTH).load(Acquire));
+        }
+        let record = self.near_record(at)?;
+        let (held, value) = record.word_pair();
+        // By jumps, each to where the call goes on.
+        if held != super::to_word(key) || !record.is_plain() {
+            return None;
+        }
+        Some(value)
+    }
+
+    /// The record at `at`, if it is near, this key's, plain, and may change in place.
     #[inline(always)]
     pub(super) fn mutable_record_of(&self, at: u64, key: &[u8]) -> Option<Record> {
         let record = self.record_of(at, key).filter(Record::is_plain)?;
@@ -108,13 +129,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    /// The first record of the key's entry, if it is the key's, in memory and plain: most keys. The address as [`Index::first_match`] has it.
-    ///
-    /// [`Index::first_match`]: crate::index::Index::first_match
+    /// The first record of the key's entry, if it is the key's, in memory and plain: most keys.
     #[inline(always)]
-    pub(super) fn find_fast(&self, key: &[u8], hash: u64) -> Option<(u64, Record)> {
-        let at = self.engine.index.first_match(hash);
-        self.record_of(at, key).filter(Record::is_plain).map(|record| (at, record))
+    pub(super) fn find_fast(&self, key: &[u8], hash: u64) -> Option<Record> {
+        self.record_of(self.engine.index.first_match(hash), key).filter(Record::is_plain)
     }
 
     #[inline(always)]

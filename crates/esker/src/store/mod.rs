@@ -266,8 +266,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub fn get(&self, key: &K) -> Result<Option<V::Owned>> {
         if Self::WORD {
-            let word = self.get_word(key.bytes())?;
-            return Ok(word.map(|word| V::own(&word.to_ne_bytes()[..Self::VALUE_WIDTH])));
+            return self.get_word(key.bytes(), |word| V::own(&word.to_ne_bytes()[..Self::VALUE_WIDTH]));
         }
         if Self::IS_SHORT {
             return self.get_short(key.bytes());
@@ -282,8 +281,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub fn get_with<R>(&self, key: &K, read: impl FnOnce(V::View<'_>) -> R) -> Result<Option<R>> {
         if Self::WORD {
-            let word = self.get_word(key.bytes())?;
-            return Ok(word.map(|word| read(V::view(&word.to_ne_bytes()[..Self::VALUE_WIDTH]))));
+            return self.get_word(key.bytes(), |word| read(V::view(&word.to_ne_bytes()[..Self::VALUE_WIDTH])));
         }
         if Self::IS_SHORT {
             return Ok(self.get_short(key.bytes())?.map(|value| read(V::view(value.borrow().bytes()))));

@@ -30,11 +30,12 @@ pub(super) fn with_scratch<R>(run: impl FnOnce(&mut Vec<u8>) -> R) -> R {
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    /// What `read` makes of the value, outside of the store. Of the common case itself, not of what all cases come to: their results would be told apart once more.
     #[inline(always)]
-    pub(super) fn get_word(&self, key: &[u8]) -> Result<Option<u64>> {
+    pub(super) fn get_word<R>(&self, key: &[u8], read: impl FnOnce(u64) -> R) -> Result<Option<R>> {
         match self.get_word_at_once(key, self.hash(key)) {
-            Some(word) => Ok(Some(word)),
-            None => Self::with_copy(key, |key| self.get_word_slowly(key)),
+            Some(word) => Ok(Some(read(word))),
+            None => Ok(Self::with_copy(key, |key| self.get_word_slowly(key))?.map(read)),
         }
     }
 
@@ -42,8 +43,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub(super) fn get_word_at_once(&self, key: &[u8], hash: u64) -> Option<u64> {
         let _pin = self.engine.epochs.pin_to_read()?;
-        let (_, record) = self.find_fast(key, hash)?;
-        Some(record.word_value(Self::KEY_WIDTH).load(Acquire))
+        self.near_word(self.engine.index.first_match(hash), key)
     }
 
     #[inline(never)]
@@ -111,7 +111,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     fn get_bytes_at_once(&self, key: &[u8], hash: u64, into: &mut Vec<u8>) -> bool {
         let Some(_pin) = self.engine.epochs.pin_to_read() else { return false };
-        self.find_fast(key, hash).is_some_and(|(_, record)| {
+        self.find_fast(key, hash).is_some_and(|record| {
             record.read_value(into);
             true
         })
@@ -152,7 +152,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     fn get_short_at_once(&self, key: &[u8], hash: u64, into: &mut [u8]) -> bool {
         let Some(_pin) = self.engine.epochs.pin_to_read() else { return false };
-        self.find_fast(key, hash).is_some_and(|(_, record)| record.read_short(Self::KEY_WIDTH, into))
+        self.find_fast(key, hash).is_some_and(|record| record.read_short(Self::KEY_WIDTH, into))
     }
 
     /// A get of any key, wherever its record is.
