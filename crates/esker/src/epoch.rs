@@ -39,6 +39,7 @@ use crate::watch::{self, Watch};
 use slots::{COUNTED, Slots};
 pub(crate) use slots::{Counter, Slot};
 use std::cell::Cell;
+use std::marker::PhantomData;
 use std::ptr;
 
 /// What a shut door holds, and a thread that must look closely. No address is negative; either of them makes the sum of both negative, and so do both.
@@ -80,7 +81,7 @@ pub(crate) struct Pin<'a> {
     pub(crate) slot: &'a Slot,
 }
 
-/// A pin under which foreign code may run between our own: the slot is not remembered meanwhile, as in [`Epochs::within`].
+/// A pin under which foreign code may run between our own: the thread's slot is withdrawn meanwhile, as in [`Epochs::within`].
 pub(crate) struct WaryPin<'a> {
     // First, for it goes first.
     _withdrawn: Withdrawn,
@@ -88,12 +89,13 @@ pub(crate) struct WaryPin<'a> {
 }
 
 /// While it lives this thread's calls of a store in which it is pinned are `Invalid`, and find that out: those of every store take the long way.
-pub(crate) struct Withdrawn(isize);
+/// The last one first: each gives back what it found.
+pub(crate) struct Withdrawn(isize, PhantomData<*const Slot>);
 
 impl Withdrawn {
     #[inline(always)]
     pub(crate) fn slot() -> Self {
-        Self(OFFSET.with(|offset| offset.replace(WITHDRAWN)))
+        Self(OFFSET.with(|offset| offset.replace(WITHDRAWN)), PhantomData)
     }
 }
 

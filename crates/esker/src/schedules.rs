@@ -70,7 +70,7 @@ struct Program {
     seed: u64,
     before: Vec<Act>,
     threads: Vec<Vec<Act>>,
-    /// A thread's first call takes the long way, for it has no slot yet: here that call is one that does not count.
+    /// A thread's first call takes the long way, for it does not know its slot yet: here that call is one that does not count.
     is_warm: bool,
     chores: Vec<Chore>,
 }
@@ -597,4 +597,54 @@ fn a_record_that_is_evicted_under_a_walk_is_seen() {
         chores: vec![Chore::Evict],
     };
     schedule::<Store<u64, u64>>(program, 2_000);
+}
+
+/// A transaction that read x and writes y, beside a thread that puts x and then gets y by a batch.
+fn crosswise_batch(frozen: bool) {
+    set_scheduled(false);
+    let store: Store<u64, u64> = options().open_in(Arc::new(MemoryStorage::default())).expect("opens");
+    store
+        .transaction(|tx| {
+            tx.put(&0, &1)?;
+            tx.put(&1, &1)
+        })
+        .expect("commits");
+    if frozen {
+        do_chore(&store, Chore::Freeze, &mut 0);
+    }
+    set_scheduled(true);
+    let writer = {
+        let store = store.clone();
+        shuttle::thread::spawn(move || {
+            set_scheduled(false);
+            let mut tx = store.begin().expect("open");
+            let read = tx.get(&0).expect("reads");
+            tx.put(&1, &2).expect("puts");
+            set_scheduled(true);
+            (read, tx.commit().is_ok())
+        })
+    };
+    let plain = {
+        let store = store.clone();
+        shuttle::thread::spawn(move || {
+            set_scheduled(false);
+            store.put(&0, &2).expect("puts");
+            set_scheduled(true);
+            let mut seen = None;
+            store.get_many(&[1u64], |_, value| seen = value).expect("reads");
+            seen
+        })
+    };
+    let (read, committed) = writer.join().expect("no panic");
+    let seen = plain.join().expect("no panic");
+    set_scheduled(false);
+    store.close();
+    assert!(!(committed && read == Some(1) && seen == Some(1)), "the transaction came before the put, and after the get");
+}
+
+#[test]
+fn a_batch_of_gets_beside_a_transaction_comes_before_it_or_behind_it() {
+    for frozen in [false, true] {
+        (0..2).for_each(|seed| in_orders(seed, 20_000, move || crosswise_batch(frozen)));
+    }
 }

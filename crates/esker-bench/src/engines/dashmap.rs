@@ -24,17 +24,17 @@ impl Engine for Dashmap {
 }
 
 impl Session for &DashMap<u64, u64, RandomState> {
-    #[inline]
+    #[inline(always)]
     fn get(&mut self, key: u64) -> Option<u64> {
         DashMap::get(self, &key).map(|entry| *entry)
     }
 
-    #[inline]
+    #[inline(always)]
     fn put(&mut self, key: u64, value: u64) {
         self.insert(key, value);
     }
 
-    #[inline]
+    #[inline(always)]
     fn increment(&mut self, key: u64, first: u64) -> u64 {
         if let Some(mut entry) = self.get_mut(&key) {
             *entry += 1;
@@ -55,7 +55,7 @@ impl DashVectors {
 }
 
 impl Appender for DashVectors {
-    #[inline]
+    #[inline(always)]
     fn append(&mut self, key: u64, bytes: &[u8]) {
         self.0.entry(key).or_default().extend_from_slice(bytes);
     }

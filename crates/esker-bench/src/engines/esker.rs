@@ -65,17 +65,17 @@ impl Engine for Esker {
 }
 
 impl Session for &Store<u64, u64> {
-    #[inline]
+    #[inline(always)]
     fn get(&mut self, key: u64) -> Option<u64> {
         must(Store::get(self, &key))
     }
 
-    #[inline]
+    #[inline(always)]
     fn put(&mut self, key: u64, value: u64) {
         must(Store::put(self, &key, &value));
     }
 
-    #[inline]
+    #[inline(always)]
     fn increment(&mut self, key: u64, first: u64) -> u64 {
         must(Store::rmw(self, &key, |old| old.map_or(first, |old| old + 1)))
     }
@@ -133,7 +133,7 @@ impl EskerVectors {
 }
 
 impl Appender for EskerVectors {
-    #[inline]
+    #[inline(always)]
     fn append(&mut self, key: u64, bytes: &[u8]) {
         must(self.0.append(&key, bytes));
     }

@@ -34,18 +34,18 @@ impl HashbrownMutex {
         Self { shards: (0..SHARDS).map(|_| shard()).collect(), hasher: RandomState::default() }
     }
 
-    #[inline]
+    #[inline(always)]
     fn hash(&self, key: u64) -> u64 {
         self.hasher.hash_one(key)
     }
 
-    #[inline]
+    #[inline(always)]
     fn lock(&self, hash: u64) -> MutexGuard<'_, HashTable<(u64, u64)>> {
         self.shards[(hash >> 48) as usize % SHARDS].0.lock()
     }
 
     /// Changes the value of a key, or inserts `first`, and gives the new value.
-    #[inline]
+    #[inline(always)]
     fn update(&self, key: u64, first: u64, change: impl FnOnce(&mut u64)) -> u64 {
         let hash = self.hash(key);
         let rehash = |pair: &(u64, u64)| self.hash(pair.0);
@@ -72,18 +72,18 @@ impl Engine for HashbrownMutex {
 }
 
 impl Session for &HashbrownMutex {
-    #[inline]
+    #[inline(always)]
     fn get(&mut self, key: u64) -> Option<u64> {
         let hash = self.hash(key);
         self.lock(hash).find(hash, |pair| pair.0 == key).map(|pair| pair.1)
     }
 
-    #[inline]
+    #[inline(always)]
     fn put(&mut self, key: u64, value: u64) {
         self.update(key, value, |old| *old = value);
     }
 
-    #[inline]
+    #[inline(always)]
     fn increment(&mut self, key: u64, first: u64) -> u64 {
         self.update(key, first, |old| *old += 1)
     }
@@ -100,7 +100,7 @@ impl HashbrownVectors {
 }
 
 impl Appender for HashbrownVectors {
-    #[inline]
+    #[inline(always)]
     fn append(&mut self, key: u64, bytes: &[u8]) {
         self.0.entry(key).or_default().extend_from_slice(bytes);
     }

@@ -30,17 +30,17 @@ impl Engine for Papaya {
 }
 
 impl Session for Pinned<'_> {
-    #[inline]
+    #[inline(always)]
     fn get(&mut self, key: u64) -> Option<u64> {
         self.pin.get(&key).copied()
     }
 
-    #[inline]
+    #[inline(always)]
     fn put(&mut self, key: u64, value: u64) {
         self.pin.insert(key, value);
     }
 
-    #[inline]
+    #[inline(always)]
     fn increment(&mut self, key: u64, first: u64) -> u64 {
         *self.pin.update_or_insert(key, |old| old + 1, first)
     }

@@ -36,12 +36,12 @@ impl Engine for PapayaAtomic {
 }
 
 impl Session for Pinned<'_> {
-    #[inline]
+    #[inline(always)]
     fn get(&mut self, key: u64) -> Option<u64> {
         self.pin.get(&key).map(|value| value.load(Relaxed))
     }
 
-    #[inline]
+    #[inline(always)]
     fn put(&mut self, key: u64, value: u64) {
         match self.pin.get(&key) {
             Some(old) => old.store(value, Relaxed),
@@ -51,7 +51,7 @@ impl Session for Pinned<'_> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn increment(&mut self, key: u64, first: u64) -> u64 {
         match self.pin.get(&key) {
             Some(old) => old.fetch_add(1, Relaxed) + 1,

@@ -33,17 +33,17 @@ impl Engine for Scc {
 }
 
 impl Session for Guarded<'_> {
-    #[inline]
+    #[inline(always)]
     fn get(&mut self, key: u64) -> Option<u64> {
         self.map.read_sync(&key, |_, &value| value)
     }
 
-    #[inline]
+    #[inline(always)]
     fn put(&mut self, key: u64, value: u64) {
         self.map.upsert_sync(key, value);
     }
 
-    #[inline]
+    #[inline(always)]
     fn increment(&mut self, key: u64, first: u64) -> u64 {
         let known = self.map.update_sync(&key, |_, value| {
             *value += 1;

@@ -408,7 +408,7 @@ fn twin_claim_does_not_ask_whether_the_level_turns() {
 #[test]
 #[should_panic(expected = "an entry was lost")]
 fn twin_new_geometry_hides_the_turn() {
-    // By the next level's geometry it would belong behind the table's end, as far as the last level was split.
+    // By the geometry of one level in part, and of the other in part, its tag would be of other bits.
     insertion_while_turning(without(Rule::GeometryShowsTurn), &[0b101], STAYS);
 }
 

@@ -9,8 +9,8 @@
 //! What stands in for what, under `--cfg loom`:
 //! * memory regions are 64 atomics of loom's, so keys have no bytes and values one word (`memory.rs`); a block is a record, a
 //!   piece four of them (`log.rs`); a bucket has two entries, the table begins with two buckets (`index/`), and there are
-//!   slots for four threads (`epoch.rs`);
-//! * `membarrier` and the compiler fence of a pin meet in one atomic per slot (`epoch.rs`): all that the system call
+//!   slots for four threads (`epoch/slots.rs`);
+//! * `membarrier` and the compiler fence of a pin meet in one atomic per slot (`epoch/slots.rs`): all that the system call
 //!   promises, and less than a fence in the reader would;
 //! * loads announce themselves, for loom's search misses readers otherwise (`loom_atomic.rs`);
 //! * the vector probe is left to its unit test; models run the portable one.

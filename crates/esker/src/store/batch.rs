@@ -426,11 +426,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let (mut live, mut waiting) = (0u64, 0u64);
         let pin = self.engine.epochs.pin()?.wary();
         pin.slot.count(Counter::Get, keys.len() as u64);
+        // No transaction begins under a pin that has seen none.
+        let is_latching = self.engine.epochs.is_latching();
         for (i, key) in keys.iter().enumerate() {
             let key = key.borrow().bytes();
-            match self.near_word(group.firsts[i], key) {
+            let at = match is_latching {
+                false => group.firsts[i],
+                true if self.engine.is_held(group.hashes[i]) => 0,
+                // Looked up anew, after the look at the latch: what was found before may be what a transaction has superseded.
+                true => self.engine.index.first_match(group.hashes[i]),
+            };
+            match self.near_word(at, key) {
                 // Looked up before the pin: it may be superseded by now, and then this get came first.
-                Some(word) if !self.engine.is_held(group.hashes[i]) => {
+                Some(word) => {
                     words[i] = word;
                     live |= 1 << i;
                 }
