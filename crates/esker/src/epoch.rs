@@ -42,7 +42,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ptr;
 
-/// What a shut door holds, and a thread that must look closely. No address is negative; either of them makes the sum of both negative, and so do both.
+/// What a shut door holds, and what a thread adds that must look closely. No address is negative; a sum with one of them is, and that of both.
 const SHUT: isize = isize::MIN / 2;
 const AWAY: isize = SHUT;
 /// The same for a thread that has a slot at hand again by itself, when what runs meanwhile is over.

@@ -143,6 +143,31 @@ fn closures_may_not_come_back_into_the_store() {
     assert_eq!((counted.puts, counted.gets, counted.rmws, counted.deletes), (1, 0, 1, 0), "a refused call was counted");
 }
 
+/// A thread has its slot at one place in all stores: what bars it from one store must not end because it was in another.
+#[test]
+fn a_closure_may_use_another_store_and_not_its_own() {
+    let new = || Options::new().memory("16MiB").in_memory::<u64, u64>().unwrap();
+    let (own, other) = (new(), new());
+    own.put(&1, &1).unwrap();
+    let refused =
+        |store: &Store<u64, u64>| matches!(store.get(&1), Err(Error::Invalid(_))) && matches!(store.put(&1, &9), Err(Error::Invalid(_)));
+    let use_both = || {
+        own.rmw(&1, |old| {
+            other.put(&1, &5).unwrap();
+            let inner = other.rmw(&1, |old| old.unwrap() + u64::from(refused(&own) && refused(&other))).unwrap();
+            assert_eq!((inner, other.get(&1).unwrap()), (6, Some(6)));
+            assert!(refused(&own), "it was let in after another store's calls");
+            old.unwrap() + 1
+        })
+    };
+    assert_eq!(use_both().unwrap(), 2);
+    // As the first thing that a thread does, too.
+    assert_eq!(std::thread::scope(|scope| scope.spawn(use_both).join().unwrap()).unwrap(), 3);
+    let panics = || own.rmw(&1, |_| panic!("in a closure"));
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+    assert_eq!((use_both().unwrap(), own.get(&1).unwrap(), other.get(&1).unwrap()), (4, Some(4), Some(6)));
+}
+
 /// Who still reads does not keep a closed store's directory from others.
 #[test]
 fn a_directory_can_be_opened_when_its_store_was_closed_beside_a_scan() {
