@@ -89,7 +89,7 @@ pub(crate) struct WaryPin<'a> {
 }
 
 /// While it lives this thread's calls of a store in which it is pinned are `Invalid`, and find that out: those of every store take the long way.
-/// The last one first: each gives back what it found.
+/// The last one first, and on this thread: each gives back what it found there.
 pub(crate) struct Withdrawn(isize, PhantomData<*const Slot>);
 
 impl Withdrawn {

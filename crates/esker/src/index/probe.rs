@@ -1,7 +1,7 @@
 //! The first bucket of a hash, looked at and claimed without a search: the way of nearly every operation.
 
 use super::bucket::{self, Bucket, MARKS, SOLE, address_of, entry_word, near_address_of, next_of, tag_of};
-use super::shape::{DOUBLING, Shape, out_of_line};
+use super::shape::Shape;
 use super::{Index, full_tag};
 use crate::memory::prefetch;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -138,17 +138,10 @@ impl Index {
     /// to look there, and to compare with where a record may begin.
     #[inline(always)]
     pub(crate) fn first_match(&self, hash: u64) -> u64 {
-        let (shape, home) = (self.shape(), self.geometry.home());
-        let (offset, bits) = if shape.0 & DOUBLING != 0 {
-            out_of_line();
-            let place = self.locate_doubling(hash, shape, home);
-            (place.offset, place.bits)
-        } else {
-            (hash & shape.0, home.bits(hash))
-        };
+        let (place, home) = self.locate_from_home(hash);
         // SAFETY: as in `bucket_at`, at the same table.
-        let bucket = unsafe { &*home.table().byte_add(offset as usize) };
-        let equal = bucket.tags().equal(bits);
+        let bucket = unsafe { &*home.table().byte_add(place.offset as usize) };
+        let equal = bucket.tags().equal(place.bits);
         // Acquire: pairs with the Release of its publication. Should the entry have changed since the comparison, the key
         // in the record will tell.
         if equal == 0 { 0 } else { near_address_of(bucket.entry_of(equal).load(Acquire)) }

@@ -59,7 +59,7 @@ pub(super) struct Home(u64);
 impl Home {
     /// The hash from the first bit on that tags hold.
     #[inline(always)]
-    pub(super) fn bits(self, hash: u64) -> u64 {
+    fn bits(self, hash: u64) -> u64 {
         // A shift takes the lowest six bits alone.
         hash.wrapping_shr(self.0 as u32)
     }
@@ -116,7 +116,7 @@ pub(super) const fn base(level: u32) -> u32 {
 /// Says to the compiler that the common case should be the straight line, without a jump.
 #[cold]
 #[inline(always)]
-pub(super) fn out_of_line() {}
+fn out_of_line() {}
 
 impl Index {
     #[inline(always)]
@@ -138,17 +138,24 @@ impl Index {
 
     #[inline(always)]
     pub(super) fn locate(&self, hash: u64) -> Place {
-        let shape = self.shape();
+        self.locate_from_home(hash).0
+    }
+
+    /// The same, and where the table is: known without another load.
+    #[inline(always)]
+    pub(super) fn locate_from_home(&self, hash: u64) -> (Place, Home) {
+        // In this order: geometry that is older than its shape would seem to stand.
+        let (shape, home) = (self.shape(), self.geometry.home());
         if shape.0 & DOUBLING != 0 {
             out_of_line();
-            return self.locate_doubling(hash, shape, self.geometry.home());
+            return (self.locate_doubling(hash, shape, home), home);
         }
-        Place { offset: hash & shape.0, bits: self.geometry.home().bits(hash), shape }
+        (Place { offset: hash & shape.0, bits: home.bits(hash), shape }, home)
     }
 
     /// While the level turns the answer may mix old and new: a wrong bucket, whose "not found" does not settle.
     #[inline(always)]
-    pub(super) fn locate_doubling(&self, hash: u64, shape: Shape, home: Home) -> Place {
+    fn locate_doubling(&self, hash: u64, shape: Shape, home: Home) -> Place {
         let doubled = self.geometry.doubled.load(Relaxed);
         let high = hash & doubled & !BASE_MASK;
         // Half a bucket more than the mask of the level's buckets, and less than a whole one with what is below.

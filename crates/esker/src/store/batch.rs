@@ -431,13 +431,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         for (i, key) in keys.iter().enumerate() {
             let key = key.borrow().bytes();
             let at = match is_latching {
+                // Looked up before the pin: it may be superseded by now, and then this get came first.
                 false => group.firsts[i],
                 true if self.engine.is_held(group.hashes[i]) => 0,
                 // Looked up anew, after the look at the latch: what was found before may be what a transaction has superseded.
                 true => self.engine.index.first_match(group.hashes[i]),
             };
             match self.near_word(at, key) {
-                // Looked up before the pin: it may be superseded by now, and then this get came first.
                 Some(word) => {
                     words[i] = word;
                     live |= 1 << i;

@@ -72,7 +72,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// The same of whatever key.
     #[inline(always)]
-    pub(super) fn near_record(&self, at: u64) -> Option<Record> {
+    fn near_record(&self, at: u64) -> Option<Record> {
         let log = &self.engine.log;
         if at < log.bounds.near.load(Acquire) {
             return None;
