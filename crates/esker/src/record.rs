@@ -186,7 +186,7 @@ impl Record {
     #[inline(always)]
     pub(crate) fn word_pair(&self) -> (u64, u64) {
         // SAFETY: key and value follow the header, and records are 8-aligned.
-        unsafe { words::pair(self.at.add(HEADER_BYTES as usize)) }
+        unsafe { words::pair::<{ HEADER_BYTES as usize }>(self.at) }
     }
 
     #[inline(always)]

@@ -70,22 +70,24 @@ unsafe fn read_pair(from: *const u8, to: *mut u8) {
     }
 }
 
-/// Two words, each as it is at some moment, by one load where there is one for both.
+/// The two words `AT` bytes behind `from`, each as it is at some moment, by one load where there is one for both. Of `from` other words are read besides: so there is
+/// one address, and no register for a second one.
 ///
 /// # Safety
-/// Two words may be read at `from`, where they are aligned and others may be at work meanwhile.
+/// Two words may be read there, where they are aligned and others may be at work meanwhile.
 #[cfg(all(target_arch = "x86_64", not(any(loom, shuttle, miri))))]
 #[inline(always)]
-pub(crate) unsafe fn pair(from: *const u8) -> (u64, u64) {
+pub(crate) unsafe fn pair<const AT: usize>(from: *const u8) -> (u64, u64) {
     let (first, second): (u64, u64);
     // SAFETY: as the caller says; for the race, as `in_turns`.
     unsafe {
         std::arch::asm!(
-            "movups {pair}, [{from}]",
+            "movups {pair}, [{from} + {at}]",
             "movq {first}, {pair}",
             "punpckhqdq {pair}, {pair}",
             "movq {second}, {pair}",
             from = in(reg) from,
+            at = const AT,
             pair = out(xmm_reg) _,
             first = out(reg) first,
             second = lateout(reg) second,
@@ -97,10 +99,12 @@ pub(crate) unsafe fn pair(from: *const u8) -> (u64, u64) {
 
 #[cfg(not(all(target_arch = "x86_64", not(any(loom, shuttle, miri)))))]
 #[inline(always)]
-pub(crate) unsafe fn pair(from: *const u8) -> (u64, u64) {
-    let word = from.cast::<AtomicU64>();
+pub(crate) unsafe fn pair<const AT: usize>(from: *const u8) -> (u64, u64) {
     // SAFETY: as the caller says. Acquire: what a vector's load is here.
-    unsafe { ((*word).load(Acquire), (*word.add(1)).load(Acquire)) }
+    unsafe {
+        let word = from.add(AT).cast::<AtomicU64>();
+        ((*word).load(Acquire), (*word.add(1)).load(Acquire))
+    }
 }
 
 /// Copies `bytes`, a multiple of eight, into as many words. Who else writes them is kept out; readers are not.
@@ -193,7 +197,11 @@ mod tests {
         for at in 0..3 {
             let expected = (words[at].load(Relaxed), words[at + 1].load(Relaxed));
             // SAFETY: two words of the array.
-            assert_eq!(unsafe { pair(words.as_ptr().add(at).cast()) }, expected);
+            assert_eq!(unsafe { pair::<0>(words.as_ptr().add(at).cast()) }, expected);
+            if at > 0 {
+                // SAFETY: the same two.
+                assert_eq!(unsafe { pair::<8>(words.as_ptr().add(at - 1).cast()) }, expected);
+            }
         }
     }
 
