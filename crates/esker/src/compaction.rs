@@ -21,6 +21,7 @@
 
 mod due;
 mod mover;
+mod pieces;
 #[cfg(all(test, not(loom), not(shuttle)))]
 mod tests;
 
@@ -33,7 +34,8 @@ use crate::scars::Scar;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
 use crate::traverse::Span;
-use mover::Mover;
+use mover::{Mover, Tally};
+use pieces::Pieces;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -57,6 +59,7 @@ const HELD_PAUSES: u32 = 16;
 /// No record is shorter; and buckets that are looked at under one pin.
 const RECORD_BYTES_MIN: u64 = 16;
 const SWEPT_AT_ONCE: usize = 64;
+const SWEPT_AHEAD: u64 = 8;
 /// Until samples tell what has expired.
 const CLOSE_LOOKS: u32 = 8;
 /// So many times through the log goes who needs room, as long as what is dead would suffice.
@@ -78,6 +81,7 @@ pub(crate) struct Compaction {
     running: Mutex<()>,
     /// Odd while a stretch is under way: what lives in it lies there twice then.
     turn: AtomicU64,
+    pub(crate) pieces: Pieces,
     pub(crate) scars: Mutex<Vec<Scar>>,
     /// Behind them there is no room for another one.
     pub(crate) lack_room: AtomicBool,
@@ -302,12 +306,12 @@ impl Engine {
         Ok(true)
     }
 
-    /// Waits until the stretch that somebody else moves now is given back; false if there is none.
+    /// Helps until the stretch that somebody else moves now is given back; false if there is none.
     fn await_stretch(&self) -> bool {
         let turn = || self.compaction.turn.load(Acquire);
         let seen = turn();
         while seen % 2 == 1 && turn() == seen {
-            std::thread::sleep(STRETCH_PAUSE);
+            self.help_or_wait();
         }
         seen % 2 == 1
     }
@@ -322,14 +326,14 @@ impl Engine {
         }
     }
 
-    /// The oldest stretch for who needs room, if that still `is_due`, and who looks again whether there is some: while others are at it he waits a little. Not at the lock: the driver, who does
+    /// The oldest stretch for who needs room, if that still `is_due`, and who looks again whether there is some: while others are at it he helps, or waits a little. Not at the lock: the driver, who does
     /// one stretch after the other, has it again and again before somebody who sleeps there wakes up.
     pub(crate) fn move_stretch_for_room(&self, caching: Option<&Caching>, is_due: impl Fn() -> bool) -> Result<bool> {
         match self.try_running()? {
             Some(one) if is_due() => self.move_stretch_now(&one, caching, Stretch::Short),
             Some(_) => Ok(true),
             None => {
-                std::thread::sleep(STRETCH_PAUSE);
+                self.help_or_wait();
                 Ok(true)
             }
         }
@@ -337,6 +341,7 @@ impl Engine {
 
     fn move_stretch_now(&self, one: &MutexGuard<'_, ()>, caching: Option<&Caching>, stretch: Stretch) -> Result<bool> {
         let moved = self.try_stretch(one, caching, stretch);
+        self.compaction.pieces.tell();
         *lock(&self.compaction.failure) = moved.as_ref().err().filter(|error| !matches!(error, Error::Closed)).cloned();
         moved
     }
@@ -372,22 +377,23 @@ impl Engine {
                     match self.pass_unread(caching, to) {
                         Ok(Some(reached)) => reached,
                         passed => {
-                            self.note_unfinished(&mover);
+                            self.note_unfinished(mover.tally, mover.taken_back.get());
                             return passed.map(|_| false);
                         }
                     }
                 }
                 (Err(error), _) => {
-                    self.note_unfinished(&mover);
+                    self.note_unfinished(mover.tally, mover.taken_back.get());
                     return Err(error);
                 }
             };
             if reached > from {
                 match caching {
                     Some(caching) => caching.adapt(reached - from),
-                    None => self.note_glance(kind, mover.moved, reached - from),
+                    None => self.note_glance(kind, mover.tally.moved, reached - from),
                 }
-                let dead = (reached - from).saturating_sub(mover.moved + mover.expired) + mover.taken_back.get();
+                let Tally { moved, expired, left } = mover.tally;
+                let dead = (reached - from).saturating_sub(moved + expired) + mover.taken_back.get();
                 if caching.is_some() {
                     self.let_nobody_build_below(reached);
                     mover.tell_aside()?;
@@ -395,7 +401,7 @@ impl Engine {
                 self.log.bounds.copied.store(reached, SeqCst);
                 // Who takes what was dropped here for a record of his chain has published when a later stretch says that the chain is of one key.
                 self.epochs.drain();
-                lock(&self.compaction.copied).push_back(Copied { reached, moved: mover.moved, dead, left: mover.left });
+                lock(&self.compaction.copied).push_back(Copied { reached, moved, dead, left });
                 let given = self.give_back(one);
                 // What could not be read is told when it is asked for.
                 let _ = self.shrink_index(one);
@@ -431,9 +437,14 @@ impl Engine {
     }
 
     /// A stretch that will be gone through again: its copies stand, and what was taken back of guesses is not taken back once more.
-    fn note_unfinished(&self, mover: &Mover<'_>) {
-        self.compaction.known.fetch_add(mover.moved + mover.expired, Relaxed);
-        self.compaction.given_back.fetch_add(mover.taken_back.get(), Relaxed);
+    fn note_unfinished(&self, tally: Tally, taken_back: u64) {
+        let Compaction { known, given_back, done, pass, .. } = &self.compaction;
+        known.fetch_add(tally.moved + tally.expired, Relaxed);
+        given_back.fetch_add(taken_back, Relaxed);
+        lock(done).moved_bytes += tally.moved;
+        if let Some(pass) = &mut *lock(pass) {
+            pass.counted += tally.left;
+        }
     }
 
     /// Where a stretch may end: what lies below does not change any more, and on a device it is there.
@@ -506,13 +517,12 @@ impl Engine {
 
     /// Visits the records that begin in `[from, to)` and end there; where the next one begins.
     fn visit_stretch(&self, from: u64, to: u64, mover: &mut Mover<'_>) -> Result<u64> {
+        if self.is_in_memory() {
+            return self.move_pieces(from..to, mover);
+        }
         let scars = lock(&self.compaction.scars).clone();
         let span = Span::open_ended(from..to, &scars);
-        if self.is_in_memory() {
-            self.scan_memory(&span, mover)?
-        } else {
-            self.scan(&span, mover)?
-        }
+        self.scan(&span, mover)?;
         Ok(span.reached())
     }
 
@@ -534,10 +544,12 @@ impl Engine {
     }
 
     /// True if there is more to copy for when the first of those who hold lets go: what was there when it began. The rest would not go then, and whoever
-    /// holds for long would have his chains lead through copy after copy. In memory all those copies must fit the reserve.
+    /// holds for long would have his chains lead through copy after copy. In memory all those copies must fit the reserve, and half of what is free: the rest is
+    /// for those who write meanwhile.
     fn copies_what_is_held(&self) -> bool {
-        let reserve = self.log.reserve_for_short();
-        let has_room = || reserve == 0 || self.held_back().moved + stretch_in_memory(reserve) <= reserve;
+        let (reserve, budget) = (self.log.reserve_for_short(), self.log.budget.load(Relaxed));
+        let room = || reserve + budget.saturating_sub(self.log_bytes()) / 2;
+        let has_room = || reserve == 0 || self.held_back().moved + stretch_in_memory(reserve) <= room();
         self.caching.is_none() && self.log.bounds.copied.load(Relaxed) < self.holds.first_tail() && has_room()
     }
 
@@ -594,7 +606,10 @@ impl Engine {
         for from in (0..count).step_by(SWEPT_AT_ONCE) {
             let Ok(_pin) = self.epochs.pin_anyway() else { return };
             let to = count.min(from + SWEPT_AT_ONCE as u64);
-            (from..to).for_each(|n| self.index.drop_below((first + n) % buckets, begin));
+            for n in first + from..first + to {
+                self.index.prefetch_chain((n + SWEPT_AHEAD) % buckets);
+                self.index.drop_below(n % buckets, begin);
+            }
         }
     }
 

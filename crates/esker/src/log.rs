@@ -235,25 +235,8 @@ impl Log {
         self.bounds.compacted.store(begin, Relaxed);
     }
 
-    /// A copy of `[at, at + bytes)`, whole blocks in memory that nobody writes any more, but for the reads that a cache counts in
-    /// headers: hence word by word.
-    pub(crate) fn copy_frozen(&self, at: u64, bytes: u64) -> Vec<u8> {
-        let mut copy = vec![0; bytes as usize];
-        for (i, block) in copy.chunks_exact_mut(BLOCK_BYTES as usize).enumerate() {
-            let start = at + i as u64 * BLOCK_BYTES;
-            let from = start.max(self.bounds.evicted.load(Relaxed)).min(start + BLOCK_BYTES);
-            if (start & self.mask) + BLOCK_BYTES <= self.mask + 1 {
-                let held = &mut block[(from - start) as usize..];
-                // SAFETY: at or above `evicted`: in memory. A block and its records begin at multiples of 8.
-                let words = unsafe { std::slice::from_raw_parts(self.pointer(from).cast::<AtomicU64>(), held.len() / 8) };
-                words::read(words, held);
-            }
-        }
-        copy
-    }
-
     /// Appends the bytes of a stretch of records, which nobody writes any more, but for the reads that a cache counts in headers: hence
-    /// word by word. Under a pin, and at or above `head`.
+    /// word by word. At or above `head`, under a pin or as the one who compacts a log in memory.
     pub(crate) fn append_frozen(&self, stretch: std::ops::Range<u64>, bytes: &mut Vec<u8>) {
         let mut from = stretch.start;
         while from < stretch.end {

@@ -20,6 +20,7 @@ use rand_chacha::ChaCha8Rng;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
 use std::borrow::Borrow;
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -647,4 +648,50 @@ fn a_batch_of_gets_beside_a_transaction_comes_before_it_or_behind_it() {
     for frozen in [false, true] {
         (0..2).for_each(|seed| in_orders(seed, 20_000, move || crosswise_batch(frozen)));
     }
+}
+
+/// Two threads move the pieces of a stretch in memory, a record each, while a third one works on two keys that share an entry.
+fn moved_by_two(seed: u64) {
+    set_scheduled(false);
+    let store: Store<u64, [u8]> = options().in_memory().expect("opens");
+    let engine = store.engine_for_test();
+    engine.compaction.pieces.share_anyway();
+    let told_by = |key: u64| engine.hash_of(&key.to_le_bytes()) >> 6 & ((1 << 23) - 1);
+    let mut known = HashMap::new();
+    let keys: (u64, u64) = (0..).find_map(|key| known.insert(told_by(key), key).map(|first| (first, key))).expect("there are enough");
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let mut some = |most| -> Vec<Act> {
+        let count = random.random_range(1..=most);
+        let mut one = |_| Act::Plain(if random.random_range(0..2) == 0 { keys.0 } else { keys.1 }, deed(&mut random, true));
+        (0..count).map(&mut one).collect()
+    };
+    let clock = Arc::new(Clock::default());
+    let mut events = Vec::new();
+    for _ in 0..3 {
+        events.extend(run_all(&store, &clock, &some(3)));
+        do_chore(&store, Chore::Freeze, &mut 0);
+    }
+    set_scheduled(true);
+    let writer = spawn(store.clone(), clock.clone(), true, some(3));
+    let helper = {
+        let store = store.clone();
+        shuttle::thread::spawn(move || (0..3).for_each(|_| store.engine_for_test().help_or_wait()))
+    };
+    do_chore(&store, Chore::Compact, &mut 0);
+    helper.join().expect("no panic");
+    events.extend(writer.join().expect("no panic"));
+    set_scheduled(false);
+    do_chore(&store, Chore::Compact, &mut 0);
+    events.extend(run_all(&store, &clock, &[Act::Plain(keys.0, Deed::Get), Act::Plain(keys.1, Deed::Get)]));
+    store.close();
+    if let Err(stuck) = check(&events) {
+        panic!("no order explains: {stuck:#?}\nof {events:#?}\nseed {seed}");
+    }
+}
+
+#[test]
+fn what_two_threads_move_in_memory_is_what_was_there() {
+    let all = schedules().div_ceil(SCHEDULES_OF_A_PROGRAM as u64);
+    let seeds = number("ESKER_SEED").map_or(0..all, |seed| seed..seed + 1);
+    seeds.for_each(|seed| in_orders(seed, SCHEDULES_OF_A_PROGRAM, move || moved_by_two(seed)));
 }

@@ -6,7 +6,7 @@
 //! A piece is walked through where it was read: only a record that reaches into the next piece is put together elsewhere.
 
 use crate::ahead::read_ahead;
-use crate::engine::Engine;
+use crate::engine::{Engine, Layout};
 use crate::error::{Error, Result};
 use crate::log::{BLOCK_BYTES, NOWHERE, line_flag};
 use crate::manifest::{LOG, State};
@@ -31,6 +31,26 @@ pub(crate) struct Scanned {
     /// Where it lies in the scan's bytes.
     offset: usize,
     bytes: usize,
+}
+
+impl Scanned {
+    #[inline(always)]
+    fn new(engine: &Engine, at: u64, offset: usize, bytes: &[u8]) -> Self {
+        let hash = engine.hash_of(&bytes[record::key_range(engine.layout, bytes)]);
+        Self { at, hash, offset, bytes: bytes.len() }
+    }
+
+    /// The same of a record in memory, if it was not given up.
+    #[inline(always)]
+    pub(crate) fn counting(engine: &Engine, at: u64, offset: usize, bytes: &[u8]) -> Option<Self> {
+        (record::word_at(bytes, 0) & ABANDONED == 0).then(|| Self::new(engine, at, offset, bytes))
+    }
+
+    /// Its own of the scan's bytes.
+    #[inline(always)]
+    pub(crate) fn of<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
+        &bytes[self.offset..self.offset + self.bytes]
+    }
 }
 
 /// What is done with the records.
@@ -123,18 +143,6 @@ impl Engine {
         read_ahead(&self.log, blocks, piece_blocks, |base, piece| scan.take(base, piece, visitor))?;
         Ok(scan)
     }
-
-    /// The same for a log in memory, whose records up to the end do not change any more.
-    pub(crate) fn scan_memory(&self, span: &Span<'_>, visitor: &mut impl Visitor) -> Result<()> {
-        let mut scan = Scan::new(self, span, &(span.from..span.until));
-        let mut at = span.from / BLOCK_BYTES * BLOCK_BYTES;
-        while at < span.until {
-            let bytes = (PIECE_BLOCKS * BLOCK_BYTES).min(span.until - at);
-            scan.take(at, &self.log.copy_frozen(at, bytes), visitor)?;
-            at += bytes;
-        }
-        Ok(())
-    }
 }
 
 // ---- from record to record -----------------------------------------------------------------------------------------
@@ -153,7 +161,7 @@ pub(crate) struct Scan<'a> {
 }
 
 /// What lies at the beginning of some bytes.
-enum Next {
+pub(crate) enum Next {
     /// Nothing more in this block.
     Gap,
     /// A record of so many bytes.
@@ -238,26 +246,7 @@ impl<'a> Scan<'a> {
 
     #[inline(always)]
     fn look(&self, bytes: &[u8]) -> Result<Next> {
-        const WORD: usize = 8;
-        if bytes.len() < WORD {
-            return Ok(Next::More(WORD));
-        }
-        let header = record::word_at(bytes, 0);
-        if header == 0 {
-            return Ok(Next::Gap);
-        }
-        if header & VALID == 0 {
-            return Err(Error::corruption(format!("no record where one should be file={LOG} address={}", self.at)));
-        }
-        let layout = self.engine.layout;
-        let first = record::first_bytes(layout) as usize;
-        if bytes.len() < first {
-            return Ok(Next::More(first));
-        }
-        let whole = record::scanned_record_bytes(layout, bytes)
-            .ok_or_else(|| Error::corruption(format!("a record of impossible length file={LOG} address={}", self.at)))?
-            as usize;
-        Ok(if bytes.len() < whole { Next::More(whole) } else { Next::Record(whole) })
+        next_in(self.engine.layout, self.at, bytes)
     }
 
     /// Goes past a record, which is noted if it counts, or a gap. `rest` begins there, `offset` bytes into the piece.
@@ -268,9 +257,9 @@ impl<'a> Scan<'a> {
             return;
         };
         if self.counts(self.at, record::word_at(rest, 0)) {
-            let hash = self.engine.hash_of(&rest[record::key_range(self.engine.layout, rest)]);
-            visitor.expect(hash);
-            self.group.push(Scanned { at: self.at, hash, offset, bytes });
+            let scanned = Scanned::new(self.engine, self.at, offset, &rest[..bytes]);
+            visitor.expect(scanned.hash);
+            self.group.push(scanned);
         }
         self.at += bytes as u64;
     }
@@ -278,8 +267,31 @@ impl<'a> Scan<'a> {
     fn visit_group(&mut self, bytes: &[u8], visitor: &mut impl Visitor) -> Result<()> {
         self.group.iter().for_each(|record| visitor.expect_soon(record));
         for record in self.group.drain(..) {
-            visitor.visit(&record, &bytes[record.offset..record.offset + record.bytes])?;
+            visitor.visit(&record, record.of(bytes))?;
         }
         Ok(())
     }
+}
+
+/// What lies at `at`, by the bytes from there on.
+#[inline(always)]
+pub(crate) fn next_in(layout: Layout, at: u64, bytes: &[u8]) -> Result<Next> {
+    const WORD: usize = 8;
+    if bytes.len() < WORD {
+        return Ok(Next::More(WORD));
+    }
+    let header = record::word_at(bytes, 0);
+    if header == 0 {
+        return Ok(Next::Gap);
+    }
+    if header & VALID == 0 {
+        return Err(Error::corruption(format!("no record where one should be file={LOG} address={at}")));
+    }
+    let first = record::first_bytes(layout) as usize;
+    if bytes.len() < first {
+        return Ok(Next::More(first));
+    }
+    let whole = record::scanned_record_bytes(layout, bytes)
+        .ok_or_else(|| Error::corruption(format!("a record of impossible length file={LOG} address={at}")))? as usize;
+    Ok(if bytes.len() < whole { Next::More(whole) } else { Next::Record(whole) })
 }

@@ -16,13 +16,6 @@ pub(crate) fn append(words: &[AtomicU64], bytes: &mut Vec<u8>) {
     }
 }
 
-/// Copies as many words as `bytes` has room for.
-pub(crate) fn read(words: &[AtomicU64], bytes: &mut [u8]) {
-    let words = &words[..bytes.len() / 8];
-    // SAFETY: there is room for that many.
-    unsafe { read_to(words, bytes.as_mut_ptr()) };
-}
-
 /// Copies a value that is short and read back at once, as many bytes as there is room for: by two words where there are two, as its reader
 /// will load them, for a load that meets two stores must wait until both are done.
 #[inline(always)]
@@ -217,10 +210,6 @@ mod tests {
                 let mut appended = vec![9; skip];
                 append(part, &mut appended);
                 assert_eq!((&appended[..skip], &appended[skip..]), (&[9; 2][..skip], expected), "{count}");
-                let mut room = vec![9; 8 * count + 16];
-                read(part, &mut room[skip..skip + 8 * count]);
-                assert_eq!(&room[skip..skip + 8 * count], expected, "{count}");
-                assert!(room[..skip].iter().chain(&room[skip + 8 * count..]).all(|byte| *byte == 9));
                 let written: Vec<AtomicU64> = (0..count + 2).map(|_| AtomicU64::new(9)).collect();
                 write(expected, &written[skip..]);
                 let shown = |words: &[AtomicU64]| words.iter().map(|word| word.load(Relaxed)).collect::<Vec<_>>();

@@ -50,10 +50,7 @@ const VISITS_AHEAD: u64 = 256;
 pub(super) struct Mover<'a> {
     engine: &'a Engine,
     visited: u64,
-    /// Bytes of copies made.
-    pub(super) moved: u64,
-    /// Bytes of expired records dropped: nobody counted them.
-    pub(super) expired: u64,
+    pub(super) tally: Tally,
     /// Bytes that were counted as dead where nothing had died.
     pub(super) taken_back: Cell<u64>,
     /// Records that are no deletions, and their bytes.
@@ -71,10 +68,27 @@ pub(super) struct Mover<'a> {
     stretch: u64,
     /// In memory the first record whose copy did not fit: the stretch ends before it.
     pub(super) ended_at: Option<u64>,
-    /// Counted as dead by the copies: what they left of their pieces and last blocks.
-    pub(super) left: u64,
+    /// Others move pieces of the stretch (`pieces.rs`).
+    pub(super) shares: bool,
     /// Dropped, where and of which hash, though an entry still leads there: until all of the stretch goes others may find it, and build on it or keep it.
     aside: Vec<(u64, u64, Departed)>,
+}
+
+/// What was done, in bytes.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Tally {
+    /// Of copies made.
+    pub(super) moved: u64,
+    /// Of expired records dropped: nobody counted them.
+    pub(super) expired: u64,
+    /// Counted as dead by the copies: what they left of their pieces and last blocks.
+    pub(super) left: u64,
+}
+
+impl Tally {
+    pub(super) fn with(self, other: Self) -> Self {
+        Self { moved: self.moved + other.moved, expired: self.expired + other.expired, left: self.left + other.left }
+    }
 }
 
 /// What a record of the stretch is.
@@ -140,12 +154,14 @@ impl Visitor for Mover<'_> {
             if self.engine.epochs.is_closed() {
                 return Err(Error::Closed);
             }
-            // The driver is here and not in its loop; without this lines wait, and those who write pay for page faults and flushes.
-            self.engine.keep_up();
+            // The driver is here and not in its loop; without this lines wait, and those who write pay for page faults and flushes. In memory it is piece by piece.
+            if !self.engine.is_in_memory() {
+                self.engine.keep_up();
+            }
         }
-        let moved = self.moved;
+        let moved = self.tally.moved;
         self.consider(&Original { at: scanned.at, hash: scanned.hash, bytes }, None)?;
-        if self.moved == moved && self.ended_at.is_none() {
+        if self.tally.moved == moved && self.ended_at.is_none() {
             self.engine.log.note_gone(bytes.len() as u64);
         }
         // Where most entries are shared nearly every record is in doubt; the doubts of a stretch may be as long as it is.
@@ -160,8 +176,7 @@ impl<'a> Mover<'a> {
         Self {
             engine,
             visited: 0,
-            moved: 0,
-            expired: 0,
+            tally: Tally::default(),
             taken_back: Cell::new(0),
             values: 0,
             value_bytes: 0,
@@ -171,8 +186,8 @@ impl<'a> Mover<'a> {
             caching,
             is_doomed: caching.is_some() && engine.gives_up_by_lines(),
             stretch,
-            left: 0,
             ended_at: None,
+            shares: false,
             aside: Vec::new(),
         }
     }
@@ -296,7 +311,7 @@ impl Mover<'_> {
         }
         drop(pin);
         if has_expired {
-            self.expired += bytes;
+            self.tally.expired += bytes;
             engine.expiry.drop_record(bytes);
         }
         if let Some(caching) = self.caching.filter(|_| !is_deletion(of.bytes))
@@ -348,7 +363,7 @@ impl Mover<'_> {
     /// True if whatever lives between there and where we are has a copy above: then a chain that leads there leads to nothing, if
     /// nobody needs the rest.
     fn is_settled_down_to(&self, at: u64) -> bool {
-        at >= self.from && self.doubtful.is_empty()
+        at >= self.from && self.doubtful.is_empty() && !self.shares
     }
 
     /// An expired record is a tombstone, unless a snapshot has it as a value: what is older lies lower and went before.
@@ -359,6 +374,11 @@ impl Mover<'_> {
         }
         self.engine.expiry.watch();
         self.engine.has_passed(expires) && self.engine.holds.have_seen(expires)
+    }
+
+    /// True in a cache.
+    pub(super) fn is_dropping(&self) -> bool {
+        self.caching.is_some()
     }
 
     /// A cache does without it.
@@ -385,7 +405,7 @@ impl Mover<'_> {
         let (engine, bytes) = (self.engine, of.bytes.len() as u64);
         let before = pin.slot.counted(Counter::DeadByte);
         let to = engine.allocate_copy(pin.slot, bytes);
-        self.left += pin.slot.counted(Counter::DeadByte) - before;
+        self.tally.left += pin.slot.counted(Counter::DeadByte) - before;
         let Some(to) = to else {
             drop(pin);
             engine.make_room_for_copy(bytes)?;
@@ -393,7 +413,7 @@ impl Mover<'_> {
         };
         let keys = |previous| if self.is_gone(previous) { Keys::OwnAlone } else { Keys::OwnIsThere };
         let is_done = engine.publish_copy(&pin, of, to, seen, keys).is_some();
-        self.moved += if is_done { bytes } else { 0 };
+        self.tally.moved += if is_done { bytes } else { 0 };
         Ok(is_done)
     }
 

@@ -458,7 +458,7 @@ fn what_lives_is_copied_while_its_bucket_moves() {
     let moved = engine.index.while_it_moves_for_test(hash, old, || {
         let mut mover = Mover::new(engine, old..new + bytes.len() as u64, None);
         mover.consider(&Original { at: new, hash, bytes: &bytes }, None).unwrap();
-        mover.moved
+        mover.tally.moved
     });
     assert_eq!(moved, bytes.len() as u64);
     assert_eq!(store.get(&1).unwrap(), Some(2));

@@ -14,6 +14,9 @@ use crate::sync::atomic::{AtomicU64, Ordering::*};
 /// So much at least, and this part of the log's share.
 const RESERVE_BYTES_MIN: u64 = 512 << 10;
 const RESERVE_PART: u64 = 32;
+/// Of a longer one what threads need for a stretch together suffices, or a smaller part: dead records never lie there, and the more of them there are the less is copied.
+const RESERVE_BYTES: u64 = 3 << 19;
+const RESERVE_PART_OF_LONG: u64 = 128;
 const DOUBTS: u64 = 2;
 /// What compaction needs for a stretch is half of it.
 const OVERDRAFT_PART: u64 = 4;
@@ -69,7 +72,8 @@ impl Log {
     }
 
     fn reserve_with(&self, share: u64, longest: u64) -> u64 {
-        (share / RESERVE_PART).max(RESERVE_BYTES_MIN + self.copy_bytes(share, longest)).min(share).max(RESERVE_BYTES_MIN)
+        let of_share = (share / RESERVE_PART).min(RESERVE_BYTES.max(share / RESERVE_PART_OF_LONG));
+        (of_share.max(RESERVE_BYTES_MIN) + self.copy_bytes(share, longest)).min(share).max(RESERVE_BYTES_MIN)
     }
 
     /// What a copy of the longest record takes, if that does not come in pieces.
@@ -136,6 +140,16 @@ impl Log {
     /// With less above it than this the log cannot be compacted.
     pub(crate) fn reserve_least(&self) -> u64 {
         2 * (PIECE_BYTES + BLOCK_BYTES) + self.copy_bytes(u64::MAX, self.longest.bytes())
+    }
+
+    /// True if so many threads may copy a stretch of so many bytes in any order: there is room for all of it, whatever those who write take meanwhile, and for what
+    /// each thread leaves of a piece. Where the room ended in the midst, what was copied behind that would have been copied in vain, and never come back.
+    pub(crate) fn suffices_for(&self, stretch: u64, threads: u64) -> bool {
+        let budget = self.budget.load(Relaxed);
+        let taken = self.held_with(0).max(budget + self.overdraft());
+        // A quarter of a piece at most is left by records that do not fit.
+        let copies = stretch + stretch / 3 + threads * (PIECE_BYTES + BLOCK_BYTES);
+        taken + copies <= budget + self.reserve_for_short()
     }
 
     /// What the short records of a stretch may take of the reserve.
