@@ -149,15 +149,14 @@ impl Visitor for Mover<'_> {
             self.values += 1;
             self.value_bytes += bytes.len() as u64;
         }
-        if self.visited.is_multiple_of(VISITS_AHEAD) {
+        // In memory who compacts does the same piece by piece.
+        if self.visited.is_multiple_of(VISITS_AHEAD) && !self.engine.is_in_memory() {
             // Who closes waits for this stretch.
             if self.engine.epochs.is_closed() {
                 return Err(Error::Closed);
             }
-            // The driver is here and not in its loop; without this lines wait, and those who write pay for page faults and flushes. In memory it is piece by piece.
-            if !self.engine.is_in_memory() {
-                self.engine.keep_up();
-            }
+            // The driver is here and not in its loop; without this lines wait, and those who write pay for page faults and flushes.
+            self.engine.keep_up();
         }
         let moved = self.tally.moved;
         self.consider(&Original { at: scanned.at, hash: scanned.hash, bytes }, None)?;

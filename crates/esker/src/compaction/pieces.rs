@@ -196,11 +196,12 @@ impl Walk<'_> {
                 break;
             }
             self.at = next;
-            // The driver is here and not in its loop; without this those who write pay for page faults.
-            engine.keep_up();
+            // Who closes waits for this stretch.
             if engine.epochs.is_closed() {
                 return Err(Error::Closed);
             }
+            // The driver is here and not in its loop; without this those who write pay for page faults.
+            engine.keep_up();
             // The first one he moves himself: whatever room there is, the stretch comes to something.
             if may_share && !self.parts.is_empty() && pieces.offer(&mut piece, &self.stretch) {
                 mover.shares = true;

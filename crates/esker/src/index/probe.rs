@@ -118,10 +118,7 @@ impl Index {
     /// entry that matches, or 0.
     #[inline(always)]
     pub(crate) fn prefetch_behind(&self, hash: u64) -> u64 {
-        let next = self.bucket_at(self.locate(hash).offset).next();
-        if next != 0 {
-            prefetch(self.overflow.bucket(next));
-        }
+        self.prefetch_next(self.bucket_at(self.locate(hash).offset));
         self.first_match_in_front(hash).0
     }
 
@@ -159,11 +156,23 @@ impl Index {
             // Acquire: as above.
             return (address_of(bucket.entry_of(equal).load(Acquire)), false);
         }
+        let has_next = self.prefetch_next(bucket);
+        (0, has_next || tags.has_short())
+    }
+
+    /// Fetches the bucket behind this one, if there is one.
+    #[inline(always)]
+    fn prefetch_next(&self, bucket: &Bucket) -> bool {
         let next = bucket.next();
         if next != 0 {
             prefetch(self.overflow.bucket(next));
         }
-        (0, next != 0 || tags.has_short())
+        next != 0
+    }
+
+    /// The same of bucket `at`, for who goes from bucket to bucket: these are fetched by themselves.
+    pub(crate) fn prefetch_chain(&self, at: u64) {
+        self.prefetch_next(self.bucket(at));
     }
 
     /// [`Probe::search`] in the buckets behind a link, with what is free before them.

@@ -3,7 +3,6 @@
 use super::bucket::{Bucket, GUESSED, MARKS, SOLE, address_of, entry_word, tag_of};
 use super::shape::Place;
 use super::{Index, Seen, TAG_BITS, match_bits, valid_bits};
-use crate::memory::prefetch;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Rule, broken};
 
@@ -75,14 +74,6 @@ impl Index {
         }
         bucket.unlatch();
         found.map(|_| is_last)
-    }
-
-    /// Fetches what is behind bucket `at`, for who goes from bucket to bucket: these are fetched by themselves.
-    pub(crate) fn prefetch_chain(&self, at: u64) {
-        let next = self.bucket(at).next();
-        if next != 0 {
-            prefetch(self.overflow.bucket(next));
-        }
     }
 
     /// Empties the entries of bucket `at` that lead below `begin`, where nothing lives nor comes back after a crash. Whatever a shorter
