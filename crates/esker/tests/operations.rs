@@ -59,6 +59,32 @@ fn words_larger_than_memory() {
     }
 }
 
+/// More keys than entries: a put goes before what it does not know, its own or another's, and reads none of it.
+#[test]
+fn puts_go_before_what_is_on_the_device() {
+    const KEYS: u64 = 1_600_000;
+    let options = Options::new().memory("16MiB").background(false);
+    let store: Store<u64, u64> = options.open_on(Arc::new(MemoryDevice::new())).unwrap();
+    // Each key once, far from the one before; the second time as a batch puts them, too.
+    let key = |n: u64| n * 999_983 % KEYS;
+    (0..KEYS).for_each(|n| store.put(&key(n), &n).unwrap());
+    (0..KEYS / 2).for_each(|n| store.put(&key(n), &(n + 1)).unwrap());
+    let rest: Vec<(u64, u64)> = (KEYS / 2..KEYS).map(|n| (key(n), n + 1)).collect();
+    store.put_many(&rest).unwrap();
+    let stats = store.stats();
+    assert!(stats.index.entries < KEYS, "keys must share entries");
+    assert_eq!(stats.operations.device_reads, 0);
+    assert_eq!(stats.operations.puts, 2 * KEYS);
+    let mut visited = 0;
+    let keys: Vec<u64> = (0..KEYS).map(key).collect();
+    let check = |n: usize, value: Option<u64>| {
+        visited += 1;
+        assert_eq!(value, Some(n as u64 + 1), "key {}", keys[n]);
+    };
+    store.get_many(&keys, check).unwrap();
+    assert_eq!(visited, KEYS);
+}
+
 #[test]
 fn bytes_larger_than_memory() {
     let store: Store<[u8], [u8]> = Options::new().memory("16MiB").open_temporary().unwrap();

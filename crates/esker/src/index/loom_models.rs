@@ -2,7 +2,7 @@
 //! bucket moves. Buckets have two entries and the table begins with two buckets (`ENTRIES`, `FIRST_LEVEL`).
 
 use super::growth::Chain;
-use super::{BUCKET_BITS, Index, Keys, Looked, Published, Records, address_of};
+use super::{Added, BUCKET_BITS, Index, Keys, Looked, Published, Records, address_of};
 use crate::loom_models::{Model, Shared, sound, spawn, without};
 use crate::sync::Rule;
 
@@ -40,7 +40,7 @@ fn insert(index: &Index, bits: u64) -> bool {
             claim.fill(address_for(bits));
             true
         }
-        None => index.add(hash(bits), || Some(address_for(bits)), |_, _| panic!("no entry is shared here")).is_some(),
+        None => index.add(hash(bits), |_| false, || Some(address_for(bits)), |_, _| panic!("no entry is shared here")).is_some(),
     }
 }
 
@@ -155,9 +155,9 @@ fn twin_claim_latches_a_changed_bucket_and_a_replacement_is_lost() {
     two_replacements(without(Rule::ClaimUnchanged));
 }
 
-/// Two threads put a record before the one of the same entry.
-fn two_publications(model: Model) {
-    model.check(|| {
+/// Two threads put a record before the one of the same entry; one of them without having looked, if that one is on the device.
+fn two_publications(model: Model, is_cold: bool) {
+    model.check(move || {
         let index = with_entries(&[0]);
         let publish = |index: &Index, at: u64| loop {
             let seen = index.lookup(hash(0));
@@ -172,7 +172,10 @@ fn two_publications(model: Model) {
             let index = index.clone();
             move || publish(&index, 800)
         });
-        let (mine, theirs) = (publish(&index, 808), other.join());
+        let mut before = 0;
+        let added = index.add(hash(0), |at| is_cold && at == address_for(0), || Some(808), |_, at| before = at);
+        let mine = if let Some(Added::Over) = added { before } else { publish(&index, 808) };
+        let theirs = other.join();
         let chains = [(800, address_for(0)), (address_for(0), u64::MAX)];
         assert!(chains.contains(&(mine, theirs)), "a record fell out of the chain: {mine} {theirs}");
         assert_eq!(index.lookup(hash(0)).address(), 808);
@@ -181,13 +184,18 @@ fn two_publications(model: Model) {
 
 #[test]
 fn a_chain_keeps_every_record() {
-    two_publications(sound());
+    two_publications(sound(), false);
+}
+
+#[test]
+fn a_chain_on_the_device_keeps_every_record() {
+    two_publications(sound(), true);
 }
 
 #[test]
 #[should_panic(expected = "a record fell out of the chain")]
 fn twin_publication_does_not_compare() {
-    two_publications(without(Rule::LookLatched));
+    two_publications(without(Rule::LookLatched), false);
 }
 
 // ---- short tags ------------------------------------------------------------------------------------------------------
@@ -199,7 +207,7 @@ fn a_lookup_and_a_shortened_tag(model: Model) {
         index.set_limit(0);
         let other = spawn(1, {
             let index = index.clone();
-            move || index.add(hash(0b10), || Some(800), |_, _| ()) == Some(false)
+            move || matches!(index.add(hash(0b10), |_| false, || Some(800), |_, _| ()), Some(Added::Shared))
         });
         let seen = index.lookup(hash(0b110));
         assert!([address_for(0b110), 800].contains(&seen.address()) || !index.is_settled(&seen), "a present entry was found absent");

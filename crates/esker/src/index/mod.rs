@@ -51,7 +51,7 @@ pub(crate) use bucket::{SOLE, address_of};
 pub(crate) use growth::{Chain, Records};
 use overflow::Overflow;
 pub(crate) use probe::{Looked, Probe};
-pub(crate) use publish::{Keys, Published};
+pub(crate) use publish::{Added, Keys, Published};
 use shape::{BUCKET_BITS, DOUBLING, Geometry, Place, Shape, TURNING, base};
 pub(crate) use shrink::{Collision, Covers, Shrunk};
 pub(crate) use walk::{Bucketful, position};

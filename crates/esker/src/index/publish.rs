@@ -19,6 +19,16 @@ pub(crate) enum Keys {
     OwnAlone,
 }
 
+/// What became of a record that [`Index::add`] was given a place for.
+pub(crate) enum Added {
+    /// There is an entry more, which is its own.
+    Entry,
+    /// For want of room it shares one of other keys.
+    Shared,
+    /// It heads the chain of an entry that stood for its hash.
+    Over,
+}
+
 /// How a publication ended.
 pub(crate) enum Published {
     Done,
@@ -29,25 +39,48 @@ pub(crate) enum Published {
 }
 
 impl Index {
-    /// Adds an entry for a hash that none stands for. `make` makes the record once that is sure, `link_to` makes it lead to
-    /// the record of an entry that it has to share. True if there is an entry more; `None` if nothing was done, because
-    /// there is an entry, or `make` made nothing, or the record lies too low.
+    /// Adds an entry for a hash that none stands for, or heads the chain of the one that does, if `may_head` says so of the address that it leads to: then it is
+    /// guessed that another record of the key is in it. `make` makes the record once that is sure, `link_to` makes it lead to the record of an
+    /// entry that it has to share. `None` if nothing was done, because there is an entry, or `make` made nothing, or the record lies too low.
     #[inline(never)]
-    pub(crate) fn add(&self, hash: u64, make: impl FnOnce() -> Option<u64>, link_to: impl FnOnce(u64, u64)) -> Option<bool> {
+    pub(crate) fn add(
+        &self,
+        hash: u64,
+        may_head: impl FnOnce(u64) -> bool,
+        make: impl FnOnce() -> Option<u64>,
+        link_to: impl FnOnce(u64, u64),
+    ) -> Option<Added> {
         let place = self.latch(hash);
-        let added = self.add_latched(place, make, link_to);
+        let added = self.add_latched(place, may_head, make, link_to);
         self.bucket_at(place.offset).unlatch();
         added
     }
 
-    fn add_latched(&self, place: Place, make: impl FnOnce() -> Option<u64>, link_to: impl FnOnce(u64, u64)) -> Option<bool> {
-        if self.find(self.bucket_at(place.offset), place.tag()).is_some() && !broken(Rule::LookLatched) {
-            return None;
+    fn add_latched(
+        &self,
+        place: Place,
+        may_head: impl FnOnce(u64) -> bool,
+        make: impl FnOnce() -> Option<u64>,
+        link_to: impl FnOnce(u64, u64),
+    ) -> Option<Added> {
+        let found = self.find(self.bucket_at(place.offset), place.tag());
+        if let Some((slot, word)) = found
+            && !broken(Rule::LookLatched)
+        {
+            let before = address_of(word);
+            if !may_head(before) {
+                return None;
+            }
+            let at = make()?;
+            debug_assert!(before < at, "chains descend");
+            link_to(at, before);
+            slot.store(entry_word(tag_of(word), at) | GUESSED, Release);
+            return Some(Added::Over);
         }
         let at = make()?;
         let mut added = false;
         match self.add_entry(place, at, Keys::OwnAlone, &mut added, |previous| link_to(at, previous)) {
-            Published::Done => Some(added),
+            Published::Done => Some(if added { Added::Entry } else { Added::Shared }),
             _ => None,
         }
     }
@@ -192,17 +225,21 @@ impl Index {
         Some(self.overflow.bucket(fresh).entry(0))
     }
 
-    /// Of the entries with the most bits in common with `tag` the one with the shortest tag, and that number of bits.
+    /// Of the entries with the most bits in common with `tag` the one with the shortest tag, and that number of bits. Of a full chain.
     fn closest<'a>(&'a self, bucket: &'a Bucket, tag: u64) -> (&'a AtomicU64, u32) {
-        let scored = self.chain(bucket).flat_map(Bucket::entries).map(|slot| {
-            let word = slot.load(Relaxed);
-            let bits = valid_bits(tag_of(word));
-            let common = (tag_of(word) ^ tag).trailing_zeros().min(bits);
-            (common, bits, slot)
-        });
-        let (common, _, slot) = scored
-            .reduce(|a, b| if (b.0, TAG_BITS - b.1) > (a.0, TAG_BITS - a.1) { b } else { a })
-            .unwrap_or_else(|| unreachable!("a bucket has seven entries"));
-        (slot, common)
+        let (mut closest, mut most) = (bucket.entry(0), 0);
+        for part in self.chain(bucket) {
+            for slot in part.entries() {
+                let other = tag_of(slot.load(Relaxed));
+                let bits = valid_bits(other);
+                // No more than its own; of as many those of a shorter one count for more.
+                let common = ((other ^ tag) | 1 << bits).trailing_zeros();
+                let score = (common << 4) + TAG_BITS - bits;
+                if score >= most {
+                    (closest, most) = (slot, score);
+                }
+            }
+        }
+        (closest, most >> 4)
     }
 }

@@ -207,6 +207,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
+    /// True if the chain that begins at `at` is all on the device, and may have something of the key. Under a pin.
+    #[inline(always)]
+    pub(super) fn is_cold(&self, at: u64) -> bool {
+        let bounds = &self.engine.log.bounds;
+        at < bounds.head.load(Acquire) && at >= bounds.copied.load(Acquire)
+    }
+
     /// Follows a chain through memory. Under a pin.
     #[inline(always)]
     pub(super) fn walk(&self, from: u64, key: &[u8]) -> Found {

@@ -5,6 +5,7 @@
 //! |-----------------------------------------|--------------------------------------------------------------|
 //! | the key's mutable record, with room     | changes it: a word by a store, bytes under the record's latch |
 //! | the key's frozen record                 | makes a record; claims the entry, if that stood still        |
+//! | the device                              | makes a record that leads there, under the bucket's latch    |
 //! | there is none                           | makes a record; claims a free one, if the bucket stood still |
 //!
 //! For all else there are steps (`word.rs`, `bytes.rs`), which publish here too.
@@ -12,7 +13,7 @@
 use super::Store;
 use super::find::{Found, Own};
 use crate::epoch::{Counter, Pin};
-use crate::index::{Keys, Looked, Probe, Published, Seen};
+use crate::index::{Added, Keys, Looked, Probe, Published, Seen};
 use crate::latches::Hold;
 use crate::record::{self, ABSENT, NEVER, Record};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -107,14 +108,21 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn put_probing(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: impl Fresh) -> bool {
         let key = Self::of_known_length(key);
         let probe = self.engine.index.probe(hash);
+        // Long ones are written before a bucket is latched.
+        let is_long = !Self::WORD && value.record_bytes(key) > WRITTEN_LATCHED_MAX;
         let claim = match probe.search() {
             Looked::Entry(entry, at) => {
                 let supersede =
                     || self.frozen_record_of(at, key).is_some_and(|old| self.supersede_frozen(pin, &probe, (entry, at, old), key, value));
-                return self.put_at(at, key, value) || supersede();
+                if self.put_at(at, key, value) || supersede() {
+                    return true;
+                }
+                if is_long || !self.is_cold(at) {
+                    return false;
+                }
+                None
             }
-            // Long ones are written before a bucket is latched.
-            _ if !Self::WORD && value.record_bytes(key) > WRITTEN_LATCHED_MAX => return false,
+            _ if is_long => return false,
             Looked::Free(entry) => probe.claim(entry),
             Looked::Unclear => None,
         };
@@ -153,6 +161,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         true
     }
 
+    /// A record for a key that no entry stands for, or one that leads to the device: a put does not ask what is there.
     #[inline(never)]
     fn insert_slowly(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: impl Fresh) -> bool {
         let log = &self.engine.log;
@@ -163,9 +172,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             made = self.make_record(pin, key, value);
             made
         };
-        let added = self.engine.index.add(hash, make, |at, previous| record(at).lead_to(previous, log.line_flag()));
-        match (added, made) {
-            (Some(true), _) => self.count_entry(pin),
+        let added =
+            self.engine.index.add(hash, |head| self.is_cold(head), make, |at, previous| record(at).lead_to(previous, log.line_flag()));
+        match (&added, made) {
+            (Some(Added::Entry), _) => self.count_entry(pin),
+            (Some(Added::Over), _) => {
+                pin.slot.count(Counter::DeadByte, value.record_bytes(key));
+                pin.slot.count(Counter::Guess, 1);
+            }
             (None, Some(at)) => self.engine.give_up(pin, record(at)),
             _ => {}
         }
