@@ -30,7 +30,7 @@ use crate::manifest::LOG;
 use crate::memory::{Region, ahead, prefetch};
 use crate::record::ODD_LINE;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
-use crate::sync::{Rule, broken};
+use crate::sync::{Mutex, Rule, broken, lock};
 use crate::windows::{WINDOW_BYTES, Windows};
 use crate::words;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ const SMALL_PAGE_BYTES: usize = 4 << 20;
 /// Above every address.
 pub(crate) const NOWHERE: u64 = u64::MAX;
 /// Blocks written by one call.
-const FLUSH_BLOCKS: u64 = 64;
+const FLUSH_BLOCKS: u64 = 256;
 
 /// The first address: block 0 stays empty, so that 0 can mean "none".
 pub(crate) const FIRST_ADDRESS: u64 = BLOCK_BYTES;
@@ -91,6 +91,8 @@ pub(crate) struct Log {
     /// Whether records that calls read from there are checked.
     pub(crate) verifies_reads: bool,
     store_id: u64,
+    /// What blocks are made ready for the device in, by whoever moves the boundaries: kept, for its pages cost more than what is done with them.
+    sealed: Mutex<Option<AlignedBuffer>>,
 }
 
 /// What a place in the log is for.
@@ -193,6 +195,7 @@ impl Log {
             device,
             verifies_reads: true,
             store_id,
+            sealed: Mutex::new(None),
         })
     }
 
@@ -495,7 +498,8 @@ impl Log {
     pub(crate) fn flush(&self, from: u64, to: u64, ends_line: bool) -> Result<()> {
         let Some(device) = &self.device else { return Ok(()) };
         let (mut block, end) = (from / BLOCK_BYTES, to / BLOCK_BYTES);
-        let mut buffer = AlignedBuffer::new(FLUSH_BLOCKS.min(end.saturating_sub(block)) as usize);
+        let mut sealed = lock(&self.sealed);
+        let buffer = sealed.get_or_insert_with(|| AlignedBuffer::new(FLUSH_BLOCKS as usize));
         while block < end {
             let count = FLUSH_BLOCKS.min(end - block);
             for i in 0..count {
