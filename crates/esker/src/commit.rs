@@ -189,7 +189,7 @@ impl Engine {
         // as it once was, it could have moved beyond records whose copies lay above the cut.
         let begin = bounds.compacted.load(Acquire);
         self.hold_transactions();
-        bounds.read_only.store(NOWHERE, SeqCst);
+        bounds.set_read_only(NOWHERE);
         let number = bounds.line.fetch_add(1, SeqCst);
         // Whoever claims a place above the cut does it after this, and sees the new number.
         let told = if tells { self.log.end_line() } else { None };
@@ -198,7 +198,7 @@ impl Engine {
             (end, end)
         });
         bounds.floor.store(cut, SeqCst);
-        bounds.read_only.store(cut, SeqCst);
+        bounds.set_read_only(cut);
         let now = self.expiry.now();
         // Release: a transaction that finds it open again finds all of the above.
         self.commits.is_cutting.store(false, Release);

@@ -490,7 +490,7 @@ impl Engine {
         }
         self.log.bounds.dropping.store(reached, SeqCst);
         // Reads that take the short way do not ask what was copied, and an entry may lead there still.
-        self.log.bounds.near.fetch_max(reached, SeqCst);
+        self.log.bounds.raise_near(reached);
         self.epochs.drain();
     }
 

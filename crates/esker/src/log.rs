@@ -30,7 +30,7 @@ use crate::manifest::LOG;
 use crate::memory::{Region, ahead, prefetch};
 use crate::record::ODD_LINE;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
-use crate::sync::{Mutex, Rule, broken, lock};
+use crate::sync::{Mutex, MutexGuard, Rule, broken, lock};
 use crate::windows::{WINDOW_BYTES, Windows};
 use crate::words;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ const SMALL_PAGE_BYTES: usize = 4 << 20;
 /// Above every address.
 pub(crate) const NOWHERE: u64 = u64::MAX;
 /// Blocks written by one call.
-const FLUSH_BLOCKS: u64 = 256;
+const FLUSH_BLOCKS: u64 = 128;
 
 /// The first address: block 0 stays empty, so that 0 can mean "none".
 pub(crate) const FIRST_ADDRESS: u64 = BLOCK_BYTES;
@@ -107,7 +107,7 @@ enum Purpose {
     Anyway,
 }
 
-/// The boundaries, on lines of their own: every operation reads the first three.
+/// The boundaries, on lines of their own: what every operation reads lies on the first one.
 #[repr(align(128))]
 pub(crate) struct Bounds {
     pub(crate) begin: AtomicU64,
@@ -120,8 +120,10 @@ pub(crate) struct Bounds {
     pub(crate) doomed: AtomicU64,
     pub(crate) head: AtomicU64,
     /// Fast reads end here: at `head`, but in a cache further up, where reads begin to count (`cache/`).
-    pub(crate) near: AtomicU64,
-    pub(crate) read_only: AtomicU64,
+    near: AtomicU64,
+    /// Fast changes end here: at the higher one of `near` and `read_only`, so that one look tells of both.
+    in_place: AtomicU64,
+    read_only: AtomicU64,
     pub(crate) safe_read_only: AtomicU64,
     pub(crate) flushed_until: AtomicU64,
     pub(crate) evicted: AtomicU64,
@@ -141,7 +143,44 @@ pub(crate) struct Bounds {
     pub(crate) durable: AtomicU64,
     /// Records below are kept reachable for a snapshot (`snapshot.rs`): 0 without one, [`NOWHERE`] while one is drawn.
     pub(crate) held: AtomicU64,
+    /// Held while what `in_place` is made of moves. Of the two only `near` always grows: made of what they were a while ago, it could lie below `near`.
+    moving: Mutex<()>,
     pub(crate) tail: Tail,
+}
+
+impl Bounds {
+    #[inline(always)]
+    pub(crate) fn near(&self) -> u64 {
+        self.near.load(Acquire)
+    }
+
+    #[inline(always)]
+    pub(crate) fn in_place(&self) -> u64 {
+        self.in_place.load(Acquire)
+    }
+
+    #[inline(always)]
+    pub(crate) fn read_only(&self) -> u64 {
+        self.read_only.load(Acquire)
+    }
+
+    /// Nobody who comes after this reads below `to` without a second look, nor changes anything there.
+    pub(crate) fn raise_near(&self, to: u64) {
+        let _moving = self.move_in_place();
+        self.near.fetch_max(to, SeqCst);
+        self.in_place.fetch_max(to, SeqCst);
+    }
+
+    /// Nobody who comes after this changes anything in place below `to`, which may be [`NOWHERE`].
+    pub(crate) fn set_read_only(&self, to: u64) {
+        let _moving = self.move_in_place();
+        self.read_only.store(to, SeqCst);
+        self.in_place.store(to.max(self.near()), SeqCst);
+    }
+
+    fn move_in_place(&self) -> Option<MutexGuard<'_, ()>> {
+        (!broken(Rule::OneMovesInPlace)).then(|| lock(&self.moving))
+    }
 }
 
 #[repr(align(128))]
@@ -171,6 +210,7 @@ impl Log {
                 discarded: AtomicU64::new(FIRST_ADDRESS),
                 head: at(),
                 near: at(),
+                in_place: at(),
                 read_only: at(),
                 safe_read_only: at(),
                 flushed_until: at(),
@@ -183,6 +223,7 @@ impl Log {
                 drawn: at(),
                 durable: at(),
                 held: AtomicU64::new(0),
+                moving: Mutex::new(()),
                 tail: Tail(at()),
             },
             budget: AtomicU64::new(0),
@@ -217,6 +258,7 @@ impl Log {
         let all = [
             &bounds.head,
             &bounds.near,
+            &bounds.in_place,
             &bounds.read_only,
             &bounds.safe_read_only,
             &bounds.flushed_until,

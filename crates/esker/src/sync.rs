@@ -166,6 +166,8 @@ pub(crate) enum Rule {
     FreeIsListed,
     /// A piece of the log is left when `read_only` has passed the cursor.
     PieceEndsAtReadOnly,
+    /// Of what `in_place` is made of one moves at a time.
+    OneMovesInPlace,
     /// The tail moves by compare-and-swap.
     TailIsClaimed,
     /// An update waits while its record is fuzzy.

@@ -142,6 +142,6 @@ impl Engine {
         let sixteenths = if caching.is_in_memory() { NEAR_SIXTEENTHS } else { NEAR_SIXTEENTHS_ON_DISK };
         let free = self.log.budget.load(Relaxed) / 16 * sixteenths;
         // A store that is not full drops nothing yet.
-        self.log.bounds.near.fetch_max(self.log.tail().saturating_sub(free), Relaxed);
+        self.log.bounds.raise_near(self.log.tail().saturating_sub(free));
     }
 }

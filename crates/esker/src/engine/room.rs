@@ -318,7 +318,7 @@ impl Engine {
         let (tail, head) = if is_all { (self.log.end_block(), head) } else { (tail, head.min(last)) };
         let head = head.min(tail);
         let lag = budget / 8 * 7;
-        let read_only = bounds.read_only.load(Relaxed);
+        let read_only = bounds.read_only();
         // Freezing goes in steps of a sixteenth: a drain each time, not each block.
         let needed = if is_all { tail } else { block_ceil(head + overlap).min(tail) };
         let due = tail - read_only > lag || needed > bounds.flushed_until.load(Relaxed);
@@ -369,7 +369,7 @@ impl Engine {
         let bounds = &self.log.bounds;
         debug_assert!(to.is_multiple_of(BLOCK_BYTES) && to <= self.log.tail(), "what is frozen is whole blocks, and there");
         bounds.floor.store(to, SeqCst);
-        bounds.read_only.store(to, SeqCst);
+        bounds.set_read_only(to);
         self.epochs.drain();
         bounds.safe_read_only.store(to, Release);
     }
@@ -393,7 +393,7 @@ impl Engine {
         let bounds = &self.log.bounds;
         if to > bounds.head.load(Relaxed) {
             // Nobody looks below `near` without asking `head`.
-            bounds.near.fetch_max(to, SeqCst);
+            bounds.raise_near(to);
             bounds.head.store(to, SeqCst);
             self.epochs.drain();
             self.log.release_below(to);
@@ -511,6 +511,6 @@ mod tests {
             drop(guard);
             line.join().unwrap().unwrap();
         });
-        assert!(bounds.flushed_until.load(SeqCst) <= engine.log.tail() && bounds.read_only.load(SeqCst) <= engine.log.tail());
+        assert!(bounds.flushed_until.load(SeqCst) <= engine.log.tail() && bounds.read_only() <= engine.log.tail());
     }
 }

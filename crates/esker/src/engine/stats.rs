@@ -29,7 +29,7 @@ impl Engine {
                 head: bounds.head.load(Relaxed),
                 flushed_until: bounds.flushed_until.load(Relaxed),
                 safe_read_only: bounds.safe_read_only.load(Relaxed),
-                read_only: bounds.read_only.load(Relaxed).min(self.log.tail()),
+                read_only: bounds.read_only().min(self.log.tail()),
                 tail: self.log.tail(),
             },
             space: self.space_stats(),

@@ -198,6 +198,12 @@ fn twin_publication_does_not_compare() {
     two_publications(without(Rule::LookLatched), false);
 }
 
+#[test]
+#[should_panic(expected = "a record fell out of the chain")]
+fn twin_chain_is_headed_as_it_was() {
+    two_publications(without(Rule::LookLatched), true);
+}
+
 // ---- short tags ------------------------------------------------------------------------------------------------------
 
 /// A full bucket without overflow room: its closest entry gets a shorter tag, and stands for the hash it stood for before.

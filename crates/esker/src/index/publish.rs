@@ -40,8 +40,9 @@ pub(crate) enum Published {
 
 impl Index {
     /// Adds an entry for a hash that none stands for, or heads the chain of the one that does, if `may_head` says so of the address that it leads to: then it is
-    /// guessed that another record of the key is in it. `make` makes the record once that is sure, `link_to` makes it lead to the record of an
-    /// entry that it has to share. `None` if nothing was done, because there is an entry, or `make` made nothing, or the record lies too low.
+    /// guessed that another record of the key is in it. `make` makes the record once that is sure, after `may_head` has looked, so that a chain on the device lies
+    /// below it; `link_to` makes it lead to the record of an entry that it has to share. `None` if nothing was done, because the entry may not be headed,
+    /// or `make` made nothing, or the record lies too low.
     #[inline(never)]
     pub(crate) fn add(
         &self,
@@ -50,8 +51,13 @@ impl Index {
         make: impl FnOnce() -> Option<u64>,
         link_to: impl FnOnce(u64, u64),
     ) -> Option<Added> {
+        let early = broken(Rule::LookLatched).then(|| {
+            let place = self.locate(hash);
+            self.find(self.bucket_at(place.offset), place.tag())
+        });
         let place = self.latch(hash);
-        let added = self.add_latched(place, may_head, make, link_to);
+        let found = early.unwrap_or_else(|| self.find(self.bucket_at(place.offset), place.tag()));
+        let added = self.add_latched(place, found, may_head, make, link_to);
         self.bucket_at(place.offset).unlatch();
         added
     }
@@ -59,20 +65,18 @@ impl Index {
     fn add_latched(
         &self,
         place: Place,
+        found: Option<(&AtomicU64, u64)>,
         may_head: impl FnOnce(u64) -> bool,
         make: impl FnOnce() -> Option<u64>,
         link_to: impl FnOnce(u64, u64),
     ) -> Option<Added> {
-        let found = self.find(self.bucket_at(place.offset), place.tag());
-        if let Some((slot, word)) = found
-            && !broken(Rule::LookLatched)
-        {
+        if let Some((slot, word)) = found {
             let before = address_of(word);
             if !may_head(before) {
                 return None;
             }
             let at = make()?;
-            debug_assert!(before < at, "chains descend");
+            debug_assert!(before < at, "what is made now lies above what was written to the device");
             link_to(at, before);
             slot.store(entry_word(tag_of(word), at) | GUESSED, Release);
             return Some(Added::Over);

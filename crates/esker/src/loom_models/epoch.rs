@@ -132,7 +132,7 @@ fn a_drain_shows_what_was_done(model: Model, enter: Enter, pins_after: usize) {
             move || {
                 engine.epochs.idle_slot().expect("no pin yet");
                 let pin = enter(&engine);
-                let may_write = at >= engine.log.bounds.read_only.load(Acquire);
+                let may_write = at >= engine.log.bounds.read_only();
                 if may_write {
                     record.word_value(0).store(1, Relaxed);
                 }
@@ -141,7 +141,7 @@ fn a_drain_shows_what_was_done(model: Model, enter: Enter, pins_after: usize) {
                 may_write
             }
         });
-        engine.log.bounds.read_only.store(engine.log.tail(), Release);
+        engine.log.bounds.set_read_only(engine.log.tail());
         engine.epochs.drain();
         let seen = record.word_value(0).load(Relaxed) == 1;
         assert_eq!(seen, writer.join(), "a write under an earlier pin is not seen");

@@ -2,7 +2,7 @@
 
 use super::{Model, Shared, sound, spawn, without};
 use crate::engine::Engine;
-use crate::log::FIRST_ADDRESS;
+use crate::log::{FIRST_ADDRESS, NOWHERE};
 use crate::record::Record;
 use crate::sync::Rule;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -69,4 +69,33 @@ fn twin_piece_is_kept_when_the_boundary_has_passed() {
 #[should_panic(expected = "a frozen record was written")]
 fn twin_freeze_does_not_wait() {
     pieces_end_where_the_frozen_part_begins(without(Rule::DrainWaits).preemptions(2), [&[1, 2], &[3]]);
+}
+
+/// A line is drawn while what is old leaves.
+fn nobody_changes_what_has_left(model: Model) {
+    model.check(|| {
+        let engine = Shared::new(Engine::for_model());
+        let (cut, left) = (engine.log.tail() + RECORD_BYTES, engine.log.tail() + 2 * RECORD_BYTES);
+        let other = spawn(1, {
+            let engine = engine.clone();
+            move || [NOWHERE, cut].into_iter().for_each(|to| engine.log.bounds.set_read_only(to))
+        });
+        let may_change = || engine.log.bounds.in_place() < left;
+        engine.log.bounds.raise_near(left);
+        assert!(!may_change(), "what has left may change in place");
+        other.join();
+        assert!(!may_change(), "what has left may change in place");
+        assert_eq!(engine.log.bounds.read_only(), cut);
+    });
+}
+
+#[test]
+fn what_has_left_does_not_change_though_a_line_is_drawn() {
+    nobody_changes_what_has_left(sound());
+}
+
+#[test]
+#[should_panic(expected = "what has left may change in place")]
+fn twin_boundaries_move_at_the_same_time() {
+    nobody_changes_what_has_left(without(Rule::OneMovesInPlace));
 }

@@ -15,7 +15,6 @@ use crate::error::Result;
 use crate::index::{Index, Seen};
 use crate::memory::prefetch;
 use crate::record::Record;
-use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::io;
@@ -162,7 +161,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let (hash, first) = (group.hashes[*next], group.first(*next, &self.engine.index));
             *next += 1;
             let is_plain = !self.engine.epochs.is_latching();
-            // Looked up before the pin; a live record above `read_only` is still the newest one.
+            // Looked up before the pin; a live record above `in_place` is still the newest one.
             if is_plain && self.put_at(first, key, value) {
                 continue;
             }
@@ -392,7 +391,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     fn prefetch_value(&self, at: u64) {
         let log = &self.engine.log;
-        if at < log.bounds.near.load(Acquire) {
+        if at < log.bounds.near() {
             return;
         }
         let at = log.pointer(at);

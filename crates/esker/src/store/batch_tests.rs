@@ -1,7 +1,6 @@
 //! What a batch knows may be out of date.
 
 use crate::log::NOWHERE;
-use crate::sync::atomic::Ordering::*;
 use crate::{Options, Store, Value};
 use std::borrow::Borrow;
 use std::cell::Cell;
@@ -25,11 +24,12 @@ impl Borrow<u64> for Hooked<'_> {
 
 fn the_later_put_counts<V: Value + ?Sized>(values: [&V; 3], is_last: impl Fn(V::Owned) -> bool) {
     let store: Store<u64, V> = Options::new().memory(16 << 20).background(false).in_memory().unwrap();
-    let read_only = &store.engine_for_test().log.bounds.read_only;
+    let bounds = &store.engine_for_test().log.bounds;
     store.put(&1, values[0]).unwrap();
     // A line's cut is being looked for, and found between the two puts.
-    let cut = read_only.swap(NOWHERE, SeqCst);
-    let (nothing, found) = (|| (), || read_only.store(cut, SeqCst));
+    let cut = bounds.read_only();
+    bounds.set_read_only(NOWHERE);
+    let (nothing, found) = (|| (), || bounds.set_read_only(cut));
     let hooked = |then| Hooked { key: 1, asked: Cell::new(0), then };
     store.put_many(&[(hooked(&nothing), values[1]), (hooked(&found), values[2])]).unwrap();
     assert!(is_last(store.get(&1).unwrap().unwrap()), "the later put was lost");
@@ -46,15 +46,16 @@ fn of_equal_keys_the_later_put_counts_though_a_line_is_drawn() {
 /// thread puts `later`, and the cut is found some time after.
 fn in_a_cut<V: Value + ?Sized + Sync>(first: &V, later: &V, run: impl FnOnce(&Store<u64, V>, [Hooked<'_>; 2])) -> Option<V::Owned> {
     let store: Store<u64, V> = Options::new().memory(16 << 20).background(false).in_memory().unwrap();
-    let read_only = &store.engine_for_test().log.bounds.read_only;
+    let bounds = &store.engine_for_test().log.bounds;
     store.put(&1, first).unwrap();
     std::thread::scope(|scope| {
         let begin = || {
-            let cut = read_only.swap(NOWHERE, SeqCst);
+            let cut = bounds.read_only();
+            bounds.set_read_only(NOWHERE);
             scope.spawn(|| store.put(&1, later).unwrap()).join().unwrap();
             scope.spawn(move || {
                 std::thread::sleep(std::time::Duration::from_millis(50));
-                read_only.store(cut, SeqCst);
+                bounds.set_read_only(cut);
             });
         };
         let nothing = || ();
@@ -329,10 +330,11 @@ fn put_elsewhere(store: &Store<u64, u64>) {
 #[test]
 fn what_one_of_two_equal_keys_sees_the_other_does() {
     let in_a_cut = twice_after_a_new_key(|store| {
-        let read_only = &store.engine_for_test().log.bounds.read_only;
-        let cut = read_only.swap(NOWHERE, SeqCst);
+        let bounds = &store.engine_for_test().log.bounds;
+        let cut = bounds.read_only();
+        bounds.set_read_only(NOWHERE);
         put_elsewhere(store);
-        read_only.store(cut, SeqCst);
+        bounds.set_read_only(cut);
     });
     assert_eq!(in_a_cut, Some(102));
     let while_it_leaves = twice_after_a_new_key(|store| {

@@ -118,7 +118,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return None;
         }
         let new = self.engine.epochs.within(&pin, || update(Some(V::view(latched.value()))));
-        if !self.is_mutable_still(first) {
+        if !self.is_in_place_still(first) {
             return None;
         }
         latched.set_value(0, Self::value_of_known_length(new.borrow().bytes()));

@@ -74,7 +74,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     fn near_record(&self, at: u64) -> Option<Record> {
         let log = &self.engine.log;
-        if at < log.bounds.near.load(Acquire) {
+        if at < log.bounds.near() {
             return None;
         }
         // SAFETY: `at >= near >= head` under the caller's pin; entries and chains hold published addresses only.
@@ -100,18 +100,28 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The record at `at`, if it is near, this key's, plain, and may change in place.
     #[inline(always)]
     pub(super) fn mutable_record_of(&self, at: u64, key: &[u8]) -> Option<Record> {
-        let record = self.record_of(at, key).filter(Record::is_plain)?;
-        self.is_mutable_still(at).then_some(record)
+        if !self.is_in_place_still(at) {
+            return None;
+        }
+        // SAFETY: `at >= in_place >= near >= head` under the caller's pin; entries and chains hold published addresses only.
+        let record = unsafe { Record::new(self.engine.log.pointer(at)) };
+        (self.is_of(record, key) && record.is_plain()).then_some(record)
     }
 
-    /// True if what was found mutable is. To be asked once more after a user's closure: what that knows may be of a line that began meanwhile, and must not
-    /// get below its cut.
+    /// True if what [`Self::mutable_record_of`] found may change in place. To be asked once more after a user's closure: what that knows may be of a line that
+    /// began meanwhile, and must not get below its cut.
+    #[inline(always)]
+    pub(super) fn is_in_place_still(&self, at: u64) -> bool {
+        at >= self.engine.log.bounds.in_place()
+    }
+
+    /// The same of what was found in [`Region::Mutable`], which in a cache reaches below what is near.
     #[inline(always)]
     pub(super) fn is_mutable_still(&self, at: u64) -> bool {
-        at >= self.engine.log.bounds.read_only.load(Acquire)
+        at >= self.engine.log.bounds.read_only()
     }
 
-    /// The same, if it is the whole truth about the key and nobody writes it any more: a newer record has to take its place.
+    /// The record at `at`, if it is near, this key's, plain, and nobody writes it any more: a newer record has to take its place.
     #[inline(always)]
     pub(super) fn frozen_record_of(&self, at: u64, key: &[u8]) -> Option<Record> {
         let record = self.record_of(at, key).filter(Record::is_plain)?;
@@ -201,7 +211,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     fn notice(&self, caching: &Caching, found: &Found) {
         if let Found::Memory { at, record } = found
             && caching.is_in_memory()
-            && *at < self.engine.log.bounds.near.load(Relaxed)
+            && *at < self.engine.log.bounds.near()
         {
             record.give_lives();
         }
@@ -240,7 +250,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let bounds = &self.engine.log.bounds;
         if self.engine.keeps_versions {
             Region::Frozen
-        } else if at >= bounds.read_only.load(Acquire) {
+        } else if at >= bounds.read_only() {
             Region::Mutable
         } else if at >= bounds.safe_read_only.load(Acquire) && !broken(Rule::FuzzyWaits) {
             Region::Fuzzy

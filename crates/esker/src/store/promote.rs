@@ -9,7 +9,6 @@ use super::find::{Found, Region};
 use super::step::{Held, Step};
 use crate::epoch::{Counter, Pin};
 use crate::index::Seen;
-use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
@@ -23,7 +22,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn promote_in_memory(&self, pin: &Pin<'_>, key: &[u8], hash: u64, seen: Seen, found: Found) {
         let Some(caching) = &self.engine.caching else { return };
         let Found::Memory { at, record } = found else { return };
-        let is_old = !caching.is_in_memory() && at < self.engine.log.bounds.near.load(Relaxed);
+        let is_old = !caching.is_in_memory() && at < self.engine.log.bounds.near();
         if !is_old
             || !self.is_live(record)
             || !matches!(self.region(at), Region::Frozen)

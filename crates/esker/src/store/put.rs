@@ -103,7 +103,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.mutable_record_of(at, key).is_some_and(|record| value.replace(record, key))
     }
 
-    /// A record for a key whose hash no entry has; in place or over a frozen record if one has. False if nothing was done.
+    /// A record for a key whose hash no entry has; in place, or over a frozen record, or before what is on the device if one has. False if nothing was done.
     #[inline(always)]
     pub(super) fn put_probing(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: impl Fresh) -> bool {
         let key = Self::of_known_length(key);
@@ -255,5 +255,55 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if entries >= ENTRIES_UNCOUNTED {
             self.engine.entries_added(pin);
         }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::engine::lock;
+    use crate::{MemoryDevice, Options};
+    use std::sync::Arc;
+
+    fn goes_before_what_is_cold<V: Value + ?Sized>(old: &V, new: impl Fresh, is_new: impl Fn(V::Owned) -> bool) {
+        let options = Options::new().memory("16MiB").background(false);
+        let store: Store<u64, V> = options.open_on(Arc::new(MemoryDevice::new())).unwrap();
+        let (engine, key) = (store.engine_for_test(), 7u64.to_ne_bytes());
+        store.put(&7, old).unwrap();
+        let guard = lock(&engine.boundaries);
+        engine.freeze(engine.log.end_block());
+        engine.flush().unwrap();
+        engine.evict(engine.log.tail());
+        drop(guard);
+
+        let hash = store.hash(&key);
+        let before = engine.index.lookup(hash);
+        assert!(before.is_sole() && store.is_cold(before.address()));
+        assert!(store.put_hashed(&key, hash, new));
+        let after = engine.index.lookup(hash);
+        assert!(after.is_guessed() && !after.is_sole());
+        // SAFETY: the address of a record in memory, which stays there.
+        let record = unsafe { Record::new(engine.log.pointer(after.address())) };
+        assert_eq!(record.previous(), before.address());
+        let counted = [Counter::Put, Counter::Guess, Counter::DeadByte].map(|what| engine.epochs.counted(what));
+        assert_eq!(counted, [2, 1, new.record_bytes(&key)]);
+        assert!(is_new(store.get(&7).unwrap().unwrap()));
+        assert_eq!(store.stats().operations.device_reads, 0);
+    }
+
+    #[test]
+    fn a_put_goes_before_what_is_on_the_device_in_one_attempt() {
+        goes_before_what_is_cold::<u64>(&1, 2, |value| value == 2);
+        goes_before_what_is_cold::<[u8]>(b"old", &b"newer"[..], |value| value == b"newer");
+    }
+
+    #[test]
+    fn a_long_value_is_not_written_under_a_buckets_latch() {
+        let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+        let key = 7u64.to_ne_bytes();
+        assert!(!store.put_hashed(&key, store.hash(&key), &[1; WRITTEN_LATCHED_MAX as usize][..]));
+        assert_eq!(store.get(&7).unwrap(), None);
+        store.put(&7, &[1; WRITTEN_LATCHED_MAX as usize]).unwrap();
+        assert_eq!(store.get(&7).unwrap().unwrap(), [1; WRITTEN_LATCHED_MAX as usize]);
     }
 }

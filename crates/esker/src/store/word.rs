@@ -112,7 +112,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Self::with_copy(key, |key| self.rmw_word_over(pin, key, hash, update));
         };
         let value = record.word_value(Self::KEY_WIDTH);
-        self.engine.epochs.within(pin, || update_word(value, update, || self.is_mutable_still(at)))
+        self.engine.epochs.within(pin, || update_word(value, update, || self.is_in_place_still(at)))
     }
 
     /// Where the key's record is frozen.
