@@ -2,7 +2,8 @@
 //!
 //! A map that doubles by copying everything shows it here twice: as dips of the rate, and as one
 //! insert that waits for the copy. Timing every insert slows all of them, so the rate and the
-//! slowest insert come from two passes over fresh maps.
+//! slowest insert come from two passes over fresh maps. Beside the slowest insert stands what a
+//! thread sees that only looks at the clock: a machine that others use stops now and then, too.
 
 use std::time::Duration;
 
@@ -50,7 +51,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 fn grow(arguments: &Arguments, name: Name, bar: &ProgressBar) -> Result<Row> {
     bar.set_message(name.text());
     let Pass { growth: course, bytes_per_entry, peak, seen_in } = pass(arguments, name, false, bar)?;
-    let Pass { growth: timed, .. } = pass(arguments, name, true, bar)?;
+    let inserts = pass(arguments, name, true, bar)?.growth.pauses;
+    bar.set_message("the machine by itself");
+    let machine = inserts.of_the_machine();
     let seconds: f64 = course.rates.iter().zip(sizes(arguments.keys)).map(|(r, n)| n / r).sum();
     let rate = arguments.keys as f64 / seconds;
     Ok(Row {
@@ -67,7 +70,10 @@ fn grow(arguments: &Arguments, name: Name, bar: &ProgressBar) -> Result<Row> {
         bytes_per_entry,
         memory_bytes: arguments.memory.filter(|_| name.takes_memory()),
         million_ops_per_second: course.rates,
-        slowest_insert_ns: Some(u64::try_from(timed.slowest.as_nanos())?),
+        slowest_insert_ns: Some(u64::try_from(inserts.longest.as_nanos())?),
+        long_inserts_per_minute: Some(inserts.long_per_minute()),
+        machine_slowest_ns: Some(u64::try_from(machine.longest.as_nanos())?),
+        machine_long_per_minute: Some(machine.long_per_minute()),
         peak_bytes: Some(peak),
         verify_seconds: seen_in.map(|seen_in| seen_in.as_secs_f64()),
         ..Row::default()
@@ -112,6 +118,9 @@ fn print(rows: &[Row]) {
         "slowest million",
         "fastest million",
         "slowest insert",
+        "over 10 ms/min",
+        "machine alone",
+        "over 10 ms/min",
         "bytes/entry",
         "peak MiB",
         "all seen in",
@@ -128,6 +137,9 @@ fn cells(row: &Row) -> Vec<String> {
         report::rate(millions.min),
         report::rate(millions.max),
         report::nanoseconds(row.slowest_insert_ns.unwrap_or(0)),
+        format!("{:.0}", row.long_inserts_per_minute.unwrap_or(0.0)),
+        report::nanoseconds(row.machine_slowest_ns.unwrap_or(0)),
+        format!("{:.0}", row.machine_long_per_minute.unwrap_or(0.0)),
         format!("{:.1}", row.bytes_per_entry),
         (row.peak_bytes.unwrap_or(0) >> 20).to_string(),
         row.verify_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.1} s")),

@@ -101,6 +101,14 @@ pub(crate) struct Row {
     /// The slowest insert, from a second pass in which each was timed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) slowest_insert_ns: Option<u64>,
+    /// Inserts of more than 10 ms there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) long_inserts_per_minute: Option<f64>,
+    /// The same two of a thread that only looks at the clock: what the machine does by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) machine_slowest_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) machine_long_per_minute: Option<f64>,
     /// The highest growth of the resident set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peak_bytes: Option<u64>,

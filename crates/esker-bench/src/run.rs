@@ -109,8 +109,46 @@ impl Measured {
 pub(crate) struct Growth {
     /// The rate of each million of inserts, per second.
     pub(crate) rates: Vec<f64>,
-    /// The longest insert, where each was timed.
-    pub(crate) slowest: Duration,
+    /// What the inserts took, where each was timed.
+    pub(crate) pauses: Pauses,
+}
+
+/// What took long between one look at the clock and the next.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pauses {
+    pub(crate) longest: Duration,
+    /// How many were longer than [`LONG_PAUSE`].
+    long: u64,
+    all: Duration,
+}
+
+/// Longer than an insert should ever take.
+const LONG_PAUSE: Duration = Duration::from_millis(10);
+/// So long a machine is looked at, at least and at most.
+const LOOKS: std::ops::Range<Duration> = Duration::from_secs(10)..Duration::from_secs(60);
+
+impl Pauses {
+    fn note(&mut self, pause: Duration) {
+        self.longest = self.longest.max(pause);
+        self.long += u64::from(pause > LONG_PAUSE);
+        self.all += pause;
+    }
+
+    /// Those of a thread that does nothing but look at the clock: the machine's own. For about as long as these took.
+    pub(crate) fn of_the_machine(&self) -> Self {
+        let mut pauses = Self::default();
+        let mut last = Instant::now();
+        while pauses.all < self.all.clamp(LOOKS.start, LOOKS.end) {
+            let now = Instant::now();
+            pauses.note(now - last);
+            last = now;
+        }
+        pauses
+    }
+
+    pub(crate) fn long_per_minute(&self) -> f64 {
+        self.long as f64 * 60.0 / self.all.as_secs_f64()
+    }
 }
 
 /// An engine with the loops compiled for it.
@@ -193,7 +231,7 @@ impl<E: Engine> Contestant for E {
             let range = from..(from + MILLION).min(keys);
             let (inserts, start) = (range.end - range.start, Instant::now());
             if time_each {
-                growth.slowest = growth.slowest.max(insert_timed(&mut session, range));
+                insert_timed(&mut session, range, &mut growth.pauses);
             } else {
                 insert(&mut session, range);
             }
@@ -469,9 +507,8 @@ fn insert(session: &mut impl Session, range: std::ops::Range<u64>) {
     }
 }
 
-/// Inserts the keys of a range of indices and gives the longest time of one.
-fn insert_timed(session: &mut impl Session, range: std::ops::Range<u64>) -> Duration {
-    let mut slowest = Duration::ZERO;
+/// Inserts the keys of a range of indices and notes what each took.
+fn insert_timed(session: &mut impl Session, range: std::ops::Range<u64>, pauses: &mut Pauses) {
     let mut last = Instant::now();
     for index in range {
         let key = keys::key(index);
@@ -480,10 +517,9 @@ fn insert_timed(session: &mut impl Session, range: std::ops::Range<u64>) -> Dura
             session.refresh();
         }
         let now = Instant::now();
-        slowest = slowest.max(now - last);
+        pauses.note(now - last);
         last = now;
     }
-    slowest
 }
 
 /// One thread of a mix.
