@@ -19,7 +19,7 @@ use tempfile::NamedTempFile;
 use crate::args::{ExportArgs, ExportFormat, Opening};
 use crate::failure::{Failure, Outcome};
 use crate::store::{look_at, refuse_inside};
-use crate::watch::watched;
+use crate::watch::{watched, watched_to_pipe};
 
 /// Where bytes go; columns are made by whoever may be on another thread.
 pub(crate) type Output = Box<dyn Write + Send>;
@@ -38,9 +38,10 @@ pub(crate) fn run(args: &ExportArgs, opening: Opening) -> Outcome {
     args.output.as_deref().map_or(Ok(()), |output| refuse_inside(&args.dir, output))?;
     let prefix = args.prefix.clone().unwrap_or_default().into_encoded_bytes();
     let file = look_at(&args.dir, opening, |store| {
+        let (scan, replaced) = (store.scan().prefix(prefix), args.output.as_deref().filter(|path| is_replaced(path)));
         // Before there is a file, which would stay.
-        let scan = watched(store.scan().prefix(prefix))?;
-        let file = args.output.as_deref().filter(|path| is_replaced(path)).map(beside).transpose()?;
+        let scan = if replaced.is_some() { watched(scan) } else { watched_to_pipe(scan) }?;
+        let file = replaced.map(beside).transpose()?;
         let to: Output = match (&file, &args.output) {
             (Some(file), _) => Box::new(file.reopen()?),
             (None, Some(path)) => Box::new(there(path)?),

@@ -2,16 +2,20 @@
 //!
 //! A store that is not closed goes back to its last durable line. So the first interrupt (Ctrl-C, or a request to
 //! terminate) only raises a flag, which long work looks at between two rows, or while it waits for one; it then closes the
-//! store, which keeps everything, and fails like any other work. A second interrupt ends the program at once, for whoever cannot wait.
+//! store, which keeps everything, and fails like any other work. A second interrupt ends the program at once, for whoever cannot wait. So does the
+//! first where there is nothing to keep or to clear away, and the program does not hear of it: it may wait for a pipe that nobody empties.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{mem, process, ptr};
+use std::time::Duration;
+use std::{mem, process, ptr, thread};
 
 use crate::failure::{self, Failure, Outcome};
 
 /// What a shell reports for a program that an interrupt ended.
 const INTERRUPTED: i32 = 130;
+/// So long whoever only reads has to hear of an interrupt.
+const HEARD_IN: Duration = Duration::from_secs(1);
 
 /// Tells whether an interrupt has come.
 #[derive(Clone, Default)]
@@ -20,12 +24,26 @@ pub(crate) struct Interrupt(Arc<AtomicBool>);
 impl Interrupt {
     /// Catches interrupts from now on; to be called once in a program.
     pub(crate) fn catch() -> Result<Self, Failure> {
+        Self::catch_and(|| {})
+    }
+
+    /// The same for a program that only reads, and may be dropped where it stands: it ends soon after the first one.
+    pub(crate) fn catch_for_reader() -> Result<Self, Failure> {
+        // Handlers have a thread of their own.
+        Self::catch_and(|| {
+            thread::sleep(HEARD_IN);
+            process::exit(INTERRUPTED);
+        })
+    }
+
+    fn catch_and(and: impl Fn() + Send + 'static) -> Result<Self, Failure> {
         let interrupt = Self::default();
         let raised = Arc::clone(&interrupt.0);
         let handler = move || {
             if raised.swap(true, Ordering::Relaxed) {
                 process::exit(INTERRUPTED);
             }
+            and();
         };
         // Who started this program with one of them ignored (`nohup`, a script's `&`) wants it to stay so.
         let ignored: Vec<_> = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].into_iter().filter(|signal| is_ignored(*signal)).collect();

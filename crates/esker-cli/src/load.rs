@@ -106,7 +106,7 @@ fn skip(args: &LoadArgs, rows: &mut dyn Rows, interrupt: &Interrupt) -> Outcome 
     let mut pair = Pair::default();
     for row in 0..args.skip_rows {
         interrupt.check().map_err(|why| after(args.skip_rows, why))?;
-        if !rows.next(&mut pair).map_err(|why| at_line(args, rows.line(), args.skip_rows, why))? {
+        if !rows.next(&mut pair).map_err(|why| at_line(args, rows.line(), row, why))? {
             return Err(in_file(
                 args,
                 Failure::new(format!("it has {} rows, and is to be loaded behind {}", count(row), count(args.skip_rows))),

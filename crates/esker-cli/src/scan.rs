@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use crate::args::{Opening, ScanArgs};
 use crate::failure::{Failure, Outcome};
 use crate::store::look_at;
-use crate::watch::watched;
+use crate::watch::watched_to_pipe;
 
 /// Prints keys and values, a pair on a line, with a tab in between.
 pub(crate) fn run(args: &ScanArgs, opening: Opening) -> Outcome {
@@ -17,7 +17,7 @@ pub(crate) fn run(args: &ScanArgs, opening: Opening) -> Outcome {
         if left == 0 {
             return Ok(());
         }
-        let broke = watched(store.scan().prefix(prefix))?.try_for_each(|key, value| {
+        let broke = watched_to_pipe(store.scan().prefix(prefix))?.try_for_each(|key, value| {
             let written = (|| {
                 out.write_all(key)?;
                 if !args.keys_only {

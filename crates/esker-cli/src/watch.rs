@@ -23,6 +23,11 @@ pub(crate) fn watched(scan: BytesScan<'_>) -> Result<BytesScan<'_>, Failure> {
     Ok(until(scan, Interrupt::catch()?))
 }
 
+/// The same where what is read goes to a pipe or a terminal, of which nothing is left to be cleared away. Somebody may have stopped reading it.
+pub(crate) fn watched_to_pipe(scan: BytesScan<'_>) -> Result<BytesScan<'_>, Failure> {
+    Ok(until(scan, Interrupt::catch_for_reader()?))
+}
+
 fn until(scan: BytesScan<'_>, interrupt: Interrupt) -> BytesScan<'_> {
     // Where the pairs themselves go by on a terminal, a bar among them would only disturb.
     let bar = (!io::stdout().is_terminal()).then(|| progress::of_bytes(WHOLE as u64));

@@ -4,32 +4,14 @@
 
 mod common;
 
-use common::{Place, Run, answer_signals, esker, sorted};
+use common::{Place, Run, answer_signals, end, esker, signal, sorted};
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread::{self, sleep};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const FRUIT: &str = "id,name,price,stock\n1,apple,30,5\n2,\"pear, ripe\",40,7\n1,\"the \"\"apple\"\"\",35,-2\n";
-
-/// Signals the program.
-fn signal(child: &Child, name: &str) {
-    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
-}
-
-/// What the program left behind, which must end by itself before long.
-fn end(mut child: Child) -> Run {
-    let start = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if start.elapsed() > Duration::from_secs(20) {
-            child.kill().unwrap();
-            panic!("it goes on");
-        }
-        sleep(Duration::from_millis(5));
-    }
-    Run::from(child.wait_with_output().unwrap())
-}
 
 #[test]
 fn csv_rows_are_put_whole() {
@@ -105,6 +87,8 @@ fn a_load_goes_on_where_an_earlier_one_ended() {
     assert_eq!(place.ok("get store a"), "8\n");
     place.write("a.jsonl", "{\"k\":\"a\"}\n{\"k\":\"b\"}\n");
     place.ok("load store a.jsonl --key k --mode count --skip-rows 1");
+    place.write("b.jsonl", "{\"k\":\"a\"}\n{\"l\":\"b\"}\n");
+    place.fails("load store b.jsonl --key k --mode count --skip-rows 5", "line 2: the object has no `k` (rows loaded before it: 1)");
     assert_eq!((place.ok("get store a"), place.ok("get store b")), ("8\n".into(), "3\n".into()));
 }
 

@@ -4,10 +4,12 @@
 
 mod common;
 
-use common::{Place, esker, sorted};
+use common::{Place, end, esker, signal, sorted};
 use std::ffi::OsStr;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 
 const ORDERS: &str = "id,amount\nde:1,10\nde:2,20\nfr:1,5\nfr:2,2.5\nfr:3,none\n";
 
@@ -29,6 +31,22 @@ fn a_scan_prints_every_pair() {
     place.fails("scan nowhere", "nowhere: ");
     place.fails("scan nowhere --limit 0", "nowhere: ");
     assert_eq!(place.ok("scan store --limit 0"), "");
+}
+
+#[test]
+fn an_interrupt_ends_what_nobody_reads_on() {
+    let place = Place::new();
+    // Many times what a pipe holds.
+    place.write("long.csv", format!("id,text\n1,{0}\n2,{0}\n3,{0}\n", "x".repeat(1 << 20)));
+    place.ok("load store long.csv --key id --value text");
+    for reader in ["scan store", "export store --format csv"] {
+        let mut child = esker(&place, reader).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut first = [0];
+        child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+        signal(&child, "-TERM");
+        assert_eq!(end(child).code, 130, "{reader}");
+        assert!(place.ok("get store 1").len() > 1 << 20, "the store is free again");
+    }
 }
 
 #[test]

@@ -196,8 +196,11 @@ impl Source<'_> {
         // Room for the next one; and somebody may have looked into the backup: what his opening and his close left means nothing.
         scars::end(&*to, self.scars.len())?;
         image::remove_all(&*to, grown.as_ref().map_or(0, |grown| grown.state.image))?;
-        if self.state.image != 0 {
-            image::copy(self.storage, &*to, self.state.image, self.state.identity.store_id)?;
+        // One that the backup has stays: of a copy it is known only behind its end whether it is whole.
+        let (image, store_id) = (self.state.image, self.state.identity.store_id);
+        let is_there = grown.as_ref().is_some_and(|grown| grown.state.image == image) && image::check(&*to, image, store_id).is_ok();
+        if image != 0 && !is_there {
+            image::copy(self.storage, &*to, image, store_id)?;
         }
         to.sync()?;
         let mut manifest = match grown {

@@ -263,14 +263,16 @@ impl Resting {
             let cold = self.engine.log.open_blocks(&mut read)?;
             let bytes = cold.get(log.start, blocks * BLOCK_BYTES).unwrap_or_default();
             let is_all = blocks == all;
+            // So much that follows each other is no accident either, however few records it is.
+            let is_enough = is_all || blocks >= LOOK_BLOCKS_MAX;
             while from < bytes.len() {
-                match self.looks_like_records(log.start, bytes, from, is_all) {
+                match self.looks_like_records(log.start, bytes, from, is_enough) {
                     Some(true) => return Ok((log.start + from as u64, from as u64)),
                     Some(false) => from += 8,
                     None => break,
                 }
             }
-            if is_all || blocks >= LOOK_BLOCKS_MAX {
+            if is_enough {
                 let held = bytes.chunks(BLOCK_BYTES as usize).filter(|block| block.iter().any(|byte| *byte != 0)).count() as u64;
                 return Ok((log.end, (held + all - blocks) * BLOCK_BYTES));
             }

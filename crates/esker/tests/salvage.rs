@@ -364,3 +364,21 @@ fn a_log_that_ends_too_early_is_damage_to_all_who_read() {
         assert!(matches!(&told, Err(Error::Corruption(what)) if what.contains("address=")), "{number}: {told:?}");
     }
 }
+
+/// Long values are few, however much of the log is looked at: so much that follows each other is enough.
+#[test]
+fn long_values_behind_damage_are_found_without_an_image() {
+    const VALUES: u64 = 140;
+    let files = Arc::new(MemoryStorage::new());
+    let store: Bytes = options().memory("32MiB").open_in(files.clone()).unwrap();
+    let value = |n: u64| -> Vec<u8> { (0..1u64 << 20).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ n) >> 32) as u8 | 1).collect() };
+    (0..VALUES).for_each(|n| store.put(&n.to_le_bytes(), &value(n)).unwrap());
+    store.close().unwrap();
+    damage(&files, LOG, 5);
+    damage(&files, &image_of(&files), 0);
+    let into: Bytes = options().open_temporary().unwrap();
+    let done = salvage_in(files, &into, |_, _| ()).unwrap();
+    // The one that was hit.
+    assert_eq!((done.records, done.guessed), (VALUES - 1, 1), "{done:?}");
+    assert!((1..VALUES).all(|n| into.get(&n.to_le_bytes()[..]).unwrap() == Some(value(n))));
+}

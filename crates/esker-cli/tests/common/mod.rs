@@ -7,8 +7,9 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -134,6 +135,24 @@ pub(crate) fn answer_signals(command: &mut Command, answer: libc::sighandler_t) 
     };
     // SAFETY: it allocates nothing and takes no lock.
     unsafe { command.pre_exec(set) };
+}
+
+/// Signals the program: `-TERM`, say.
+pub(crate) fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+}
+
+/// What the program left behind, which must end by itself before long.
+pub(crate) fn end(mut child: Child) -> Run {
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > Duration::from_secs(20) {
+            child.kill().unwrap();
+            panic!("it goes on");
+        }
+        sleep(Duration::from_millis(5));
+    }
+    Run::from(child.wait_with_output().unwrap())
 }
 
 /// The lines, in order.

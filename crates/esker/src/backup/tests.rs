@@ -109,6 +109,40 @@ fn damage_is_not_copied() {
     assert!(!copy.list().unwrap().iter().any(|name| name == crate::manifest::MANIFEST));
 }
 
+/// Of a copy it is known only at its end whether it is whole: one that the backup has already is not written again.
+#[test]
+fn a_damaged_image_does_not_take_the_place_of_a_sound_one() {
+    let damage = |files: &MemoryStorage| {
+        let name = files.list().unwrap().into_iter().find(|name| name.starts_with("index.")).unwrap();
+        let (image, mut sector) = (files.open(&name).unwrap(), AlignedBuffer::new(1));
+        image.read(0, sector.bytes_mut()).unwrap();
+        sector.bytes_mut()[77] ^= 4;
+        image.write(0, sector.bytes()).unwrap();
+    };
+    let is_sound = |copy: &Arc<MemoryStorage>| crate::verify_in(copy.clone(), |_, _| {}).unwrap().is_sound();
+    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let store = open(&files);
+    (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.save_index().unwrap();
+    store.snapshot_in(copy.clone()).unwrap();
+    damage(&files);
+    // By a store that runs, whose image is the one of before, and then at rest.
+    store.put(&1, &7).unwrap();
+    store.snapshot_in(copy.clone()).unwrap();
+    assert!(is_sound(&copy));
+    assert_eq!(open(&copy).get(&1).unwrap(), Some(7));
+    // The other way round a sound one takes the place of what is damaged.
+    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let store = open(&files);
+    (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.save_index().unwrap();
+    store.snapshot_in(copy.clone()).unwrap();
+    damage(&copy);
+    assert!(!is_sound(&copy));
+    store.snapshot_in(copy.clone()).unwrap();
+    assert!(is_sound(&copy));
+}
+
 fn is_store(files: &MemoryStorage) -> bool {
     files.list().unwrap().iter().any(|name| name == crate::manifest::MANIFEST)
 }

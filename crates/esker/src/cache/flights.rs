@@ -27,9 +27,9 @@ use std::thread::{self, ThreadId};
 
 const STRIPES: usize = 64;
 
-/// What the rests of a stripe may take, and what one does besides its key.
+/// What the rests of a stripe may take, and what one does besides its key: a place of 41 bytes in a table that may be half empty.
 const RESTS_BYTES_MAX: usize = (1 << 20) / STRIPES;
-const REST_BYTES: usize = 64;
+const REST_BYTES: usize = 96;
 
 #[derive(Default)]
 struct Board {

@@ -131,7 +131,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// if `load` finds none.
     ///
     /// What happens to the key while `load` runs:
-    /// * It is written: the written value stays, and is returned to all. (That the very value is written that was there before is not noticed.)
+    /// * It is written: the written value stays, and is returned to all; `None` is if `load` returns that. (That the very value is written that was there before
+    ///   is not noticed.)
     /// * It is deleted, or a cache drops what was put: what `load` returns goes to the callers that had asked before, and is not stored.
     /// * Nothing, and `load` returns `None`: an old value is deleted.
     ///
