@@ -120,23 +120,22 @@ fn a_damaged_image_does_not_take_the_place_of_a_sound_one() {
         image.write(0, sector.bytes()).unwrap();
     };
     let is_sound = |copy: &Arc<MemoryStorage>| crate::verify_in(copy.clone(), |_, _| {}).unwrap().is_sound();
-    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
-    let store = open(&files);
-    (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
-    store.save_index().unwrap();
-    store.snapshot_in(copy.clone()).unwrap();
+    let saved = || {
+        let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+        let store = open(&files);
+        (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
+        store.save_index().unwrap();
+        store.snapshot_in(copy.clone()).unwrap();
+        (files, copy, store)
+    };
+    let (files, copy, store) = saved();
     damage(&files);
-    // By a store that runs, whose image is the one of before, and then at rest.
     store.put(&1, &7).unwrap();
     store.snapshot_in(copy.clone()).unwrap();
     assert!(is_sound(&copy));
     assert_eq!(open(&copy).get(&1).unwrap(), Some(7));
     // The other way round a sound one takes the place of what is damaged.
-    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
-    let store = open(&files);
-    (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
-    store.save_index().unwrap();
-    store.snapshot_in(copy.clone()).unwrap();
+    let (_files, copy, store) = saved();
     damage(&copy);
     assert!(!is_sound(&copy));
     store.snapshot_in(copy.clone()).unwrap();
