@@ -194,7 +194,7 @@ impl Source<'_> {
             scars::add(&*to, known, *scar)?;
         }
         // Room for the next one; and somebody may have looked into the backup: what his opening and his close left means nothing.
-        scars::end(&*to, self.scars.len())?;
+        scars::end(&*to, self.scars.len(), false)?;
         image::remove_all(&*to, grown.as_ref().map_or(0, |grown| grown.state.image))?;
         // One that the backup has stays: of a copy it is known only behind its end whether it is whole.
         let (image, store_id) = (self.state.image, self.state.identity.store_id);

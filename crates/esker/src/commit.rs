@@ -261,12 +261,13 @@ impl Engine {
         let cleared = self.remove_images(&**storage, state.image);
         self.check_writable()?;
         let write = || self.write_image(&**storage, state.image + 1, state.identity.store_id, || false);
-        let written = cleared.and_then(|()| write());
+        let can_stand = anew || self.lacks_nothing();
+        let written = cleared.and_then(|()| if can_stand { write() } else { Ok(()) });
         // What is given up needs one; else without it the next opening reads more of the log.
         if anew {
             written.as_ref().map_err(|error| self.latch(error.clone()))?;
         }
-        let has_image = written.is_ok();
+        let has_image = can_stand && written.is_ok();
         let named = if has_image { storage.sync().map_err(Error::from) } else { Ok(()) };
         let saved = named.and_then(|()| {
             manifest.write(|state| {

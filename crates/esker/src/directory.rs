@@ -24,7 +24,7 @@ pub(crate) struct Directory {
     /// Through `handle`: the process may go elsewhere, and the directory may be renamed or removed, where the same name is another's.
     path: PathBuf,
     /// The directory that was locked, wherever it is by now.
-    _handle: File,
+    handle: File,
     direct_io: bool,
     io_uring: bool,
     is_writable: bool,
@@ -76,7 +76,7 @@ impl Directory {
     ) -> Result<Self> {
         let (handle, path) = handle(path)?;
         let lock = take(&path)?;
-        Ok(Self { path, _handle: handle, direct_io, io_uring, is_writable, lock, process: std::process::id(), _temporary: None })
+        Ok(Self { path, handle, direct_io, io_uring, is_writable, lock, process: std::process::id(), _temporary: None })
     }
 
     /// Removes the directory if there is nothing in it, but for the lock, which is ours.
@@ -112,8 +112,8 @@ impl Storage for Directory {
     }
 
     fn sync(&self) -> io::Result<()> {
-        let synced = || File::open(&self.path)?.sync_all();
-        if self.is_writable { synced().map_err(|error| about(error, "syncing the store's directory")) } else { Ok(()) }
+        // By the handle that we have: for want of another one a sync that was never tried would count as one that failed.
+        if self.is_writable { self.handle.sync_all().map_err(|error| about(error, "syncing the store's directory")) } else { Ok(()) }
     }
 
     fn path(&self) -> Option<&Path> {

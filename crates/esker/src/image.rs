@@ -93,7 +93,11 @@ impl Engine {
         // A recovery without it would make the index as large as it was.
         let has_shrunk = self.index.finest_times() > 2 && !self.index.is_shrinking();
         let is_long = lag > LAG_BYTES_MIN.max(LAG_INDEX_TIMES * self.index.bytes());
-        !self.is_in_memory() && (is_long || has_shrunk) && !self.images.is_under_way.load(Relaxed) && lock(&self.images.retries).are_due()
+        !self.is_in_memory()
+            && (is_long || has_shrunk)
+            && self.lacks_nothing()
+            && !self.images.is_under_way.load(Relaxed)
+            && lock(&self.images.retries).are_due()
     }
 
     /// Why the last image failed, if it did.
@@ -144,6 +148,14 @@ impl Engine {
         if is_known { SOLE } else { 0 }
     }
 
+    /// True if an image may stand for the log. Compaction removes the entries of deletions whose keys nothing leads to, for chains end where it has come; after a
+    /// crash they end where the log begins. As long as somebody holds what lies between, by a shorter tag a key would have its value again, whose deletion
+    /// lies below the image's end: the log must tell of it.
+    pub(crate) fn lacks_nothing(&self) -> bool {
+        let bounds = &self.log.bounds;
+        bounds.left_out.load(SeqCst) <= bounds.compacted.load(SeqCst)
+    }
+
     /// The image of a backup leads to the copies that its opening made: they are to be in a line, though nobody wrote them.
     fn count_own_copies(&self) {
         let is_backup = lock(&self.home).as_ref().is_some_and(|home| home.manifest.state.is_backup);
@@ -159,6 +171,10 @@ impl Engine {
     }
 
     fn take_image_alone(&self) -> Result<()> {
+        // Nothing is compacted meanwhile, and the slot's log begins no lower.
+        if !self.lacks_nothing() {
+            return self.commit();
+        }
         // Before the line: what is published above it is published in this shape.
         let growth = self.index.hold();
         self.count_own_copies();
@@ -502,6 +518,7 @@ fn word_at(bytes: &[u8], at: usize) -> u64 {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use crate::device::SECTOR_BYTES;
+    use crate::sync::atomic::Ordering::*;
     use crate::{Error, MemoryStorage, Options, Storage, Store};
     use std::sync::Arc;
 
@@ -535,5 +552,36 @@ mod tests {
             assert!(matches!(&refused, Err(Error::Corruption(what)) if what.contains(&name)), "{refused:?} at {at}");
             whole(&files, options().accept_loss(true)).unwrap();
         }
+    }
+
+    /// What compaction left out of the index is out of an image, too; before the log begins above it that must not stand for the log.
+    #[test]
+    fn no_image_is_taken_while_somebody_holds_what_was_left_out() {
+        let files = Arc::new(MemoryStorage::new());
+        let options = || Options::new().memory("16MiB").background(false);
+        let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
+        (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
+        (0..1000u64).step_by(2).for_each(|n| assert!(store.delete(&n).unwrap()));
+        store.commit().unwrap();
+        store.compact().unwrap();
+        let bounds = &store.engine_for_test().log.bounds;
+        let (left_out, compacted) = (bounds.left_out.load(SeqCst), bounds.compacted.load(SeqCst));
+        assert!(0 < left_out && left_out <= compacted, "{left_out} {compacted}");
+        let images = || files.list().unwrap().into_iter().filter(|name| super::is_image(name)).collect::<Vec<_>>();
+        store.save_index().unwrap();
+        let saved = images();
+        store.put(&0, &7).unwrap();
+        // As if a scan had begun in the midst of a stretch.
+        bounds.left_out.store(store.engine_for_test().log.tail(), SeqCst);
+        store.save_index().unwrap();
+        assert_eq!(images(), saved);
+        store.put(&2, &7).unwrap();
+        store.close().unwrap();
+        assert_eq!(images(), saved);
+        let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
+        assert!((0..1000u64).all(|n| store.get(&n).unwrap() == if n < 4 && n % 2 == 0 { Some(7) } else { (n % 2 == 1).then_some(n) }));
+        store.put(&4, &7).unwrap();
+        store.save_index().unwrap();
+        assert_ne!(images(), saved);
     }
 }

@@ -134,6 +134,8 @@ pub(crate) struct Bounds {
     pub(crate) line: AtomicU64,
     /// Nobody needs what lies below: `begin` moves here with the next durable line.
     pub(crate) compacted: AtomicU64,
+    /// Of records below it compaction made no copy and removed the entry, for nothing leads to them or what they supersede: chains end at `copied`.
+    pub(crate) left_out: AtomicU64,
     /// What lies below has been given back to the device: a little after `begin` moved.
     pub(crate) discarded: AtomicU64,
     /// Where the last durable line ended, and where the last one of any kind did.
@@ -219,6 +221,7 @@ impl Log {
                 floor: at(),
                 line: AtomicU64::new(0),
                 compacted: AtomicU64::new(FIRST_ADDRESS),
+                left_out: AtomicU64::new(0),
                 cut: at(),
                 drawn: at(),
                 durable: at(),

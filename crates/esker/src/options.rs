@@ -312,7 +312,8 @@ impl Options {
             Some(mut manifest) => {
                 if let Some(cache) = self.cache.as_ref().filter(|_| !manifest.state.is_cache) {
                     cache.check_converts()?;
-                    // The next slot says so.
+                    // The next slot says so; what this one says stays, in both of its copies.
+                    manifest.complete()?;
                     manifest.state.is_cache = true;
                 }
                 manifest

@@ -158,7 +158,7 @@ impl Engine {
             return Ok(());
         }
         let known = lock(&self.compaction.scars).len();
-        match scars::end(storage, known) {
+        match scars::end(storage, known, false) {
             Err(Error::Io(error)) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
                 self.compaction.lack_room.store(true, Relaxed);
                 Ok(())
@@ -185,7 +185,7 @@ impl Engine {
         }
         let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
         let known = lock(&self.compaction.scars).len();
-        scars::end(&*storage, known).map_err(|error| self.latch(error))?;
+        scars::end(&*storage, known, true).map_err(|error| self.latch(error))?;
         self.compaction.lack_room.store(false, Relaxed);
         Ok(())
     }
@@ -345,7 +345,7 @@ struct Raising<'a> {
 
 impl Raising<'_> {
     fn raise_all(&mut self, batch: &[(u64, u64)]) {
-        batch.iter().take(AHEAD).for_each(|(hash, _)| self.index.prefetch(*hash));
+        batch.iter().take(AHEAD).for_each(|(hash, _)| _ = self.index.prefetch(*hash));
         let mut added = 0;
         for (i, (hash, at)) in batch.iter().enumerate() {
             if let Some((ahead, _)) = batch.get(i + AHEAD) {

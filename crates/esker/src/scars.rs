@@ -192,14 +192,15 @@ pub(crate) fn add(storage: &dyn Storage, known: usize, scar: Scar) -> Result<()>
     Ok(())
 }
 
-/// A sector of zeros behind the `known` ones: none follows them, and the next one has its room before the medium is full.
-pub(crate) fn end(storage: &dyn Storage, known: usize) -> Result<()> {
+/// A sector of zeros behind the `known` ones: none follows them, and the next one has its room before the medium is full. What is there already
+/// may never have been synced; `anew` if it was tried, and failed: then it is written once more.
+pub(crate) fn end(storage: &dyn Storage, known: usize, anew: bool) -> Result<()> {
     let listed = open_list(storage)?;
     let is_new = listed.is_none();
     let device = listed.map_or_else(|| storage.open(SCARS), Ok)?;
-    if is_any_at(&*device, known)? != Some(false) {
+    if anew || is_any_at(&*device, known)? != Some(false) {
         device.write((known * SECTOR_BYTES) as u64, AlignedBuffer::new(1).bytes())?;
-        device.sync()?;
     }
+    device.sync()?;
     if is_new { Ok(storage.sync()?) } else { Ok(()) }
 }

@@ -305,6 +305,8 @@ impl Mover<'_> {
         }
         let mut is_unreachable = has_expired;
         if seen.address() == of.at && leads_nowhere {
+            // Before: an image that lacks the entry comes later.
+            engine.log.bounds.left_out.fetch_max(of.at + bytes, SeqCst);
             let Some(is_removed) = engine.index.remove(of.hash, seen) else { return false };
             is_unreachable |= is_removed;
         }

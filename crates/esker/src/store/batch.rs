@@ -18,6 +18,7 @@ use crate::record::Record;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::io;
+use std::ptr;
 
 /// Keys whose misses overlap.
 pub(super) const GROUP: usize = 64;
@@ -346,16 +347,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     where
         K: 'k,
     {
-        let mut hashes = [0; GROUP];
+        let (mut hashes, mut buckets) = ([0; GROUP], [ptr::null(); GROUP]);
         let mut count = 0;
-        for (hash, key) in hashes.iter_mut().zip(keys) {
+        for ((hash, bucket), key) in hashes.iter_mut().zip(&mut buckets).zip(keys) {
             *hash = self.hash(key.bytes());
-            self.engine.index.prefetch(*hash);
+            *bucket = self.engine.index.prefetch(*hash);
             count += 1;
         }
         // A processor drops a prefetch for which it has no miss left to give (an AMD EPYC holds 24, and dropped one of seven in a row of 64), and who
         // then needs the line waits for all of it. What is there or under way takes nothing from a second one.
-        hashes[..count].iter().for_each(|hash| self.engine.index.prefetch(*hash));
+        buckets[..count].iter().for_each(|bucket| prefetch(*bucket));
         Group { firsts: self.fetch_firsts(&hashes[..count]), hashes, looks_again: false }
     }
 

@@ -431,7 +431,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Writes an image of the index, so that opening after a crash need not read the log below. It also happens by itself, in
     /// the background, when the log behind the last image is twice as long as the index, and at least 64 MiB. Other operations
-    /// go on meanwhile; compaction and the index's growth wait. All that had returned before the call is durable afterwards.
+    /// go on meanwhile; compaction and the index's growth wait. All that had returned before the call is durable afterwards. While a scan or snapshot holds what
+    /// compaction would give back there may be no image: then this is a commit.
     ///
     /// # Errors
     /// As [`Store::commit`].
