@@ -419,10 +419,46 @@ fn register_thread() -> usize {
     let index = free.unwrap_or_else(|| NEXT_INDEX.fetch_add(1, Relaxed));
     INDEX.with(|cell| cell.set(index));
     watch::register(index);
-    // While the thread's own locals are being destroyed the index is simply never reused. Nor is it in models, where each
-    // thread has its number beforehand: that threads register in any order is true and would multiply their executions.
-    let _ = REGISTRATION.try_with(|cell| cell.set(Some(Registration(index))));
+    // Not in models, where each thread has its number beforehand: that threads register in any order is true and would multiply their executions.
+    if REGISTRATION.try_with(|cell| cell.set(Some(Registration(index)))).is_err() {
+        last::give_back(index);
+    }
     index
+}
+
+/// The number of a thread whose own locals are being destroyed, by one of which the store is used: the system calls what is registered here after those, and once more if
+/// a number was taken again meanwhile.
+#[cfg(not(any(loom, shuttle)))]
+mod last {
+    use super::Registration;
+    use std::ffi::c_void;
+    use std::ptr;
+    use std::sync::OnceLock;
+
+    /// None where the system grants none: then such a number is not used again.
+    static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
+
+    /// Above null, for which nothing is called.
+    pub(super) fn give_back(index: usize) {
+        let new_key = || {
+            let mut key = 0;
+            // SAFETY: `key` is ours to be written, and `end` takes what is set below.
+            (unsafe { libc::pthread_key_create(&raw mut key, Some(end)) } == 0).then_some(key)
+        };
+        if let Some(key) = KEY.get_or_init(new_key) {
+            // SAFETY: a key that was created, and is never deleted. That there may be no room for the value is no harm.
+            let _ = unsafe { libc::pthread_setspecific(*key, ptr::without_provenance::<c_void>(index + 1)) };
+        }
+    }
+
+    extern "C" fn end(above: *mut c_void) {
+        drop(Registration(above.addr() - 1));
+    }
+}
+
+#[cfg(any(loom, shuttle))]
+mod last {
+    pub(super) fn give_back(_: usize) {}
 }
 
 #[cfg(all(loom, test))]

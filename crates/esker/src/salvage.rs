@@ -30,7 +30,7 @@ use crate::record::{self, ABSENT, ADDRESS_MASK, ColdRecord};
 use crate::resting::{Resting, existing, note};
 use crate::store::Store;
 use crate::traverse::{Scanned, Span, Visitor};
-use crate::types::{Key, Value};
+use crate::types::{Key, Layout, Value};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -330,6 +330,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Visitor for Carrier<'_, K, V> {
         let parsed = record::parse(layout, bytes);
         let ColdRecord { header, key, value, expires, .. } =
             parsed.ok_or_else(|| Error::corruption(format!("a record of impossible length address={}", record.at)))?;
+        let has_width = |width: Option<usize>, bytes: &[u8]| width.is_none_or(|width| width == bytes.len());
+        if layout == Layout::Bytes && !(has_width(K::WIDTH, key) && (header & ABSENT != 0 || has_width(V::WIDTH, value))) {
+            return Err(Error::corruption(format!("a record whose key or value is of another length address={}", record.at)));
+        }
         let carried = match header & ABSENT {
             0 => self.into.put_until(key, value, expires),
             _ => self.into.delete_key(key).map(drop),

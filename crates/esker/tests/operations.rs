@@ -1,6 +1,8 @@
 //! Every operation, in memory and spilling to a device, on both layouts; reopening keeps all.
 
 use esker::{Durability, Error, MemoryDevice, MemoryStorage, Options, Store, Strategy, Warning};
+use std::borrow::Borrow;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
@@ -83,6 +85,52 @@ fn puts_go_before_what_is_on_the_device() {
     };
     store.get_many(&keys, check).unwrap();
     assert_eq!(visited, KEYS);
+}
+
+/// It was found too much when its files were there already, of a length that comes from it.
+#[test]
+fn a_budget_beyond_all_address_space_leaves_no_store_behind() {
+    let place = tempfile::tempdir().unwrap();
+    let refused = Options::new().memory("100TiB").open::<u64, u64>(place.path().join("store"));
+    assert!(matches!(refused, Err(Error::Invalid(_))));
+    assert!(!place.path().join("store").exists());
+}
+
+/// What a batch borrows its keys from is the caller's code: from some time on it lends a longer one.
+#[test]
+fn a_key_that_becomes_too_long_is_refused() {
+    struct Longer {
+        asked: Cell<u32>,
+        from: u32,
+        short: [u8; 100],
+        long: Vec<u8>,
+    }
+    impl Borrow<[u8]> for Longer {
+        fn borrow(&self) -> &[u8] {
+            self.asked.set(self.asked.get() + 1);
+            if self.asked.get() > self.from { &self.long } else { &self.short }
+        }
+    }
+    let options = || Options::new().memory("16MiB").background(false).durability(Durability::Always);
+    let files = Arc::new(MemoryStorage::new());
+    let store: Store<[u8], [u8]> = options().open_in(files.clone()).unwrap();
+    let key = |from| Longer { asked: Cell::new(0), from, short: [7; 100], long: vec![7; 131_172] };
+    let is_refused = |done: Result<(), Error>| match done {
+        Err(Error::Invalid(_)) => true,
+        done => done.map(|()| false).unwrap(),
+    };
+    let mut refused = 0;
+    for from in 0..6 {
+        let value = b"value".to_vec();
+        refused += u32::from(is_refused(store.put_many(&[(key(from), value.clone())])));
+        refused += u32::from(is_refused(store.rmw_many(&[key(from)], |_, _| value.clone())));
+        refused += u32::from(is_refused(store.append_many(&[(key(from), value.clone())])));
+    }
+    assert!(refused > 3, "{refused}");
+    store.close().unwrap();
+    let store: Store<[u8], [u8]> = options().open_in(files).unwrap();
+    store.scan().for_each(|key, _| assert_eq!(key, [7; 100])).unwrap();
+    assert!(store.get(&[7; 100][..]).unwrap().is_some());
 }
 
 #[test]

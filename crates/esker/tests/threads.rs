@@ -104,3 +104,28 @@ fn a_thread_may_use_the_store_in_its_last_destructor() {
     });
     assert!(told.recv().unwrap());
 }
+
+/// A number that such a thread took was never given back: after 65,536 of them no thread could use any store.
+#[test]
+fn threads_may_use_the_store_in_their_last_destructors_again_and_again() {
+    struct AtEnd(Store<u64, u64>);
+    impl Drop for AtEnd {
+        fn drop(&mut self) {
+            self.0.rmw(&1, |old| old.unwrap_or(0) + 1).unwrap();
+        }
+    }
+    thread_local! {
+        static LAST: std::cell::RefCell<Option<AtEnd>> = const { std::cell::RefCell::new(None) };
+    }
+    const THREADS: u64 = 66_000;
+    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+    for _ in 0..THREADS {
+        let store = store.clone();
+        let thread = std::thread::spawn(move || {
+            LAST.with(|last| *last.borrow_mut() = Some(AtEnd(store.clone())));
+            store.get(&1).unwrap();
+        });
+        thread.join().unwrap();
+    }
+    assert_eq!(store.get(&1).unwrap(), Some(THREADS));
+}

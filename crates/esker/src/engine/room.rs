@@ -15,6 +15,7 @@ use crate::epoch::{Counter, Pin, Slot};
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, LAST_ADDRESS, PIECE_BYTES, block_ceil, block_floor};
+use crate::memory;
 use crate::record::Record;
 use crate::sync::MutexGuard;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -94,15 +95,9 @@ impl Engine {
         kept
     }
 
-    /// The log goes round in its address space, of which the system may grant less than is asked for: what is in memory must not meet itself.
+    /// The system may grant less address space than is asked for.
     pub(crate) fn check_address_space(&self, budget: u64) -> Result<()> {
-        let most = self.log.region_bytes().saturating_sub(ADDRESS_SLACK_BYTES);
-        if budget > most {
-            return Err(Error::invalid(format!(
-                "the memory budget is more than the address space that the system grants allows max={most} budget={budget}"
-            )));
-        }
-        Ok(())
+        check_within(self.log.region_bytes(), budget)
     }
 
     pub(crate) fn log_bytes(&self) -> u64 {
@@ -463,6 +458,17 @@ fn set(number: &AtomicU64, to: u64) {
 pub(crate) fn check_budget(bytes: u64) -> Result<()> {
     if bytes < BUDGET_BYTES_MIN {
         return Err(Error::invalid(format!("the memory budget is at least 16 MiB budget={bytes}")));
+    }
+    check_within(memory::log_space(bytes) as u64, bytes)
+}
+
+/// The log goes round in its address space: what is in memory must not meet itself.
+fn check_within(space: u64, budget: u64) -> Result<()> {
+    let most = space.saturating_sub(ADDRESS_SLACK_BYTES);
+    if budget > most {
+        return Err(Error::invalid(format!(
+            "the memory budget is more than the address space that the system grants allows max={most} budget={budget}"
+        )));
     }
     Ok(())
 }

@@ -111,10 +111,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         update: &mut impl FnMut(Option<V::View<'_>>) -> V::Owned,
     ) -> Option<V::Owned> {
         let pin = self.engine.epochs.pin_to_write(Counter::Rmw)?;
-        V::WIDTH?;
+        let width = V::WIDTH?;
         let record = self.mutable_record_of(first, key)?;
         let latched = record.latch();
-        if !latched.is_whole_truth() {
+        // What was read from a device without being verified may have any length.
+        if !latched.is_whole_truth() || width > record.capacity() {
             return None;
         }
         let new = self.engine.epochs.within(&pin, || update(Some(V::view(latched.value()))));
@@ -180,6 +181,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// One attempt at an append; `length` becomes the new one.
     pub(super) fn append_step(&self, key: &[u8], hash: u64, known: &Known, bytes: &[u8], length: &mut usize) -> Result<Step<bool>> {
+        // Before it is copied.
+        self.check_value(bytes.len())?;
         let mut decide = |old: Old<'_>| {
             *length = old.map_or(0, |(old, _)| old.len()) + bytes.len();
             Change::Append(bytes)
@@ -344,6 +347,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Change::Keep => return Ok(Step::Done(())),
             Change::Append(_) | Change::End(_) => unreachable!("made whole"),
         };
+        // It is asked for anew in each attempt, and what a batch borrows it from is the caller's code.
+        Self::check_key(sight.key)?;
         self.check_value(value.len())?;
         let log = &self.engine.log;
         let bytes = record::bytes_record_bytes(sight.key.len(), capacity) + record::expiry_bytes(flags);

@@ -306,4 +306,17 @@ mod tests {
         store.put(&7, &[1; WRITTEN_LATCHED_MAX as usize]).unwrap();
         assert_eq!(store.get(&7).unwrap().unwrap(), [1; WRITTEN_LATCHED_MAX as usize]);
     }
+
+    /// What was read from a device without being verified, and copied into memory, may have any length.
+    #[test]
+    fn a_value_for_which_a_record_has_no_room_is_not_written_over_the_next_one() {
+        let store: Store<u64, [u8; 16]> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+        [7, 8].into_iter().for_each(|n| store.put(&n, &[n as u8; 16]).unwrap());
+        let (engine, key) = (store.engine_for_test(), 7u64.to_ne_bytes());
+        let at = engine.index.lookup(store.hash(&key)).address();
+        // SAFETY: the address of a record in memory, which stays there.
+        unsafe { Record::new(engine.log.pointer(at)) }.write_bytes(&key, &[], 0, NEVER, 0, engine.log.line_flag());
+        store.rmw(&7, |old| old.map_or([1; 16], |_| [9; 16])).unwrap();
+        assert_eq!((store.get(&7).unwrap(), store.get(&8).unwrap()), (Some([9; 16]), Some([8; 16])));
+    }
 }

@@ -338,6 +338,7 @@ impl<K: Key + ?Sized> Transaction<'_, K, [u8]> {
 
     fn set_appended(&mut self, key: &K, old: Option<&[u8]>, bytes: &[u8]) -> Result<usize> {
         let (is_there, old) = (old.is_some(), old.unwrap_or_default());
+        self.store.check_value(bytes.len())?;
         let new = [old, bytes].concat();
         let length = new.len();
         let room = Store::<K, [u8]>::room_to_grow(old, length, self.store.engine.value_bytes_max() as usize);
