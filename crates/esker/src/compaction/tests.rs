@@ -10,12 +10,13 @@ use crate::index::Seen;
 use crate::sync::atomic::Ordering::*;
 use crate::{Cache, Device, Error, ManualClock, MemoryStorage, Options, ReadSource, Result, Storage, Store};
 use minded::{Call, Minded};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Waker};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -185,20 +186,44 @@ fn an_image_does_not_say_it_while_what_was_copied_is_held() {
     }
 }
 
+/// An update of a cold key, in which `act` comes when the key was read, and before anybody goes by that. `None` if the reader was so quick that the update was done
+/// at once.
+fn behind_its_read<F: Future>(update: F, act: impl FnOnce()) -> Option<F::Output> {
+    struct Told(mpsc::Sender<()>);
+    impl Wake for Told {
+        fn wake(self: Arc<Self>) {
+            let _ = self.0.send(());
+        }
+    }
+    let (tell, told) = mpsc::channel();
+    let (mut update, waker) = (pin!(update), Waker::from(Arc::new(Told(tell))));
+    let mut context = Context::from_waker(&waker);
+    if update.as_mut().poll(&mut context).is_ready() {
+        return None;
+    }
+    told.recv().unwrap();
+    // Whoever read it lets go of the log a moment after that.
+    thread::sleep(Duration::from_millis(100));
+    act();
+    loop {
+        if let Poll::Ready(done) = update.as_mut().poll(&mut context) {
+            return Some(done);
+        }
+        thread::yield_now();
+    }
+}
+
 /// The same without a crash: what was read had expired, and was compacted before it was built on.
 #[test]
 fn what_was_read_and_is_gone_says_nothing_of_its_chain() {
-    let shared = one_over_what_has_expired();
-    {
-        let mut update = pin!(shared.store.rmw_async(&shared.other, |_| b"again".to_vec()));
-        let mut context = Context::from_waker(Waker::noop());
-        assert!(update.as_mut().poll(&mut context).is_pending(), "the key must be cold");
-        thread::sleep(Duration::from_millis(100));
-        copy_until_sole(&shared);
-        while update.as_mut().poll(&mut context).is_pending() {
-            thread::yield_now();
+    let shared = loop {
+        let shared = one_over_what_has_expired();
+        let update = shared.store.rmw_async(&shared.other, |_| b"again".to_vec());
+        if let Some(done) = behind_its_read(update, || copy_until_sole(&shared)) {
+            done.unwrap();
+            break shared;
         }
-    }
+    };
     shared.make_cold();
     shared.store.compact().unwrap();
     shared.check(Some(b"one!"), Some(b"again"));
@@ -236,22 +261,24 @@ fn a_transaction_does_not_bring_back_what_a_cache_dropped() {
 
 #[test]
 fn an_update_does_not_see_what_a_cache_dropped() {
-    cache_that_drops_the_one(|Shared { store, one, .. }, drop_it| {
-        let mut update = pin!(store.rmw_async(one, |old| {
-            assert!(old.is_none(), "it was gone");
-            b"one!".to_vec()
-        }));
-        let mut context = Context::from_waker(Waker::noop());
-        assert!(update.as_mut().poll(&mut context).is_pending(), "the key must be cold");
-        // By then it was read.
-        thread::sleep(Duration::from_millis(100));
-        drop_it();
-        while update.as_mut().poll(&mut context).is_pending() {
-            thread::yield_now();
-        }
-        assert_eq!(store.get(one).unwrap().as_deref(), Some(&b"one!"[..]));
-        assert!(store.delete(one).unwrap());
-    });
+    let mut was_behind = false;
+    while !was_behind {
+        cache_that_drops_the_one(|Shared { store, one, .. }, drop_it| {
+            let seen = Cell::new(None);
+            let update = store.rmw_async(one, |old| {
+                seen.set(Some(old.is_some()));
+                b"one!".to_vec()
+            });
+            let done = behind_its_read(update, drop_it);
+            was_behind = done.is_some();
+            if let Some(done) = done {
+                done.unwrap();
+                assert_eq!(seen.get(), Some(false), "it was gone");
+            }
+            assert_eq!(store.get(one).unwrap().as_deref(), Some(&b"one!"[..]));
+            assert!(store.delete(one).unwrap());
+        });
+    }
 }
 
 /// The entry goes long before a line says that the log begins behind the record: a crash in between brought it back, though it had been deleted and that
