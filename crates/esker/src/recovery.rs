@@ -345,7 +345,7 @@ struct Raising<'a> {
 
 impl Raising<'_> {
     fn raise_all(&mut self, batch: &[(u64, u64)]) {
-        batch.iter().take(AHEAD).for_each(|(hash, _)| _ = self.index.prefetch(*hash));
+        batch.iter().take(AHEAD).for_each(|(hash, _)| self.index.prefetch(*hash));
         let mut added = 0;
         for (i, (hash, at)) in batch.iter().enumerate() {
             if let Some((ahead, _)) = batch.get(i + AHEAD) {

@@ -6,7 +6,6 @@ use super::{Index, full_tag};
 use crate::memory::prefetch;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Rule, broken};
-use std::ptr;
 
 /// A hash's first bucket at a glance.
 pub(crate) struct Probe<'a> {
@@ -110,12 +109,9 @@ impl Drop for Claim<'_> {
 }
 
 impl Index {
-    /// Starts fetching the hash's first bucket, and says where that is, for who fetches it once more.
     #[inline(always)]
-    pub(crate) fn prefetch(&self, hash: u64) -> *const u8 {
-        let bucket = ptr::from_ref(self.bucket_at(self.locate(hash).offset)).cast();
-        prefetch(bucket);
-        bucket
+    pub(crate) fn prefetch(&self, hash: u64) {
+        prefetch(self.bucket_at(self.locate(hash).offset));
     }
 
     /// Fetches the bucket behind the hash's first one, which should be here by now, for who will walk through them. The address of the first

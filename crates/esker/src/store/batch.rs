@@ -18,7 +18,6 @@ use crate::record::Record;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::io;
-use std::ptr;
 
 /// Keys whose misses overlap.
 pub(super) const GROUP: usize = 64;
@@ -347,16 +346,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     where
         K: 'k,
     {
-        let (mut hashes, mut buckets) = ([0; GROUP], [ptr::null(); GROUP]);
+        let mut hashes = [0; GROUP];
         let mut count = 0;
-        for ((hash, bucket), key) in hashes.iter_mut().zip(&mut buckets).zip(keys) {
+        for (hash, key) in hashes.iter_mut().zip(keys) {
             *hash = self.hash(key.bytes());
-            *bucket = self.engine.index.prefetch(*hash);
+            self.engine.index.prefetch(*hash);
             count += 1;
         }
         // A processor drops a prefetch for which it has no miss left to give (an AMD EPYC holds 24, and dropped one of seven in a row of 64), and who
         // then needs the line waits for all of it. What is there or under way takes nothing from a second one.
-        buckets[..count].iter().for_each(|bucket| prefetch(*bucket));
+        hashes[..count].iter().for_each(|hash| self.engine.index.prefetch(*hash));
         Group { firsts: self.fetch_firsts(&hashes[..count]), hashes, looks_again: false }
     }
 
