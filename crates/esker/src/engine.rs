@@ -38,7 +38,7 @@ pub(crate) use crate::types::Layout;
 use driver::Drawn;
 pub(crate) use driver::Retries;
 pub(crate) use hasher::Hasher;
-pub(crate) use room::{BUDGET_BYTES_MIN, Loan, check_budget};
+pub(crate) use room::{BUDGET_BYTES_MIN, Loan, check_budget, check_space};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;

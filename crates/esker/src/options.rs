@@ -4,7 +4,7 @@ use crate::cache::{Cache, Caching};
 use crate::commit::Durability;
 use crate::device::{Device, SECTOR_BYTES, Segments, Storage};
 use crate::directory::Directory;
-use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Layout, Parts, check_budget};
+use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Layout, Parts, check_budget, check_space};
 use crate::error::{Error, Result};
 use crate::expiry::{Clock, SystemClock};
 use crate::index::Index;
@@ -299,7 +299,9 @@ impl Options {
 
     /// What no engine takes, told before anything is made.
     fn check(&self, has_device: bool) -> Result<()> {
-        check_budget(self.memory.clone()?)?;
+        let budget = self.memory.clone()?;
+        check_budget(budget)?;
+        check_space(budget)?;
         if self.cache.is_some() && self.history {
             return Err(Error::invalid("a cache keeps no history: what is old is dropped"));
         }

@@ -459,7 +459,12 @@ pub(crate) fn check_budget(bytes: u64) -> Result<()> {
     if bytes < BUDGET_BYTES_MIN {
         return Err(Error::invalid(format!("the memory budget is at least 16 MiB budget={bytes}")));
     }
-    check_within(memory::log_space(bytes) as u64, bytes)
+    Ok(())
+}
+
+/// A budget for which no store would have address space enough.
+pub(crate) fn check_space(budget: u64) -> Result<()> {
+    check_within(memory::log_space(budget) as u64, budget)
 }
 
 /// The log goes round in its address space: what is in memory must not meet itself.
