@@ -198,8 +198,8 @@ impl Source<'_> {
         image::remove_all(&*to, grown.as_ref().map_or(0, |grown| grown.state.image))?;
         // One that the backup has stays: of a copy it is known only behind its end whether it is whole.
         let (image, store_id) = (self.state.image, self.state.identity.store_id);
-        let is_there = grown.as_ref().is_some_and(|grown| grown.state.image == image) && image::check(&*to, image, store_id).is_ok();
-        if image != 0 && !is_there {
+        let is_there = || grown.as_ref().is_some_and(|grown| grown.state.image == image) && image::check(&*to, image, store_id).is_ok();
+        if image != 0 && !is_there() {
             image::copy(self.storage, &*to, image, store_id)?;
         }
         to.sync()?;

@@ -73,12 +73,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The same of whatever key.
     #[inline(always)]
     fn near_record(&self, at: u64) -> Option<Record> {
-        let log = &self.engine.log;
-        if at < log.bounds.near() {
+        self.record_above(self.engine.log.bounds.near(), at)
+    }
+
+    /// The same, if it lies at or above `bound`, which is `near` or a higher one.
+    #[inline(always)]
+    fn record_above(&self, bound: u64, at: u64) -> Option<Record> {
+        if at < bound {
             return None;
         }
         // SAFETY: `at >= near >= head` under the caller's pin; entries and chains hold published addresses only.
-        Some(unsafe { Record::new(log.pointer(at)) })
+        Some(unsafe { Record::new(self.engine.log.pointer(at)) })
     }
 
     /// The value of the word record at `at`, if that is near, plain and this key's. Under a pin; `at` as above.
@@ -100,11 +105,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The record at `at`, if it is near, this key's, plain, and may change in place.
     #[inline(always)]
     pub(super) fn mutable_record_of(&self, at: u64, key: &[u8]) -> Option<Record> {
-        if !self.is_in_place_still(at) {
-            return None;
-        }
-        // SAFETY: `at >= in_place >= near >= head` under the caller's pin; entries and chains hold published addresses only.
-        let record = unsafe { Record::new(self.engine.log.pointer(at)) };
+        let record = self.record_above(self.engine.log.bounds.in_place(), at)?;
         (self.is_of(record, key) && record.is_plain()).then_some(record)
     }
 
