@@ -408,7 +408,7 @@ fn slot_from(first: *const Slot) -> Option<*const Slot> {
 
 /// A small number that no other living thread has.
 #[inline(always)]
-fn thread_index() -> usize {
+pub(crate) fn thread_index() -> usize {
     let index = INDEX.with(Cell::get);
     if index != usize::MAX { index } else { register_thread() }
 }

@@ -164,6 +164,8 @@ pub(crate) enum Rule {
     ShortenedIsFound,
     /// An overflow bucket is free for others only once it is listed.
     FreeIsListed,
+    /// An overflow bucket on a shelf is the shelf's: it is not taken for one of the list.
+    ShelfOwns,
     /// A piece of the log is left when `read_only` has passed the cursor.
     PieceEndsAtReadOnly,
     /// Of what `in_place` is made of one moves at a time.

@@ -4,20 +4,26 @@
 //! bucket: 15.4 bytes an entry at the worst point, 14.2 at the best. (The later a doubling begins, the quicker it must be, and
 //! the more entries lie behind full buckets meanwhile; the earlier, the more bytes: 15.7 from 5.0.) Insertions go at nearly the
 //! same rate all the time, and none waits for more than [`SPLITS_PER_TURN`] splits. Buckets split in the order of their numbers: the memory is read and written in
-//! sequence, and each turn starts fetching what the turns after it will need.
+//! sequence, and each split starts fetching what later ones will need.
 //!
-//! One thread splits at a time (`growing`); a thread that finds another at it goes on with its own work. But where threads are many more than
+//! **Several threads.** One splits at a time (`growing`), and it is the same one (`grower`) as long as it keeps up with what all add: it has fetched
+//! what the next splits need, and their memory is in its cache. A thread that finds a whole turn left undone takes its place, and one that finds another at it
+//! goes on with its own work. But where threads are many more than
 //! processors, whoever splits is often asleep, for as long as all others take their turns, and they would fill buckets that nobody splits: so who
-//! finds more than a turn's splits left undone lets others run first.
+//! finds a whole turn left undone, and another at it, lets others run first. Everybody reads the shape, so [`TOGETHER`] buckets are split
+//! under their latches at once, and one change of the shape shows them all. Who splits is the only one who holds more than one latch, and waits for nobody.
 
 use super::bucket::{Bucket, ENTRIES, MARKS, address_of, entry_word, tag_of};
 use super::{BUCKET_BITS, DOUBLING, FULL, Index, Shape, TURNING, base, full_tag, valid_bits};
+use crate::epoch::thread_index;
 use crate::memory::{ahead, prefetch_to_write};
 use crate::sync::atomic::{Ordering::*, fence};
 use crate::sync::{MutexGuard, Rule, broken, lock, thread, try_lock};
 
 /// Splits done at once, at most: some microseconds.
 const SPLITS_PER_TURN: u64 = 32;
+/// Splits shown by one change of the shape: whoever reads it meanwhile fetches its line anew.
+const TOGETHER: usize = 8;
 /// Splits between fetching one thing and the next that it leads to.
 const AHEAD_SPLITS: u64 = 8;
 /// Buckets that must be left of the share for a turn to begin: each split may need one more.
@@ -37,11 +43,33 @@ pub(crate) enum Chain {
 const WORK_ENTRIES: usize = 16 * ENTRIES;
 
 /// Buffers of the thread that splits.
+#[derive(Default)]
 pub(super) struct Workspace {
-    stay: Words,
+    splits: [Split; TOGETHER],
     go: Words,
-    /// For what needs care: all entries, those that stay, those that go.
-    lists: [Vec<u64>; 3],
+    /// For what needs care: all entries, and those that go.
+    lists: [Vec<u64>; 2],
+}
+
+/// What a bucket keeps.
+#[derive(Default)]
+struct Split {
+    way: Way,
+    stay: Words,
+    /// For what needs care.
+    list: Vec<u64>,
+}
+
+/// How a bucket is split.
+#[derive(Clone, Copy, Default)]
+enum Way {
+    /// Its entries are all there is, their tags are full and go on holding the same bits: each keeps its place, on one side or the other.
+    #[default]
+    InPlace,
+    /// There are buckets behind it.
+    Divided,
+    /// Its chain is long, tags are short, or begin at another bit from now on.
+    WithCare,
 }
 
 /// A list of entries without a branch on its length when one is added.
@@ -50,10 +78,9 @@ struct Words {
     count: usize,
 }
 
-impl Default for Workspace {
+impl Default for Words {
     fn default() -> Self {
-        let words = || Words { words: Box::new([0; WORK_ENTRIES]), count: 0 };
-        Self { stay: words(), go: words(), lists: Default::default() }
+        Self { words: Box::new([0; WORK_ENTRIES]), count: 0 }
     }
 }
 
@@ -107,7 +134,8 @@ impl Index {
     pub(crate) fn grow(&self, added: u64, records: &impl Records) -> bool {
         self.add_to_count(added);
         let due = self.splits_due();
-        if due == 0 {
+        let grower = thread_index();
+        if due == 0 || due < SPLITS_PER_TURN && self.grower.0.load(Relaxed) != grower {
             return false;
         }
         let Some(mut workspace) = try_lock(&self.growing) else {
@@ -116,12 +144,15 @@ impl Index {
             }
             return false;
         };
+        self.grower.0.store(grower, Relaxed);
         // Another thread may have done it just now.
         let due = self.splits_due();
         let ahead = self.shape().split();
-        self.fetch_ahead(due, records);
-        for _ in 0..due {
-            self.split_next(&mut workspace, records);
+        let mut left = due;
+        while left > 0 {
+            let some = left.min(TOGETHER as u64);
+            self.fetch_ahead(some, records);
+            left -= self.split_some(some, &mut workspace, records);
         }
         self.tidy(due);
         debug_assert!(due == 0 || self.shape().split() != ahead);
@@ -136,8 +167,9 @@ impl Index {
     /// Splits until the table has the shape of `word`, however few its entries are. Before the store is shared.
     pub(crate) fn grow_to(&self, word: u64, records: &impl Records) {
         let mut workspace = lock(&self.growing);
-        while self.shape().buckets() < Shape(word).buckets() {
-            self.split_next(&mut workspace, records);
+        let left = || Shape(word).buckets().saturating_sub(self.shape().buckets());
+        while left() > 0 {
+            self.split_some(left().min(TOGETHER as u64), &mut workspace, records);
         }
     }
 
@@ -169,70 +201,91 @@ impl Index {
         }
     }
 
-    pub(super) fn split_next(&self, workspace: &mut Workspace, records: &impl Records) {
+    /// Splits the next `count` buckets, or those that the level has left; says how many.
+    pub(super) fn split_some(&self, count: u64, workspace: &mut Workspace, records: &impl Records) -> u64 {
         let shape = self.shape();
-        let (level, at) = (shape.level(), shape.split());
-        let (bucket, sibling) = (self.bucket(at), self.bucket(at + (1 << level)));
-        bucket.latch();
-        if let Some(words) = Self::words_alone(bucket, sibling, level) {
-            // Each entry keeps its place, on one side or the other: nothing to list, and no branch on the bit that decides.
-            let bit = level - base(level);
-            let fill = |part: &Bucket, side: u64| {
-                let words = words.iter().map(|word| word & (word >> bit & 1 ^ side).wrapping_sub(1));
-                part.entries().iter().zip(words).for_each(|(slot, word)| slot.store(word, Release));
-            };
-            self.move_apart(level, at, || fill(bucket, 0), || fill(sibling, 1));
-        } else if self.divide(bucket, level, workspace) {
-            let Workspace { stay, go, .. } = &*workspace;
-            self.move_apart(level, at, || self.refill(at, stay.as_slice()), || self.refill(at + (1 << level), go.as_slice()));
-        } else {
-            self.divide_carefully(bucket, at, level, &mut workspace.lists, records);
-            let [_, stay, go] = &workspace.lists;
-            self.move_apart(level, at, || self.refill(at, stay), || self.refill(at + (1 << level), go));
+        let (level, from) = (shape.level(), shape.split());
+        let count = count.min((1 << level) - from);
+        let Workspace { splits, go, lists } = workspace;
+        let splits = &mut splits[..count as usize];
+        for (at, split) in (from..).zip(splits.iter_mut()) {
+            self.bucket(at).latch();
+            split.way = self.find_way(level, at, split, go, lists, records);
+            if !broken(Rule::SiblingFirst) {
+                self.fill_sibling(level, at, split.way, go, &lists[1]);
+            }
+            // Before the shape: with it, tags may begin at another bit. A reader that looks for a new tag among the old ones
+            // must find the version odd, or it takes for absent what stays here.
+            if !broken(Rule::OddBeforeShape) {
+                self.bucket(at).begin_move();
+            }
         }
-        bucket.unlatch();
-        if at + 1 == 1 << level {
+        let next = Shape::new(level, from + count).0 | DOUBLING;
+        let is_last = from + count == 1 << level;
+        // Release: whoever sees the new shape sees the siblings' entries.
+        self.shape.store(if is_last && !broken(Rule::TurnIsMarked) { next | TURNING } else { next }, Release);
+        for (at, split) in (from..).zip(splits) {
+            let bucket = self.bucket(at);
+            if broken(Rule::OddBeforeShape) {
+                bucket.begin_move();
+            }
+            if broken(Rule::SiblingFirst) {
+                self.fill_sibling(level, at, split.way, go, &lists[1]);
+            }
+            match split.way {
+                Way::InPlace => Self::keep_side(bucket, bucket, level, 0),
+                Way::Divided => self.refill(at, split.stay.as_slice()),
+                Way::WithCare => self.refill(at, &split.list),
+            }
+            bucket.end_move();
+            bucket.unlatch();
+        }
+        if is_last {
             self.turn(level + 1);
+        }
+        count
+    }
+
+    /// Finds out what goes from latched bucket `at` to its sibling, which is left in `go` or in the second list, and what stays.
+    #[inline(always)]
+    fn find_way(&self, level: u32, at: u64, split: &mut Split, go: &mut Words, lists: &mut [Vec<u64>; 2], records: &impl Records) -> Way {
+        let (bucket, sibling) = (self.bucket(at), self.bucket(at + (1 << level)));
+        if bucket.next() == 0 && sibling.next() == 0 && !is_rebase(level) && !bucket.tags().has_short() {
+            Way::InPlace
+        } else if self.divide(bucket, level, &mut split.stay, go) {
+            Way::Divided
+        } else {
+            self.divide_carefully(bucket, at, level, &mut split.list, lists, records);
+            Way::WithCare
         }
     }
 
-    /// Gives a latched bucket's entries their new places: `stay` fills the bucket and those behind it, `go` its sibling.
     #[inline(always)]
-    fn move_apart(&self, level: u32, at: u64, stay: impl Fn(), go: impl Fn()) {
-        let (bucket, sibling) = (self.bucket(at), self.bucket(at + (1 << level)));
+    fn fill_sibling(&self, level: u32, at: u64, way: Way, go: &Words, list: &[u64]) {
+        let number = at + (1 << level);
+        let sibling = self.bucket(number);
         // It may have been part of the table before: its version tells whoever saw it then (`shrink.rs`).
         if !broken(Rule::SiblingChanges) {
             sibling.latch();
         }
-        if !broken(Rule::SiblingFirst) {
-            go();
+        match way {
+            Way::InPlace => Self::keep_side(self.bucket(at), sibling, level, 1),
+            Way::Divided => self.refill(number, go.as_slice()),
+            Way::WithCare => self.refill(number, list),
         }
         if !broken(Rule::SiblingChanges) {
             sibling.unlatch();
         }
-        // Before the shape: with it, tags may begin at another bit. A reader that looks for a new tag among the old ones
-        // must find the version odd, or it takes for absent what stays here.
-        if !broken(Rule::OddBeforeShape) {
-            bucket.begin_move();
-        }
-        let next = Shape::new(level, at + 1).0 | DOUBLING;
-        // Release: whoever sees the new shape sees the sibling's entries.
-        self.shape.store(if at + 1 == 1 << level && !broken(Rule::TurnIsMarked) { next | TURNING } else { next }, Release);
-        if broken(Rule::OddBeforeShape) {
-            bucket.begin_move();
-        }
-        stay();
-        bucket.end_move();
-        if broken(Rule::SiblingFirst) {
-            go();
-        }
     }
 
-    /// The entries of a latched bucket, if they are all there is, their tags are full and go on holding the same bits.
+    /// Gives `to` the entries of `from` that belong to this side of a split, each at its place: nothing to list, and no branch on the bit that decides.
     #[inline(always)]
-    fn words_alone(bucket: &Bucket, sibling: &Bucket, level: u32) -> Option<[u64; ENTRIES]> {
-        let is_alone = bucket.next() == 0 && sibling.next() == 0;
-        (is_alone && !is_rebase(level) && !bucket.tags().has_short()).then(|| std::array::from_fn(|at| bucket.entry(at).load(Acquire)))
+    fn keep_side(from: &Bucket, to: &Bucket, level: u32, side: u64) {
+        let bit = level - base(level);
+        for (from, to) in from.entries().iter().zip(to.entries()) {
+            let word = from.load(Relaxed);
+            to.store(word & (word >> bit & 1 ^ side).wrapping_sub(1), Release);
+        }
     }
 
     /// The level's last bucket is split, the shape is turning: the same table, described by the next level.
@@ -245,8 +298,7 @@ impl Index {
 
     /// Splits the entries of a latched bucket and of those behind it into those that stay and those that go to its sibling, if their tags are
     /// full and go on holding the same bits.
-    fn divide(&self, bucket: &Bucket, level: u32, workspace: &mut Workspace) -> bool {
-        let Workspace { stay, go, .. } = workspace;
+    fn divide(&self, bucket: &Bucket, level: u32, stay: &mut Words, go: &mut Words) -> bool {
         (stay.count, go.count) = (0, 0);
         let bit = level - base(level);
         let mut part = bucket;
@@ -270,9 +322,18 @@ impl Index {
     }
 
     /// The same for short tags, long chains, and levels at which tags begin at another bit.
-    fn divide_carefully(&self, bucket: &Bucket, at: u64, level: u32, lists: &mut [Vec<u64>; 3], records: &impl Records) {
+    fn divide_carefully(
+        &self,
+        bucket: &Bucket,
+        at: u64,
+        level: u32,
+        stay: &mut Vec<u64>,
+        lists: &mut [Vec<u64>; 2],
+        records: &impl Records,
+    ) {
         lists.iter_mut().for_each(Vec::clear);
-        let [words, stay, go] = lists;
+        stay.clear();
+        let [words, go] = lists;
         for part in self.chain(bucket) {
             words.extend(part.entries().iter().map(|slot| slot.load(Acquire)).filter(|word| *word != 0));
         }
@@ -323,7 +384,8 @@ impl Index {
                 return;
             }
             // A split makes room in all; that it may need a bucket before it frees one must not fail (`RESERVE`).
-            let next = if next != 0 { next } else { self.overflow.take(at, true).unwrap_or_else(|| unreachable!("2^30 overflow buckets")) };
+            let next =
+                if next != 0 { next } else { self.overflow.take(at, u64::MAX).unwrap_or_else(|| unreachable!("2^30 overflow buckets")) };
             part.set_next(next);
             part = self.overflow.bucket(next);
             (now, rest) = rest.split_at(rest.len().min(ENTRIES));
@@ -356,7 +418,7 @@ impl Index {
         let root = self.bucket(owner);
         root.latch();
         if let Some(before) = self.chain(root).find(|part| part.next() == last)
-            && let Some(into) = self.overflow.take(owner, false)
+            && let Some(into) = self.overflow.take_listed(owner)
         {
             let (from, to) = (self.overflow.bucket(last), self.overflow.bucket(into));
             root.begin_move();
@@ -364,8 +426,7 @@ impl Index {
             to.set_next(from.next());
             before.set_next(into);
             root.end_move();
-            from.set_next(0);
-            self.overflow.give_back(last);
+            self.overflow.give_back_last(last);
         }
         root.unlatch();
     }

@@ -60,8 +60,12 @@ fn with_entries(entries: &[u64]) -> Shared<Index> {
 }
 
 fn split(index: &Index) {
+    split_some(index, 1);
+}
+
+fn split_some(index: &Index, count: u64) {
     let mut workspace = index.growing.lock().expect("nobody panics here");
-    index.split_next(&mut workspace, &Known);
+    assert_eq!(index.split_some(count, &mut workspace, &Known), count);
 }
 
 // ---- insertions ----------------------------------------------------------------------------------------------------
@@ -284,6 +288,44 @@ fn twin_absence_counts_though_the_shape_changed() {
 #[should_panic(expected = "a present entry was found absent")]
 fn twin_sibling_is_filled_after_the_shape_leads_to_it() {
     lookup_while_splitting(without(Rule::SiblingFirst), GOES);
+}
+
+/// In bucket 1 of four: one that a split sends to bucket 5, one that stays.
+const SECOND_GOES: u64 = 0b101;
+const SECOND_STAYS: u64 = 0b1001;
+
+/// Two of four buckets are split at once, and tags go on holding the same bits: what is looked for is in the second one.
+fn lookup_while_two_split(model: Model, bits: u64) {
+    model.check(move || {
+        let index = with_entries(&[]);
+        split_some(&index, 2);
+        for bits in [0b100, SECOND_GOES, SECOND_STAYS] {
+            assert!(insert(&index, bits));
+        }
+        let other = spawn(1, {
+            let index = index.clone();
+            move || split_some(&index, 2)
+        });
+        find(&index, bits);
+        other.join();
+        assert_eq!(index.lookup(hash(bits)).address(), address_for(bits), "a split lost an entry");
+    });
+}
+
+#[test]
+fn a_lookup_finds_what_goes_from_the_second_of_two_buckets() {
+    lookup_while_two_split(sound(), SECOND_GOES);
+}
+
+#[test]
+fn a_lookup_finds_what_stays_in_the_second_of_two_buckets() {
+    lookup_while_two_split(sound(), SECOND_STAYS);
+}
+
+#[test]
+#[should_panic(expected = "a present entry was found absent")]
+fn twin_second_sibling_is_filled_after_the_shape_leads_to_it() {
+    lookup_while_two_split(without(Rule::SiblingFirst), SECOND_GOES);
 }
 
 /// The level's last bucket splits, and the level turns.
@@ -586,11 +628,11 @@ fn twin_version_is_read_before_the_shape() {
 fn lookup_while_overflow_moves(model: Model, bits: u64) {
     model.check(move || {
         let index = with_entries(&[]);
-        let free = index.overflow.take(1, true).expect("room");
+        let free = index.overflow.take(1, 1).expect("room");
         for bits in [STAYS, 0b1000, GOES, 0b1100] {
             assert!(insert(&index, bits));
         }
-        index.overflow.give_back(free);
+        index.overflow.give_back_last(free);
         let other = spawn(1, {
             let index = index.clone();
             move || index.move_overflow(2, 0)
@@ -626,17 +668,47 @@ fn lookup_while_a_bucket_closes_up(model: Model) {
 fn give_back_while_the_pool_is_trimmed(model: Model) {
     model.check(|| {
         let index = with_entries(&[]);
-        let taken = [0, 1, 2].map(|owner| index.overflow.take(owner, true).expect("room"));
-        index.overflow.give_back(taken[0]);
+        let taken = [0, 1, 2].map(|owner| index.overflow.take(owner, 1).expect("room"));
+        index.overflow.give_back_last(taken[0]);
         let other = spawn(1, {
             let index = index.clone();
-            move || index.overflow.give_back(taken[2])
+            move || index.overflow.give_back_last(taken[2])
         });
         index.overflow.last_beyond(0);
         other.join();
-        let again = [0, 2].map(|owner| index.overflow.take(owner, true).expect("room"));
+        let again = [0, 2].map(|owner| index.overflow.take(owner, 1).expect("room"));
         assert!(again[0] != again[1] && !again.contains(&taken[1]), "a bucket was handed out twice: {taken:?}, then {again:?}");
     });
+}
+
+/// One overflow bucket is free. Another comes to a thread's shelf and goes from it again, while somebody else forgets free ones at the end.
+fn shelf_while_the_pool_is_trimmed(model: Model) {
+    model.check(|| {
+        let index = with_entries(&[]);
+        let taken = [0, 1, 2].map(|owner| index.overflow.take(owner, 1).expect("room"));
+        index.overflow.give_back_last(taken[0]);
+        let other = spawn(1, {
+            let index = index.clone();
+            move || {
+                index.overflow.give_back(taken[2]);
+                index.overflow.take(2, 1).expect("room")
+            }
+        });
+        index.overflow.last_beyond(0);
+        let again = [index.overflow.take(0, 1).expect("room"), other.join()];
+        assert!(again[0] != again[1] && !again.contains(&taken[1]), "a bucket was handed out twice: {taken:?}, then {again:?}");
+    });
+}
+
+#[test]
+fn a_shelved_overflow_bucket_is_handed_out_once() {
+    shelf_while_the_pool_is_trimmed(sound());
+}
+
+#[test]
+#[should_panic(expected = "a bucket was handed out twice")]
+fn twin_shelf_does_not_own_its_buckets() {
+    shelf_while_the_pool_is_trimmed(without(Rule::ShelfOwns));
 }
 
 #[test]

@@ -44,7 +44,7 @@ mod walk;
 
 use crate::error::Result;
 use crate::memory::Region;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*, fence};
 use crate::sync::{Mutex, Rule, broken, hint, thread};
 use bucket::{Bucket, GUESSED, MARKS, VERSION, VERSION_MASK, next_of, tag_of};
 pub(crate) use bucket::{SOLE, address_of};
@@ -133,6 +133,8 @@ pub(crate) struct Index {
     /// Buckets plus overflow buckets that may exist.
     limit: AtomicU64,
     growing: Mutex<growth::Workspace>,
+    /// The thread that took the last turn of growth.
+    grower: Grower,
     populated: AtomicU64,
     shrinking: shrink::Shrinking,
     /// Some entry was shared for want of room: keys depend on what their records lead to.
@@ -141,6 +143,10 @@ pub(crate) struct Index {
 
 #[repr(align(128))]
 struct Counted(AtomicU64);
+
+#[repr(align(128))]
+#[derive(Default)]
+struct Grower(AtomicUsize);
 
 impl Index {
     /// `space`: the address space that its table should have, in bytes, a power of two.
@@ -156,6 +162,7 @@ impl Index {
             entries: Counted(AtomicU64::new(0)),
             limit: AtomicU64::new(u64::MAX),
             growing: Mutex::default(),
+            grower: Grower::default(),
             populated: AtomicU64::new(0),
             shrinking: shrink::Shrinking::default(),
             shared: AtomicBool::new(false),
@@ -375,7 +382,8 @@ impl Index {
         self.shared.store(shared, Relaxed);
     }
 
-    fn may_grow(&self) -> bool {
-        self.buckets_in_all() < self.limit.load(Relaxed)
+    /// Buckets that there may be more.
+    fn room(&self) -> u64 {
+        self.limit.load(Relaxed).saturating_sub(self.buckets_in_all())
     }
 }

@@ -1,13 +1,22 @@
 //! The overflow pool: buckets behind full buckets, kept dense.
 //!
-//! Numbers `1 .. next` exist; each is in use (its link names its owner, a bucket of the table) or free (a list through
-//! the free buckets' first two entries, so that any of them can be taken out). Whoever splits buckets also moves the last
+//! Numbers `1 .. next` exist. The link of each names its owner:
+//! ```text
+//! a bucket of the table    it is in use: behind that one
+//! a shelf                  it is at hand for the threads of that shelf
+//! nobody                   it is free: in a list through the free buckets' first two entries, so that any of them can be taken out
+//! ```
+//! A tenth of all insertions takes a bucket, and as many splits give one back: by one list threads would wait for each other. So each takes from
+//! its own shelf and gives back to it, and shelves are filled from the list, and cleared into it, some buckets at a time.
+//!
+//! Whoever splits buckets also moves the last
 //! buckets in use into free ones (`growth.rs`), so the pool shrinks with its use and its pages go back to the system. Anybody who removes an entry may
-//! give a bucket back meanwhile: under the list's lock a bucket is either owned or listed.
+//! give a bucket back meanwhile: under the list's lock a bucket without an owner is listed. A shelf's lock comes before the list's.
 //! A reader may still be in a bucket that was freed: it finds no tag there (list numbers have none), and the moved
 //! version of its own bucket tells it to look again.
 
 use super::bucket::{Bucket, TAG_FIELD_BITS};
+use crate::epoch::thread_index;
 use crate::error::Result;
 use crate::memory::Region;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -21,6 +30,16 @@ const RELEASE_BUCKETS: u64 = 1024;
 const SMALL_PAGE_BYTES: usize = 32 << 20;
 const SPACE_BYTES_MIN: usize = 1 << 24;
 const NUMBERS: u64 = 1 << 30;
+/// Threads share shelves if they are more.
+const SHELVES: usize = if cfg!(loom) { 2 } else { 32 };
+/// Buckets that a shelf holds: with its lock it fills two cache lines.
+const SHELF_BUCKETS: usize = if cfg!(loom) { 1 } else { 28 };
+/// Buckets that go to a shelf or from it together.
+const HANDFUL: usize = if cfg!(loom) { 1 } else { 14 };
+/// New buckets that go to a shelf together: they take memory before anybody needs them.
+const NEW_HANDFUL: u64 = if cfg!(loom) { 1 } else { 8 };
+/// What names a shelf as an owner: above the number of every bucket of the table.
+const SHELF_OWNER: u64 = 1 << 33;
 const PREVIOUS: usize = 0;
 const NEXT: usize = 1;
 
@@ -35,6 +54,31 @@ pub(super) struct Overflow {
     /// Copies of the list's numbers, for whoever only wants to know.
     next: AtomicU64,
     free: AtomicU64,
+    shelves: [Shelf; SHELVES],
+}
+
+/// Buckets at hand, empty.
+#[repr(align(128))]
+#[derive(Default)]
+struct Shelf(Mutex<Held>);
+
+#[derive(Default)]
+struct Held {
+    count: usize,
+    /// Below [`NUMBERS`] each.
+    numbers: [u32; SHELF_BUCKETS],
+}
+
+impl Held {
+    fn push(&mut self, number: u64) {
+        self.numbers[self.count] = number as u32;
+        self.count += 1;
+    }
+
+    fn pop(&mut self) -> Option<u64> {
+        self.count = self.count.checked_sub(1)?;
+        Some(u64::from(self.numbers[self.count]))
+    }
 }
 
 struct List {
@@ -51,7 +95,8 @@ impl Overflow {
         let list = List { next: 1, first: 0, count: 0, backed: 0 };
         let region = Region::reserve(space, SPACE_BYTES_MIN)?;
         region.prefer_huge_pages(SMALL_PAGE_BYTES);
-        Ok(Self { region, list: Mutex::new(list), next: AtomicU64::new(1), free: AtomicU64::new(0) })
+        let (next, free) = (AtomicU64::new(1), AtomicU64::new(0));
+        Ok(Self { region, list: Mutex::new(list), next, free, shelves: Default::default() })
     }
 
     pub(super) fn bucket(&self, number: u64) -> &Bucket {
@@ -65,6 +110,7 @@ impl Overflow {
         self.next.load(Relaxed)
     }
 
+    /// Those among them that are not listed as free.
     pub(super) fn buckets_in_use(&self) -> u64 {
         (self.next.load(Relaxed) - 1).saturating_sub(self.free.load(Relaxed))
     }
@@ -83,25 +129,52 @@ impl Overflow {
         self.free.store(list.count, Relaxed);
     }
 
-    /// An empty bucket for bucket `owner` of the table; a new one only if `may_grow`.
-    pub(super) fn take(&self, owner: u64, may_grow: bool) -> Option<u64> {
+    /// An empty bucket for bucket `owner` of the table. The pool may become larger by `room` buckets.
+    pub(super) fn take(&self, owner: u64, room: u64) -> Option<u64> {
+        let shelf = thread_index() % SHELVES;
+        let mut held = lock(&self.shelves[shelf].0);
+        if held.count == 0 {
+            self.fill(shelf, &mut held, room);
+        }
+        let number = held.pop()?;
+        self.bucket(number).set_owner(owner + 1);
+        Some(number)
+    }
+
+    /// Fills an empty shelf from the list, or with new buckets.
+    fn fill(&self, shelf: usize, held: &mut Held, room: u64) {
         let mut list = self.lock();
-        let number = if list.count > 0 {
-            let number = list.first;
-            self.unlist(&mut list, number);
-            number
-        } else {
-            if !may_grow || list.next >= NUMBERS.min(self.region.bytes() as u64 / 64) {
-                return None;
+        if list.count > 0 {
+            while held.count < HANDFUL && list.count > 0 {
+                let number = list.first;
+                self.unlist(&mut list, number);
+                held.push(number);
             }
-            list.next += 1;
+        } else {
+            let exist = NUMBERS.min(self.region.bytes() as u64 / 64);
+            for _ in 0..room.min(NEW_HANDFUL).min(exist.saturating_sub(list.next)) {
+                held.push(list.next);
+                list.next += 1;
+            }
             if list.next > list.backed {
                 // Otherwise each page is met twice: read as a page of zeros, then copied for the first write.
                 self.region.populate(list.backed as usize * 64, (list.backed + RELEASE_BUCKETS) as usize * 64);
                 list.backed += RELEASE_BUCKETS;
             }
-            list.next - 1
-        };
+        }
+        // Under the list's lock: without an owner they are listed.
+        held.numbers[..held.count].iter().for_each(|number| self.bucket(u64::from(*number)).set_owner(SHELF_OWNER + shelf as u64));
+        self.show(&list);
+    }
+
+    /// The same of a listed bucket.
+    pub(super) fn take_listed(&self, owner: u64) -> Option<u64> {
+        let mut list = self.lock();
+        let number = list.first;
+        if number == 0 {
+            return None;
+        }
+        self.unlist(&mut list, number);
         self.bucket(number).set_owner(owner + 1);
         self.show(&list);
         Some(number)
@@ -109,19 +182,55 @@ impl Overflow {
 
     /// Takes buckets back that no chain leads to any more: `number` and those behind it.
     pub(super) fn give_back(&self, mut number: u64) {
-        let mut list = (!broken(Rule::FreeIsListed)).then(|| self.lock());
+        let shelf = thread_index() % SHELVES;
+        let mut held = lock(&self.shelves[shelf].0);
         while number != 0 {
             let bucket = self.bucket(number);
             let next = bucket.next();
-            bucket.entries().iter().for_each(|entry| entry.store(0, Release));
-            bucket.set_next(0);
-            // Under the lock: who has it takes a bucket without an owner for one of the list.
-            bucket.set_owner(0);
-            let list = list.get_or_insert_with(|| self.lock());
-            self.enlist(list, number);
-            self.show(list);
+            self.empty(number);
+            bucket.set_owner(if broken(Rule::ShelfOwns) { 0 } else { SHELF_OWNER + shelf as u64 });
+            if held.count == SHELF_BUCKETS {
+                self.clear_some(&mut held, HANDFUL);
+            }
+            held.push(number);
             number = next;
         }
+    }
+
+    /// Takes one bucket back, and lists it: if it is the last one the pool ends before it soon.
+    pub(super) fn give_back_last(&self, number: u64) {
+        self.empty(number);
+        self.list([number].into_iter());
+    }
+
+    fn empty(&self, number: u64) {
+        let bucket = self.bucket(number);
+        bucket.entries().iter().for_each(|entry| entry.store(0, Release));
+        bucket.set_next(0);
+    }
+
+    /// Lists so many of a shelf's buckets, those first that came first.
+    fn clear_some(&self, held: &mut Held, buckets: usize) {
+        self.list(held.numbers[..buckets].iter().map(|number| u64::from(*number)));
+        held.numbers.copy_within(buckets..held.count, 0);
+        held.count -= buckets;
+    }
+
+    /// Lists empty buckets.
+    fn list(&self, numbers: impl Iterator<Item = u64>) {
+        let mut list = (!broken(Rule::FreeIsListed)).then(|| self.lock());
+        for number in numbers {
+            // Under the lock: who has it takes a bucket without an owner for one of the list.
+            self.bucket(number).set_owner(0);
+            self.enlist(list.get_or_insert_with(|| self.lock()), number);
+        }
+        list.iter().for_each(|list| self.show(list));
+    }
+
+    fn clear_shelf(&self, shelf: usize) {
+        let mut held = lock(&self.shelves[shelf].0);
+        let all = held.count;
+        self.clear_some(&mut held, all);
     }
 
     fn enlist(&self, list: &mut List, number: u64) {
@@ -161,17 +270,26 @@ impl Overflow {
 
     /// The same where so many may stay free.
     pub(super) fn last_beyond(&self, slack: u64) -> Option<(u64, u64)> {
-        if self.free.load(Relaxed) <= slack {
-            return None;
+        while self.free.load(Relaxed) > slack {
+            let mut list = self.lock();
+            self.trim(&mut list);
+            let last = list.next - 1;
+            if list.count <= slack || last == 0 {
+                return None;
+            }
+            let owner = self.bucket(last).owner();
+            if owner < SHELF_OWNER {
+                return Some((last, owner - 1));
+            }
+            drop(list);
+            self.clear_shelf((owner - SHELF_OWNER) as usize);
         }
-        let mut list = self.lock();
-        self.trim(&mut list);
-        let last = list.next - 1;
-        (list.count > slack && last > 0).then(|| (last, self.bucket(last).owner() - 1))
+        None
     }
 
-    /// Gives back what is free at the end.
+    /// Gives back what is free at the end, all that is on shelves included.
     pub(super) fn shorten(&self) {
+        (0..SHELVES).for_each(|shelf| self.clear_shelf(shelf));
         self.trim(&mut self.lock());
     }
 

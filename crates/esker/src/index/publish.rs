@@ -224,7 +224,7 @@ impl Index {
             }
             last = part;
         }
-        let fresh = self.overflow.take(at, self.may_grow())?;
+        let fresh = self.overflow.take(at, self.room())?;
         last.set_next(fresh);
         Some(self.overflow.bucket(fresh).entry(0))
     }

@@ -43,7 +43,7 @@ impl Index {
     /// True if an entry for `hash` can be added without sharing another's.
     pub(crate) fn has_free_entry(&self, hash: u64) -> bool {
         let bucket = self.bucket_at(self.locate(hash).offset);
-        self.chain(bucket).any(|part| part.tags().empty() != 0) || self.may_grow() || self.overflow.has_free()
+        self.chain(bucket).any(|part| part.tags().empty() != 0) || self.room() > 0 || self.overflow.has_free()
     }
 
     /// Empties the index. Before the store is shared.

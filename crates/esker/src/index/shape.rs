@@ -110,8 +110,11 @@ impl Place {
 
 /// The first bit, of the hash above `BUCKET_BITS`, that tags at this level hold. Constant for six doublings, so that at least nine bits tell.
 pub(super) const fn base(level: u32) -> u32 {
-    if level <= 14 { level } else { 14 + (level - 14) / 6 * 6 }
+    if level <= LAST_FINE { level } else { LAST_FINE + (level - LAST_FINE) / 6 * 6 }
 }
+
+/// Up to here tags begin at another bit with each doubling. Models have splits of both kinds.
+const LAST_FINE: u32 = if cfg!(loom) { 2 } else { 14 };
 
 /// Says to the compiler that the common case should be the straight line, without a jump.
 #[cold]

@@ -69,6 +69,20 @@ fn where_as_many_go_as_come_overflow_stays_small() {
     assert!(last < first + buckets / 4, "{first} overflow buckets, then {last}, of {buckets} buckets");
 }
 
+/// A thread that has ended left buckets on its shelf, the pool's last ones.
+#[test]
+fn what_lies_on_shelves_does_not_keep_the_pool_from_shrinking() {
+    let index = Index::new(1 << 30).unwrap();
+    let take = |count: u64| (0..count).map(|owner| index.overflow.take(owner, u64::MAX).unwrap()).collect::<Vec<u64>>();
+    let give_back = |numbers: Vec<u64>| numbers.into_iter().for_each(|number| index.overflow.give_back(number));
+    let first = take(500);
+    std::thread::scope(|scope| scope.spawn(|| give_back(take(500))).join().unwrap());
+    assert!(index.overflow.buckets() > 1000);
+    give_back(first);
+    index.tidy(1);
+    assert!(index.overflow.buckets() < 200, "{} buckets, none in use", index.overflow.buckets());
+}
+
 #[test]
 fn a_full_share_shortens_tags_and_loses_nothing() {
     let index = Index::new(1 << 30).unwrap();
