@@ -940,3 +940,35 @@ fn another_end_needs_no_new_record() {
     assert_eq!((store.ttl(&1).unwrap(), store.get(&1).unwrap()), (Some(Ttl::Forever), Some(value)));
     assert_eq!((store.stats().log.tail, store.stats().space.dead_bytes), (before.log.tail, before.space.dead_bytes));
 }
+
+/// Drops the last clone of the store, in the midst of what the store's own thread does.
+#[derive(Debug, Default)]
+struct Last(Mutex<Option<Store<u64, [u8]>>>);
+
+impl Clock for Last {
+    fn now(&self) -> SystemTime {
+        if std::thread::current().name() == Some("esker-driver") {
+            drop(self.0.lock().unwrap().take());
+        }
+        SystemTime::now()
+    }
+}
+
+/// The close would have to wait for itself.
+#[test]
+fn the_last_clone_may_go_in_a_clock() {
+    let (folder, clock) = (tempfile::tempdir().unwrap(), Arc::new(Last::default()));
+    let options = Options::new().memory("16MiB");
+    let store: Store<u64, [u8]> = options.clone().clock(clock.clone()).open(folder.path()).unwrap();
+    store.put(&1, b"two").unwrap();
+    // So that the clock is asked.
+    store.put_with_ttl(&3, b"four", Duration::from_secs(3600)).unwrap();
+    *clock.0.lock().unwrap() = Some(store);
+    let again: Store<u64, [u8]> = loop {
+        match options.clone().open(folder.path()) {
+            Err(Error::Locked(_)) => std::thread::yield_now(),
+            opened => break opened.unwrap(),
+        }
+    };
+    assert_eq!([1, 3].map(|key| again.get(&key).unwrap()), [Some(b"two".to_vec()), Some(b"four".to_vec())]);
+}

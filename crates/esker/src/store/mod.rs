@@ -53,6 +53,7 @@ use crate::sync::{Mutex, Rule, broken};
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -65,7 +66,7 @@ use step::{Known, Step};
 pub use transaction::{ReadTransaction, Transaction};
 
 /// A key-value store, used through `&self` from any thread. Cloning it is cheap and gives the same store. Dropping the last clone closes it, and swallows
-/// the error that [`Store::close`] would return.
+/// the error that [`Store::close`] would return. Inside a closure that the store runs, a clock's or a cache's, the drop returns at once, and another thread closes when that has ended.
 pub struct Store<K: Key + ?Sized, V: Value + ?Sized> {
     pub(crate) engine: Arc<Engine>,
     closer: Arc<Closer>,
@@ -90,12 +91,22 @@ impl Closer {
 
 impl Drop for Closer {
     fn drop(&mut self) {
+        if self.engine.epochs.is_inside() {
+            return self.close_elsewhere();
+        }
         // A failure to flush was latched and told to every writer; a drop cannot return it. `close` can.
         let _ = self.close();
     }
 }
 
 impl Closer {
+    /// From inside a closure that the store runs: the close waits for its end, so another thread closes. Without a thread the store stays open as long as the process.
+    fn close_elsewhere(&mut self) {
+        let (driver, helpers) = (std::mem::take(&mut self.driver), std::mem::take(&mut self.helpers));
+        let rest = ManuallyDrop::new(Self { engine: self.engine.clone(), driver, helpers, flights: self.flights.clone() });
+        let _ = std::thread::Builder::new().name("esker-closer".into()).spawn(move || drop(ManuallyDrop::into_inner(rest)));
+    }
+
     fn close(&self) -> Result<()> {
         let result = self.engine.close();
         let may_wait = !helpers::is_own(&self.engine);
