@@ -83,6 +83,8 @@ pub(crate) struct Engine {
     pub(crate) budget: AtomicU64,
     /// One at a time shares it between index and log.
     sharing: Mutex<()>,
+    /// The index's bytes when it was.
+    shared_index: AtomicU64,
     /// Of the log's share, for a while.
     lent: AtomicU64,
     /// The first failure of the device: nothing is written after it.
@@ -173,6 +175,7 @@ impl Engine {
             drawn: Drawn::now(),
             budget: AtomicU64::new(parts.budget),
             sharing: Mutex::new(()),
+            shared_index: AtomicU64::new(0),
             lent: AtomicU64::new(0),
             latched: Mutex::new(None),
             is_latched: AtomicBool::new(false),
@@ -284,6 +287,7 @@ impl Engine {
             drawn: Drawn::now(),
             budget: AtomicU64::new(1 << 20),
             sharing: Mutex::new(()),
+            shared_index: AtomicU64::new(0),
             lent: AtomicU64::new(0),
             latched: Mutex::new(None),
             is_latched: AtomicBool::new(false),

@@ -6,6 +6,9 @@ use crate::index::{Chain, Records};
 use crate::record::Record;
 use crate::sync::atomic::Ordering::*;
 
+/// The budget is shared anew when the index has grown by so much. (The driver does so each millisecond.)
+const SHARED_ANEW_BYTES: u64 = 16 << 10;
+
 impl Engine {
     /// A thread counted some new index entries: the index grows by as much as they ask for.
     #[cold]
@@ -13,7 +16,7 @@ impl Engine {
     pub(crate) fn entries_added(&self, pin: &Pin<'_>) {
         let added = pin.slot.entries.load(Relaxed);
         pin.slot.entries.store(0, Relaxed);
-        if self.index.grow(added, &PinnedRecords(self)) {
+        if self.index.grow(added, &PinnedRecords(self)) && self.index.bytes() > self.shared_index.load(Relaxed) + SHARED_ANEW_BYTES {
             self.share_budget();
         }
     }

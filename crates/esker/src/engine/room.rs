@@ -114,6 +114,7 @@ impl Engine {
         let _sharing = lock(&self.sharing);
         let budget = self.budget.load(Relaxed);
         let index = self.index.bytes();
+        set(&self.shared_index, index);
         let log = budget.saturating_sub(index + FIXED_BYTES);
         // The budget may be lower since, or the index larger.
         let log = log - self.lent.load(Relaxed).min(self.lendable(log));

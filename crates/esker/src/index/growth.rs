@@ -10,8 +10,9 @@
 //! what the next splits need, and their memory is in its cache. A thread that finds a whole turn left undone takes its place, and one that finds another at it
 //! goes on with its own work. But where threads are many more than
 //! processors, whoever splits is often asleep, for as long as all others take their turns, and they would fill buckets that nobody splits: so who
-//! finds a whole turn left undone, and another at it, lets others run first. Everybody reads the shape, so [`TOGETHER`] buckets are split
-//! under their latches at once, and one change of the shape shows them all. Who splits is the only one who holds more than one latch, and waits for nobody.
+//! finds a whole turn left undone, and another at it, lets others run first. Everybody reads the shape, so up to [`TOGETHER`] buckets are split
+//! under their latches at once, and one change of the shape shows them all. Only who holds `growing` holds more than one latch; and who holds a latch never
+//! waits for `growing`, nor for a drain.
 
 use super::bucket::{Bucket, ENTRIES, MARKS, address_of, entry_word, tag_of};
 use super::{BUCKET_BITS, DOUBLING, FULL, Index, Shape, TURNING, base, full_tag, valid_bits};
@@ -135,11 +136,14 @@ impl Index {
         self.add_to_count(added);
         let due = self.splits_due();
         let grower = thread_index();
-        if due == 0 || due < SPLITS_PER_TURN && self.grower.0.load(Relaxed) != grower {
+        let shape = self.shape();
+        // The level's last ones are a turn, too, however few they are.
+        let is_whole_turn = due >= SPLITS_PER_TURN.min((1 << shape.level()) - shape.split());
+        if due == 0 || !is_whole_turn && self.grower.0.load(Relaxed) != grower {
             return false;
         }
         let Some(mut workspace) = try_lock(&self.growing) else {
-            if due == SPLITS_PER_TURN {
+            if is_whole_turn {
                 thread::yield_now();
             }
             return false;
@@ -201,30 +205,38 @@ impl Index {
         }
     }
 
-    /// Splits the next `count` buckets, or those that the level has left; says how many.
+    /// Splits the next `count` buckets, or fewer if the level has no more or somebody is in one of them; says how many.
     pub(super) fn split_some(&self, count: u64, workspace: &mut Workspace, records: &impl Records) -> u64 {
         let shape = self.shape();
         let (level, from) = (shape.level(), shape.split());
-        let count = count.min((1 << level) - from);
+        let most = count.min((1 << level) - from);
         let Workspace { splits, go, lists } = workspace;
-        let splits = &mut splits[..count as usize];
-        for (at, split) in (from..).zip(splits.iter_mut()) {
-            self.bucket(at).latch();
+        let mut count = 0;
+        for (at, split) in (from..from + most).zip(splits.iter_mut()) {
+            let bucket = self.bucket(at);
+            // Nobody waits for this one's splits while this one waits.
+            if count == 0 {
+                bucket.latch();
+            } else if !bucket.latch_if(bucket.link(Relaxed)) {
+                break;
+            }
+            count += 1;
             split.way = self.find_way(level, at, split, go, lists, records);
             if !broken(Rule::SiblingFirst) {
                 self.fill_sibling(level, at, split.way, go, &lists[1]);
             }
-            // Before the shape: with it, tags may begin at another bit. A reader that looks for a new tag among the old ones
-            // must find the version odd, or it takes for absent what stays here.
-            if !broken(Rule::OddBeforeShape) {
-                self.bucket(at).begin_move();
-            }
+        }
+        let those = || from..from + count;
+        // Before the shape: with it, tags may begin at another bit. A reader that looks for a new tag among the old ones
+        // must find the version odd, or it takes for absent what stays here.
+        if !broken(Rule::OddBeforeShape) {
+            those().for_each(|at| self.bucket(at).begin_move());
         }
         let next = Shape::new(level, from + count).0 | DOUBLING;
         let is_last = from + count == 1 << level;
         // Release: whoever sees the new shape sees the siblings' entries.
         self.shape.store(if is_last && !broken(Rule::TurnIsMarked) { next | TURNING } else { next }, Release);
-        for (at, split) in (from..).zip(splits) {
+        for (at, split) in those().zip(splits) {
             let bucket = self.bucket(at);
             if broken(Rule::OddBeforeShape) {
                 bucket.begin_move();

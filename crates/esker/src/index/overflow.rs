@@ -19,7 +19,7 @@ use super::bucket::{Bucket, TAG_FIELD_BITS};
 use crate::epoch::thread_index;
 use crate::error::Result;
 use crate::memory::Region;
-use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use crate::sync::{Mutex, MutexGuard, Rule, broken, lock};
 
 /// Free buckets that may stay between those in use.
@@ -60,24 +60,27 @@ pub(super) struct Overflow {
 /// Buckets at hand, empty.
 #[repr(align(128))]
 #[derive(Default)]
-struct Shelf(Mutex<Held>);
-
-#[derive(Default)]
-struct Held {
-    count: usize,
-    /// Below [`NUMBERS`] each.
-    numbers: [u32; SHELF_BUCKETS],
+struct Shelf {
+    numbers: Mutex<[u32; SHELF_BUCKETS]>,
+    /// How many of them count; changed under the lock.
+    count: AtomicUsize,
 }
 
-impl Held {
-    fn push(&mut self, number: u64) {
-        self.numbers[self.count] = number as u32;
-        self.count += 1;
+impl Shelf {
+    fn count(&self) -> usize {
+        self.count.load(Relaxed)
     }
 
-    fn pop(&mut self) -> Option<u64> {
-        self.count = self.count.checked_sub(1)?;
-        Some(u64::from(self.numbers[self.count]))
+    fn push(&self, numbers: &mut [u32; SHELF_BUCKETS], number: u64) {
+        // Below `NUMBERS`.
+        numbers[self.count()] = number as u32;
+        self.count.store(self.count() + 1, Relaxed);
+    }
+
+    fn pop(&self, numbers: &[u32; SHELF_BUCKETS]) -> Option<u64> {
+        let last = self.count().checked_sub(1)?;
+        self.count.store(last, Relaxed);
+        Some(u64::from(numbers[last]))
     }
 }
 
@@ -110,14 +113,17 @@ impl Overflow {
         self.next.load(Relaxed)
     }
 
-    /// Those among them that are not listed as free.
     pub(super) fn buckets_in_use(&self) -> u64 {
-        (self.next.load(Relaxed) - 1).saturating_sub(self.free.load(Relaxed))
+        (self.next.load(Relaxed) - 1).saturating_sub(self.free.load(Relaxed) + self.shelved())
     }
 
     /// True if a bucket can be taken without a new one.
     pub(super) fn has_free(&self) -> bool {
-        self.free.load(Relaxed) > 0
+        self.free.load(Relaxed) + self.shelved() > 0
+    }
+
+    fn shelved(&self) -> u64 {
+        self.shelves.iter().map(|shelf| shelf.count() as u64).sum()
     }
 
     fn lock(&self) -> MutexGuard<'_, List> {
@@ -131,29 +137,44 @@ impl Overflow {
 
     /// An empty bucket for bucket `owner` of the table. The pool may become larger by `room` buckets.
     pub(super) fn take(&self, owner: u64, room: u64) -> Option<u64> {
-        let shelf = thread_index() % SHELVES;
-        let mut held = lock(&self.shelves[shelf].0);
-        if held.count == 0 {
-            self.fill(shelf, &mut held, room);
+        self.take_at_hand(owner, room).or_else(|| self.take_from_others(owner))
+    }
+
+    fn take_at_hand(&self, owner: u64, room: u64) -> Option<u64> {
+        let number = thread_index() % SHELVES;
+        let shelf = &self.shelves[number];
+        let mut numbers = lock(&shelf.numbers);
+        if shelf.count() == 0 {
+            self.fill(number, &mut numbers, room);
         }
-        let number = held.pop()?;
+        let number = shelf.pop(&numbers)?;
         self.bucket(number).set_owner(owner + 1);
         Some(number)
     }
 
+    /// Where there is nothing else: what other threads have at hand.
+    #[cold]
+    fn take_from_others(&self, owner: u64) -> Option<u64> {
+        if let Some(shelf) = self.shelves.iter().position(|shelf| shelf.count() > 0) {
+            self.clear_shelf(shelf);
+        }
+        self.take_listed(owner)
+    }
+
     /// Fills an empty shelf from the list, or with new buckets.
-    fn fill(&self, shelf: usize, held: &mut Held, room: u64) {
+    fn fill(&self, number: usize, numbers: &mut [u32; SHELF_BUCKETS], room: u64) {
+        let shelf = &self.shelves[number];
         let mut list = self.lock();
         if list.count > 0 {
-            while held.count < HANDFUL && list.count > 0 {
+            while shelf.count() < HANDFUL && list.count > 0 {
                 let number = list.first;
                 self.unlist(&mut list, number);
-                held.push(number);
+                shelf.push(numbers, number);
             }
         } else {
             let exist = NUMBERS.min(self.region.bytes() as u64 / 64);
             for _ in 0..room.min(NEW_HANDFUL).min(exist.saturating_sub(list.next)) {
-                held.push(list.next);
+                shelf.push(numbers, list.next);
                 list.next += 1;
             }
             if list.next > list.backed {
@@ -163,7 +184,7 @@ impl Overflow {
             }
         }
         // Under the list's lock: without an owner they are listed.
-        held.numbers[..held.count].iter().for_each(|number| self.bucket(u64::from(*number)).set_owner(SHELF_OWNER + shelf as u64));
+        numbers[..shelf.count()].iter().for_each(|of| self.bucket(u64::from(*of)).set_owner(SHELF_OWNER + number as u64));
         self.show(&list);
     }
 
@@ -182,17 +203,18 @@ impl Overflow {
 
     /// Takes buckets back that no chain leads to any more: `number` and those behind it.
     pub(super) fn give_back(&self, mut number: u64) {
-        let shelf = thread_index() % SHELVES;
-        let mut held = lock(&self.shelves[shelf].0);
+        let own = thread_index() % SHELVES;
+        let shelf = &self.shelves[own];
+        let mut numbers = lock(&shelf.numbers);
         while number != 0 {
             let bucket = self.bucket(number);
             let next = bucket.next();
             self.empty(number);
-            bucket.set_owner(if broken(Rule::ShelfOwns) { 0 } else { SHELF_OWNER + shelf as u64 });
-            if held.count == SHELF_BUCKETS {
-                self.clear_some(&mut held, HANDFUL);
+            bucket.set_owner(if broken(Rule::ShelfOwns) { 0 } else { SHELF_OWNER + own as u64 });
+            if shelf.count() == SHELF_BUCKETS {
+                self.clear_some(shelf, &mut numbers, HANDFUL);
             }
-            held.push(number);
+            shelf.push(&mut numbers, number);
             number = next;
         }
     }
@@ -210,10 +232,10 @@ impl Overflow {
     }
 
     /// Lists so many of a shelf's buckets, those first that came first.
-    fn clear_some(&self, held: &mut Held, buckets: usize) {
-        self.list(held.numbers[..buckets].iter().map(|number| u64::from(*number)));
-        held.numbers.copy_within(buckets..held.count, 0);
-        held.count -= buckets;
+    fn clear_some(&self, shelf: &Shelf, numbers: &mut [u32; SHELF_BUCKETS], buckets: usize) {
+        self.list(numbers[..buckets].iter().map(|number| u64::from(*number)));
+        numbers.copy_within(buckets..shelf.count(), 0);
+        shelf.count.store(shelf.count() - buckets, Relaxed);
     }
 
     /// Lists empty buckets.
@@ -227,10 +249,10 @@ impl Overflow {
         list.iter().for_each(|list| self.show(list));
     }
 
-    fn clear_shelf(&self, shelf: usize) {
-        let mut held = lock(&self.shelves[shelf].0);
-        let all = held.count;
-        self.clear_some(&mut held, all);
+    fn clear_shelf(&self, number: usize) {
+        let shelf = &self.shelves[number];
+        let mut numbers = lock(&shelf.numbers);
+        self.clear_some(shelf, &mut numbers, shelf.count());
     }
 
     fn enlist(&self, list: &mut List, number: u64) {

@@ -83,6 +83,33 @@ fn what_lies_on_shelves_does_not_keep_the_pool_from_shrinking() {
     assert!(index.overflow.buckets() < 200, "{} buckets, none in use", index.overflow.buckets());
 }
 
+/// A level's last splits are fewer than a turn: they once waited for the thread that had taken the turn before, for ever if it had ended.
+#[test]
+fn the_table_grows_on_without_the_thread_that_grew_it() {
+    let index = Index::new(1 << 30).unwrap();
+    index.add_to_count(2389);
+    std::thread::scope(|scope| scope.spawn(|| while index.grow(0, &Cold) {}).join().unwrap());
+    let left = 512 - index.buckets();
+    assert!((1..32).contains(&left), "{left} splits are left of the level");
+    let another = || (0..10_000).for_each(|_| _ = index.grow(16, &Cold));
+    another();
+    assert!(index.buckets() > 162_000 / 6, "{} buckets", index.buckets());
+}
+
+/// What other threads have at hand serves where nothing else is left.
+#[test]
+fn at_the_limit_threads_take_from_each_other() {
+    let index = Index::new(1 << 30).unwrap();
+    let take = |room| index.overflow.take(0, room);
+    std::thread::scope(|scope| scope.spawn(|| take(8).map(|number| index.overflow.give_back(number)).unwrap()).join().unwrap());
+    assert_eq!((index.overflow.buckets(), index.overflow_buckets()), (9, 0));
+    assert!(index.overflow.has_free());
+    let mut taken: Vec<u64> = std::iter::from_fn(|| take(0)).collect();
+    taken.sort_unstable();
+    assert_eq!(taken, (1..9).collect::<Vec<u64>>());
+    assert!(!index.overflow.has_free());
+}
+
 #[test]
 fn a_full_share_shortens_tags_and_loses_nothing() {
     let index = Index::new(1 << 30).unwrap();
