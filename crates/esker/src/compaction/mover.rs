@@ -23,6 +23,7 @@ use crate::engine::{Engine, Layout};
 use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result};
 use crate::index::{Keys, Seen};
+use crate::latches::Hold;
 use crate::log::BLOCK_BYTES;
 use crate::memory::prefetch;
 use crate::record::{self, ABSENT, ADDRESS_MASK, NEVER, Record, VALID};
@@ -307,7 +308,15 @@ impl Mover<'_> {
         if seen.address() == of.at && leads_nowhere {
             // Before: an image that lacks the entry comes later.
             engine.log.bounds.left_out.fetch_max(of.at + bytes, SeqCst);
-            let Some(is_removed) = engine.index.remove(of.hash, seen) else { return false };
+            // A transaction that was seen to build on what it read publishes whatever its entries lead to by then: not on what a cache drops.
+            let held = self.caching.map(|_| engine.hold(of.hash));
+            if matches!(held, Some(None)) {
+                return false;
+            }
+            let is_removed = engine.index.remove(of.hash, seen);
+            // What was read before is asked for by its entry.
+            held.flatten().into_iter().for_each(Hold::unchanged);
+            let Some(is_removed) = is_removed else { return false };
             is_unreachable |= is_removed;
         }
         drop(pin);

@@ -313,6 +313,81 @@ fn what_was_deleted_while_a_cache_dropped_it_stays_deleted() {
     check(put_bytes, |store| store.transaction(|tx| tx.delete(&1)).map(|_| false).unwrap());
 }
 
+/// A clock that at one of its calls lets another thread do something, and waits for the end of that for a while.
+#[derive(Debug)]
+struct Waiting {
+    calls_left: AtomicU64,
+    begin: mpsc::Sender<()>,
+    ended: Mutex<mpsc::Receiver<()>>,
+}
+
+impl crate::Clock for Waiting {
+    fn now(&self) -> std::time::SystemTime {
+        let left = self.calls_left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
+        if left == Ok(1) {
+            self.begin.send(()).unwrap();
+            let _ = self.ended.lock().unwrap().recv_timeout(Duration::from_millis(50));
+        }
+        std::time::UNIX_EPOCH + Duration::from_secs(1)
+    }
+}
+
+/// It once went between the look whether it was still there and what was made of it: the listener heard of both.
+#[test]
+fn a_cache_drops_nothing_that_a_transaction_builds_on_while_it_commits() {
+    let ((begin, begun), (end, ended)) = (mpsc::channel(), mpsc::channel());
+    let begun = Mutex::new(begun);
+    let clock = Arc::new(Waiting { calls_left: AtomicU64::new(0), begin, ended: Mutex::new(ended) });
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let hear = told.clone();
+    let cache = Cache::new().disk(256 << 20).on_eviction(move |_, value, _| hear.lock().unwrap().push(value.to_vec()));
+    let options = Options::new().memory("16MiB").background(false).promotion(false).clock(clock.clone()).cache(cache);
+    let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    store.put_with_ttl(&2, b"ends", Duration::from_secs(3600)).unwrap();
+    let engine = store.engine_for_test();
+    let hash = engine.hash_of(&1u64.to_ne_bytes());
+    let mut came = 0;
+    for call in 1.. {
+        store.put(&1, b"old").unwrap();
+        store.commit().unwrap();
+        let at = engine.index.lookup(hash).address();
+        let bytes = crate::store::chain::record_bytes(engine, at).unwrap();
+        let committed = thread::scope(|scope| {
+            scope.spawn(|| {
+                if begun.lock().unwrap().recv().is_ok() && clock.calls_left.load(SeqCst) == 0 {
+                    let mut mover = Mover::new(engine, at..at + bytes.len() as u64, engine.caching.as_ref());
+                    mover.consider(&Original { at, hash, bytes: &bytes }, None).unwrap();
+                }
+                let _ = end.send(());
+            });
+            let mut tx = store.begin().unwrap();
+            assert!(tx.get(&1).unwrap().is_some() && tx.get(&2).unwrap().is_some());
+            tx.put(&1, b"new").unwrap();
+            clock.calls_left.store(call, SeqCst);
+            let committed = tx.commit();
+            if clock.calls_left.load(SeqCst) > 0 {
+                // No call so late: the other thread does nothing.
+                clock.begin.send(()).unwrap();
+            }
+            committed
+        });
+        engine.caching.as_ref().unwrap().tell_unless_told();
+        let heard = std::mem::take(&mut *told.lock().unwrap());
+        match committed {
+            Ok(_) => assert!(heard.is_empty(), "at call {call}: {heard:?}"),
+            Err(Error::Conflict { .. }) => assert_eq!(heard, [b"old".to_vec()], "at call {call}"),
+            Err(error) => panic!("{error}"),
+        }
+        // A drop that came later than the wait ended tells of itself all the same.
+        while clock.ended.lock().unwrap().try_recv().is_ok() {}
+        if clock.calls_left.swap(0, SeqCst) > 0 {
+            break;
+        }
+        came += 1;
+    }
+    assert!(came > 0);
+}
+
 /// When a line has given up what was dropped, deletions that find nothing write nothing again; in a store that goes with the process they never do.
 #[test]
 fn what_a_line_has_given_up_needs_no_deletion() {
