@@ -357,6 +357,71 @@ fn what_is_put_meanwhile_keeps_its_end() {
     assert!(read_old.load(SeqCst) > 1 && read_new.load(SeqCst) > 1, "{read_old:?} {read_new:?}");
 }
 
+/// A clock that at one of its calls lets another thread do something, which takes a second, before it tells the time that it was.
+#[derive(Debug)]
+struct Slow {
+    now: AtomicU64,
+    calls_left: AtomicU64,
+    at: Barrier,
+}
+
+impl Clock for Slow {
+    fn now(&self) -> SystemTime {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_millis(self.now.load(SeqCst));
+        if self.calls_left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)) == Ok(1) {
+            self.at.wait();
+            self.at.wait();
+        }
+        now
+    }
+}
+
+/// Who is told that he put off an end did so of what is there: not of what another one found ended, and replaced.
+#[test]
+fn an_end_is_put_off_before_it_is_found_passed_or_not_at_all() {
+    let (begin, ttl, other_ttl) = (1_000_000, SECOND, SECOND * 100);
+    let clock = Arc::new(Slow { now: AtomicU64::new(begin), calls_left: AtomicU64::new(0), at: Barrier::new(2) });
+    let store: Store<u64, u64> = Options::new().memory("16MiB").clock(clock.clone()).background(false).in_memory().unwrap();
+    type Update = fn(&Store<u64, u64>) -> bool;
+    let updates: [Update; 2] =
+        [|store| store.rmw(&1, |old| old.map_or(7, |old| old + 10)).unwrap() == 7, |store| store.put_if_absent(&1, &7).unwrap()];
+    for update in updates {
+        let (mut came, mut put_off) = (0, 0);
+        for call in 1.. {
+            clock.now.store(begin, SeqCst);
+            store.put_with_ttl(&1, &1, ttl).unwrap();
+            clock.calls_left.store(call, SeqCst);
+            let (has_come, found_none) = (AtomicBool::new(true), AtomicBool::new(false));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    clock.at.wait();
+                    if has_come.load(SeqCst) {
+                        clock.now.store(begin + 1000, SeqCst);
+                        found_none.store(update(&store), SeqCst);
+                    }
+                    clock.at.wait();
+                });
+                let has_end = store.expire_at(&1, SystemTime::UNIX_EPOCH + Duration::from_millis(begin) + other_ttl).unwrap();
+                if clock.calls_left.swap(0, SeqCst) > 0 {
+                    has_come.store(false, SeqCst);
+                    clock.at.wait();
+                    clock.at.wait();
+                    return;
+                }
+                came += 1;
+                put_off += u32::from(has_end);
+                let want = if has_end { Ttl::Left(other_ttl - ttl) } else { Ttl::Forever };
+                assert_eq!(store.ttl(&1).unwrap(), Some(want), "at call {call}: {has_end}, {found_none:?}");
+                assert!(has_end || found_none.load(SeqCst), "at call {call}");
+            });
+            if !has_come.into_inner() {
+                break;
+            }
+        }
+        assert!(came > 1 && put_off > 0, "{came} {put_off}");
+    }
+}
+
 /// What expired is gone for good, and with it its space; what lies behind it does not come back.
 fn compaction_drops_what_expired<T: Kind>() {
     for place in PLACES {

@@ -233,6 +233,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         match (passes(old), old, new) {
             (false, ..) => Ok(Step::Done(false)),
             (true, None, None) if self.is_deleted(&found, known) => Ok(Step::Done(true)),
+            (true, None, _) if !self.claim_ended(&found) => Ok(Step::Again),
             (true, _, new) => {
                 let (flags, expires) = if new.is_none() { (TOMBSTONE, NEVER) } else { (0, expires) };
                 let found = found.with(&self.engine, known);

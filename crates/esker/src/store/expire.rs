@@ -19,7 +19,7 @@ use crate::epoch::Counter;
 use crate::error::Result;
 use crate::expiry::{instant, millis, whole_millis};
 use crate::record::{ABSENT, EXPIRES, NEVER, Record};
-use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::time::{Duration, SystemTime};
 
@@ -59,14 +59,6 @@ impl NewEnd {
             Self::Never => expires != NEVER,
         }
     }
-
-    /// Changes the end of a record that has one; what it was.
-    fn replace(self, end: &AtomicU64) -> u64 {
-        match self {
-            Self::InsteadOf(other, expires) => end.compare_exchange(other, expires, AcqRel, Acquire).unwrap_or_else(|now| now),
-            _ => end.swap(self.expires(), AcqRel),
-        }
-    }
 }
 
 /// A word record that left for another end, and stays after all where none came.
@@ -91,6 +83,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Drop for Leaving<'_, K, V> {
     }
 }
 
+/// An end that has passed by any clock.
+const LONG_AGO: u64 = 0;
 /// A renewed end lies this part of the time further away, so that one renewal in so many rounds of it is enough.
 const RENEWED_PART: u64 = 8;
 
@@ -404,9 +398,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Found::Memory { at, record } if *left == Some(at) => Step::Done(self.held_word(record)),
             Found::Memory { at, record } if matches!(self.region(at), Region::Mutable) && self.is_live(record) => {
                 if record.header().load(Acquire) & EXPIRES != 0 {
+                    let held = record.word_expiry(Self::KEY_WIDTH);
+                    let expires = held.load(Acquire);
+                    if self.engine.has_passed(expires) {
+                        return Ok(Step::Again);
+                    }
+                    if !end.changes(expires) {
+                        return Ok(Step::Done(false));
+                    }
                     self.engine.expiry.watch_for(end.expires());
-                    let changes = end.changes(end.replace(record.word_expiry(Self::KEY_WIDTH)));
-                    return Ok(Step::Done(changes));
+                    // Of the end that was seen not to have passed: somebody may have claimed it since (`claim_ended`).
+                    let has_changed = held.compare_exchange(expires, end.expires(), AcqRel, Relaxed).is_ok();
+                    return Ok(if has_changed { Step::Done(true) } else { Step::Again });
                 }
                 if !end.changes(NEVER) {
                     return Ok(Step::Done(false));
@@ -434,6 +437,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Step::Done(None) => Ok(Step::Done(false)),
             missing => Ok(missing.then(|| false)),
         }
+    }
+
+    /// Where nothing is found because it has ended: nobody puts off its end any more, before what takes its place is there. False to look again.
+    pub(super) fn claim_ended(&self, found: &Found) -> bool {
+        let Found::Memory { at, record } = found else { return true };
+        let header = record.header().load(Acquire);
+        if header & EXPIRES == 0 || header & ABSENT != 0 || !matches!(self.region(*at), Region::Mutable) {
+            return true;
+        }
+        let held = record.word_expiry(Self::KEY_WIDTH);
+        let expires = held.load(Acquire);
+        self.engine.has_passed(expires) && (expires == LONG_AGO || held.compare_exchange(expires, LONG_AGO, AcqRel, Relaxed).is_ok())
     }
 
     /// What a word record holds now. Under a pin.

@@ -152,6 +152,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let old = match self.old_word(&found, known) {
             Step::Done(_) if !self.is_sure(&seen, &found) => return Ok(Step::Again),
+            Step::Done(None) if !self.claim_ended(&found) => return Ok(Step::Again),
             Step::Done(old) => old,
             missing => return Ok(missing.then(|| 0)),
         };
