@@ -14,7 +14,8 @@ use crate::bytes::{parse_durability, parse_size};
 
 /// What holds for all commands.
 const AFTER: &str = "Stores of this program map bytes to bytes; verify, backup and restore take any store.
-Exit codes: 0 done; 1 failed, or the key is absent, or the store is damaged; 2 a command line that makes no sense.";
+Exit codes: 0 done; 1 failed, or the key is absent, or the store is damaged; 2 a command line that makes no sense;
+130 ended by an interrupt at once.";
 
 /// Load, look into and try an Esker store: keys and values larger than memory, at the speed of memory
 #[derive(Debug, Parser)]
@@ -104,7 +105,7 @@ pub(crate) enum Command {
         /// Print what was found as JSON
         #[arg(long)]
         json: bool,
-        /// Tell what is damaged, then give up what lies behind the damage, so that the store opens again
+        /// Tell what is damaged, then give up what lies behind the damage, so that the store opens again; stores of this program alone
         #[arg(long, conflicts_with = "json")]
         accept_loss: bool,
     },
@@ -129,7 +130,7 @@ pub(crate) enum Command {
     Salvage {
         /// The damaged store's directory, which nobody may have open
         dir: PathBuf,
-        /// The new store's directory, which must be absent or empty
+        /// The new store's directory, which must be absent or empty. A salvage that is killed leaves a store with a part: remove it
         to: PathBuf,
         /// Print what was done as JSON
         #[arg(long)]
@@ -190,7 +191,7 @@ pub(crate) struct AggregateArgs {
     /// The mean
     #[arg(long)]
     pub(crate) mean: bool,
-    /// The median, to within one percent
+    /// The median, of two in the middle the lower one, to within one percent
     #[arg(long)]
     pub(crate) median: bool,
     /// Print JSON, an object a line
@@ -257,10 +258,10 @@ pub(crate) struct LoadArgs {
     pub(crate) dir: PathBuf,
     /// The file to load, or - for standard input
     pub(crate) file: PathBuf,
-    /// What the file holds [default: by the file's name]
+    /// What the file holds [default: by the file's name]. Rows end with LF, CRLF or CR
     #[arg(long, value_enum)]
     pub(crate) format: Option<Format>,
-    /// The column or columns that make the key
+    /// The column or columns that make the key. In JSON the number 7 and the text "7" are one key
     #[arg(long, value_name = "COL[,COL]", value_delimiter = ',', required = true)]
     pub(crate) key: Vec<String>,
     /// The column or columns that make the value [default: the whole row; for count: one a row]

@@ -12,6 +12,7 @@ use crate::{out, progress, store};
 /// Copies the store in `dir`, or what is new of it, to `to`; what an `earlier` backup has is taken from there.
 pub(crate) fn run(dir: &Path, earlier: Option<&Path>, to: &Path) -> Outcome {
     store::refuse_inside(dir, to)?;
+    earlier.map_or(Ok(()), |earlier| store::refuse_inside(earlier, to))?;
     let bar = progress::of_bytes(0);
     let tell = |done, total| {
         bar.set_length(total);

@@ -56,10 +56,19 @@ pub(crate) fn run(args: &ExportArgs, opening: Opening) -> Outcome {
         broke.map_or(Ok(()), Err)?;
         writer.finish()?;
         Ok(file)
-    })?;
+    })
+    .map_err(|why| in_output(args, why))?;
     match (file, &args.output) {
         (Some(file), Some(path)) => put_in_place(file, path).map_err(|error| Failure::about(path.display(), error)),
         _ => Ok(()),
+    }
+}
+
+/// Whoever reads standard output and closes it has seen enough; a pipe that was named is to get everything.
+fn in_output(args: &ExportArgs, why: Failure) -> Failure {
+    match (why, &args.output) {
+        (Failure::OutputClosed, Some(path)) => Failure::about(path.display(), "nobody reads it any more"),
+        (why, _) => why,
     }
 }
 
@@ -78,6 +87,10 @@ fn check(args: &ExportArgs) -> Outcome {
     let has_types = matches!(args.format, ExportFormat::Arrow | ExportFormat::Parquet);
     if !has_types && (args.key_type.is_some() || args.value_type.is_some()) {
         return Err(Failure::Usage("--key-type and --value-type are for --format arrow and parquet".to_owned()));
+    }
+    if has_types && !cfg!(feature = "arrow") {
+        // Before anything is opened for writing.
+        return Err(not_built(args));
     }
     if has_types && args.output.is_none() && io::stdout().is_terminal() {
         return Err(Failure::Usage("this format is not for terminals: give --output FILE".to_owned()));
@@ -142,8 +155,12 @@ fn columns(args: &ExportArgs, output: Output) -> Result<Box<dyn PairWriter>, Fai
 
 #[cfg(not(feature = "arrow"))]
 fn columns(args: &ExportArgs, _: Output) -> Result<Box<dyn PairWriter>, Failure> {
+    Err(not_built(args))
+}
+
+fn not_built(args: &ExportArgs) -> Failure {
     let format = format!("{:?}", args.format).to_lowercase();
-    Err(Failure::new(format!("--format {format} needs a program built with the feature `arrow`: cargo build --features arrow")))
+    Failure::new(format!("--format {format} needs a program built with the feature `arrow`: cargo build --features arrow"))
 }
 
 struct Csv(csv::Writer<Output>);

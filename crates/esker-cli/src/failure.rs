@@ -91,7 +91,7 @@ impl From<io::Error> for Failure {
 
 /// One line on standard error, whatever line breaks the message brings along.
 fn complain(message: &str) {
-    let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    let line = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
     say(&format!("esker: {line}"));
 }
 

@@ -80,8 +80,9 @@ pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
         done
     })?;
     bar.finish_and_clear();
-    told.closed(loaded.rows)?;
-    report(&loaded, start.elapsed().as_secs_f64())
+    // All is stored and closed: who is not told that would load it again.
+    let told = told.closed(loaded.rows).and_then(|()| report(&loaded, start.elapsed().as_secs_f64()));
+    told.map_err(|why| after(loaded.rows, why))
 }
 
 fn format_of(args: &LoadArgs) -> Result<Format, Failure> {
@@ -106,11 +107,8 @@ fn skip(args: &LoadArgs, rows: &mut dyn Rows, interrupt: &Interrupt) -> Outcome 
     let mut pair = Pair::default();
     for row in 0..args.skip_rows {
         interrupt.check().map_err(|why| after(args.skip_rows, why))?;
-        if !rows.next(&mut pair).map_err(|why| at_line(args, rows.line(), row, why))? {
-            return Err(in_file(
-                args,
-                Failure::new(format!("it has {} rows, and is to be loaded behind {}", count(row), count(args.skip_rows))),
-            ));
+        if !rows.next(&mut pair).map_err(|why| passing_over(args, rows.line(), row, why))? {
+            return Err(in_file(args, Failure::new(format!("it has {row} rows, and is to be loaded behind {}", args.skip_rows))));
         }
     }
     Ok(())
@@ -182,7 +180,7 @@ fn parse_number(text: &[u8]) -> Result<i64, Failure> {
     let number = std::str::from_utf8(text).ok().and_then(|text| text.trim().parse().ok());
     number.ok_or_else(|| {
         let start = &text[..text.len().min(40)];
-        Failure::new(format!("`{}` is not a whole decimal number", String::from_utf8_lossy(start)))
+        Failure::new(format!("`{}` is not a whole decimal number", String::from_utf8_lossy(start).escape_debug()))
     })
 }
 
@@ -194,9 +192,20 @@ fn unheard(rows: u64, why: Failure) -> Failure {
     }
 }
 
-/// Ended between two rows.
+/// Ended between two rows. The number is what `--skip-rows` takes.
 fn after(rows: u64, why: Failure) -> Failure {
-    why.map(|why| format!("{why} (rows loaded: {})", count(rows)))
+    why.map(|why| format!("{why} (rows loaded: {rows})"))
+}
+
+/// Ended among rows that an earlier load has stored.
+fn passing_over(args: &LoadArgs, line: u64, before: u64, why: Failure) -> Failure {
+    match why {
+        Failure::Failed(why) if why == INTERRUPTED => after(args.skip_rows, Failure::Failed(why)),
+        why => {
+            let name = input::name(&args.file);
+            why.map(|why| format!("{name}: line {line}: {why} (rows passed over before it: {before})"))
+        }
+    }
 }
 
 fn in_file(args: &LoadArgs, why: Failure) -> Failure {

@@ -36,9 +36,12 @@ fn with_options<T>(dir: &Path, options: Options, work: impl FnOnce(&Bytes) -> Re
     let done = work(&store);
     match (done, store.close()) {
         (done, Ok(())) => done,
-        (Ok(_) | Err(Failure::OutputClosed), Err(error)) => Err(Failure::about(dir.display(), error)),
-        (Err(failure), Err(error)) => {
-            Err(failure.map(|why| format!("{why}; {}: {error}: what came after its last durable line is lost", dir.display())))
+        (done, Err(error)) => {
+            let lost = format!("{}: {error}: what came after its last durable line is lost", dir.display());
+            Err(match done {
+                Ok(_) | Err(Failure::OutputClosed) => Failure::new(lost),
+                Err(failure) => failure.map(|why| format!("{why}; {lost}")),
+            })
         }
     }
 }

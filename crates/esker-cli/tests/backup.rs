@@ -43,6 +43,7 @@ fn a_backup_from_an_earlier_one_stands_alone() {
     assert!(place.ok("backup store tuesday --from monday").contains("of log copied"));
     assert!(place.ok("verify monday").contains("20,000"));
     place.fails("backup store tuesday --from monday", "goes to a new place");
+    place.fails("backup store monday/tuesday --from monday", "the store's own directory");
     place.fails("backup monday wednesday --from tuesday", "newer than the store");
     place.fails("backup store wednesday --from nothing", "there is no store");
     load(&place, 40_000);

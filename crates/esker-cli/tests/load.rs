@@ -88,7 +88,7 @@ fn a_load_goes_on_where_an_earlier_one_ended() {
     place.write("a.jsonl", "{\"k\":\"a\"}\n{\"k\":\"b\"}\n");
     place.ok("load store a.jsonl --key k --mode count --skip-rows 1");
     place.write("b.jsonl", "{\"k\":\"a\"}\n{\"l\":\"b\"}\n");
-    place.fails("load store b.jsonl --key k --mode count --skip-rows 5", "line 2: the object has no `k` (rows loaded before it: 1)");
+    place.fails("load store b.jsonl --key k --mode count --skip-rows 5", "line 2: the object has no `k` (rows passed over before it: 1)");
     assert_eq!((place.ok("get store a"), place.ok("get store b")), ("8\n".into(), "3\n".into()));
 }
 
@@ -337,6 +337,22 @@ fn rows_are_acknowledged_while_the_input_is_silent() {
     assert_eq!(end(load).code, 0);
     let rest: Vec<String> = told.iter().collect();
     assert!(rest.len() == 1 && rest[0].starts_with("loaded 1 rows"), "{rest:?}");
+}
+
+/// Who is not told that all is stored would load it again.
+#[test]
+fn a_load_that_cannot_tell_its_end_says_how_far_it_came() {
+    let place = Place::new();
+    place.write("a.csv", "k\na\nb\n");
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    Run::from(esker(&place, "load store a.csv --key k --mode count").stdout(full).output().unwrap()).must_fail("(rows loaded: 2)");
+    assert_eq!(place.ok("get store b"), "1\n");
+}
+
+#[test]
+fn a_message_has_names_as_they_are() {
+    let place = Place::new();
+    place.run_with(["get", "my  store", "k"], "").must_fail("esker: my  store: ");
 }
 
 #[cfg(unix)]

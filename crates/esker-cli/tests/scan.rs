@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 const ORDERS: &str = "id,amount\nde:1,10\nde:2,20\nfr:1,5\nfr:2,2.5\nfr:3,none\n";
 
@@ -180,6 +180,20 @@ fn an_export_that_cannot_be_written_says_where() {
     for format in ["csv", "jsonl"] {
         place.fails(&format!("export store --format {format} --output /dev/full"), "esker: /dev/full: No space left");
     }
+}
+
+/// Who closes standard output has seen enough; a pipe that was named is to get everything.
+#[cfg(unix)]
+#[test]
+fn an_export_to_a_pipe_that_nobody_reads_on_fails() {
+    let place = Place::new();
+    // More than a pipe holds.
+    place.write("a.csv", format!("k,v\n1,{}\n", "x".repeat(1 << 20)));
+    place.ok("load store a.csv --key k");
+    assert!(Command::new("mkfifo").arg(place.path("pipe")).status().unwrap().success());
+    let export = esker(&place, "export store --format csv --output pipe").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(std::fs::File::open(place.path("pipe")).unwrap());
+    end(export).must_fail("pipe: nobody reads it any more");
 }
 
 #[cfg(unix)]
