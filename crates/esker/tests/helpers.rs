@@ -153,6 +153,104 @@ fn futures_share_lines() {
     assert!(syncs < LANES * PUTS / 4, "{syncs} syncs for {} puts", LANES * PUTS);
 }
 
+/// A storage to which nothing is written before its gate opens.
+#[derive(Default)]
+struct Gated {
+    is_open: Mutex<bool>,
+    opens: Condvar,
+    comers: AtomicU64,
+    files: MemoryStorage,
+}
+
+impl Gated {
+    fn open_gate(&self) {
+        *self.is_open.lock().unwrap() = true;
+        self.opens.notify_all();
+    }
+}
+
+struct GatedFile(Arc<Gated>, Arc<dyn Device>);
+
+impl Device for GatedFile {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.1.read(offset, into)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.comers.fetch_add(1, SeqCst);
+        drop(self.0.opens.wait_while(self.0.is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
+        self.1.write(offset, bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.1.sync()
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        self.1.bytes()
+    }
+}
+
+struct Gate(Arc<Gated>);
+
+impl Storage for Gate {
+    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
+        Ok(Arc::new(GatedFile(self.0.clone(), self.0.files.open(name)?)))
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.0.files.list()
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.files.remove(name)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.files.sync()
+    }
+}
+
+/// While a cache is copied who needs room waits for the copy. A line once waited behind him.
+#[test]
+fn a_line_does_not_wait_for_room_that_waits_for_a_backup() {
+    const BOUND: u64 = 64 << 20;
+    const VALUE: [u8; 32 << 10] = [7; 32 << 10];
+    ends(|| {
+        let options = Options::new().memory("16MiB").cache(Cache::new().disk(BOUND));
+        let store: Pages = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+        store.put(&0, &VALUE).unwrap();
+        let (gated, puts, done) = (Arc::new(Gated::default()), AtomicU64::new(0), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| store.snapshot_in(Arc::new(Gate(gated.clone()))).unwrap());
+            while gated.comers.load(SeqCst) == 0 {
+                thread::yield_now();
+            }
+            scope.spawn(|| {
+                block_on(async {
+                    for key in 0..4 * BOUND / VALUE.len() as u64 {
+                        store.put_async(&key, &VALUE).await.unwrap();
+                        puts.fetch_add(1, SeqCst);
+                    }
+                });
+                done.store(true, SeqCst);
+            });
+            // Until the putter goes on no more: it waits for room.
+            let (mut before, mut looks) = (0, 0);
+            while looks < 5 {
+                block_on(store.commit_async()).unwrap();
+                thread::sleep(Duration::from_millis(20));
+                let now = puts.load(SeqCst);
+                (before, looks) = (now, if now == before { looks + 1 } else { 0 });
+            }
+            assert!(!done.load(SeqCst), "the putter must wait");
+            block_on(store.commit_async()).unwrap();
+            gated.open_gate();
+        });
+        assert!(done.load(SeqCst));
+    });
+}
+
 /// Each would wait for the other's thread.
 #[test]
 fn two_wakers_may_close_the_store() {

@@ -13,6 +13,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::process;
 use std::sync::Arc;
 
 /// Reads under way.
@@ -38,7 +39,8 @@ enum Place {
     Forbidden,
     /// Also while a stream has the ring: the next one makes its own.
     Empty,
-    Idle(Box<Ring>),
+    /// With the process whose it is: one that was forked from that shares the ring's memory, and must let it alone.
+    Idle(Box<Ring>, u32),
 }
 
 thread_local! {
@@ -69,12 +71,12 @@ impl Lease {
     fn take() -> Option<Self> {
         // None: the thread is ending, and reads in a destructor.
         let ring = match PLACE.try_with(|place| place.replace(Place::Empty)).ok()? {
-            Place::Idle(ring) => ring,
+            Place::Idle(ring, process) if process == process::id() => ring,
             Place::Forbidden => {
                 PLACE.set(Place::Forbidden);
                 return None;
             }
-            Place::Untried | Place::Empty => match set_up() {
+            Place::Untried | Place::Empty | Place::Idle(..) => match set_up() {
                 Ok(io) => Box::new(Ring { io, slots: (0..DEPTH).map(|_| None).collect(), free: (0..DEPTH as u16).rev().collect() }),
                 Err(_) => {
                     PLACE.set(Place::Forbidden);
@@ -103,8 +105,10 @@ impl Lease {
     /// Ends the ring, which failed: closing it does not stop the kernel at once, so the buffers are lost.
     fn abandon(&mut self, mut report: Option<(&mut dyn ReadSource, io::Error)>) {
         let Some(mut ring) = self.ring.take() else { return };
-        for UnderWay { mut read, .. } in ring.slots.iter_mut().filter_map(Option::take) {
-            read.leak_buffer();
+        let mut failed: Vec<UnderWay> = ring.slots.iter_mut().filter_map(Option::take).collect();
+        // All of them before the source, which may panic, hears of one.
+        failed.iter_mut().for_each(|under_way| under_way.read.leak_buffer());
+        for UnderWay { read, .. } in failed {
             if let Some((source, error)) = &mut report {
                 source.done(read, Err(io::Error::new(error.kind(), format!("io_uring failed: {error}"))));
             }
@@ -125,7 +129,7 @@ impl Drop for Lease {
         }
         if let Some(ring) = self.ring.take() {
             // An error: the thread is ending.
-            let _ = PLACE.try_with(|place| place.set(Place::Idle(ring)));
+            let _ = PLACE.try_with(|place| place.set(Place::Idle(ring, process::id())));
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The threads that wait in place of asynchronous calls: one reads chains from the device, one
-//! makes room in the log and draws lines, one lets time pass, and one tells a cache's listener.
+//! makes room in the log, one draws lines, one lets time pass, and one tells a cache's listener.
 //!
 //! Each is started by the first call that needs it, so a store that is used by blocking calls alone has none. A call
 //! leaves a job and gets a [`Reply`] to await. The job owns all it needs (a copy of the key, its buffers), so a reply
@@ -7,7 +7,8 @@
 //! that is how closing the store ends every wait.
 //!
 //! The reader is one [`ReadSource`] over all its jobs: whatever was asked since the last read ended is under way
-//! together. Room and lines are made by a thread of its own, because writing the log out would hold up the reads.
+//! together. Room and lines are made by threads of their own, because writing the log out would hold up the reads, and room in a cache waits
+//! for a backup, for which lines do not.
 //!
 //! Wakers are foreign code: they run without a lock held, and may panic or close the store. Who closes it on a thread of its own
 //! ([`is_own`]) waits for none of these: two that did would wait for each other.
@@ -26,31 +27,30 @@ use std::future::Future;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::ptr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 thread_local! {
-    /// The engine whose thread this is.
-    static OWNER: Cell<*const Engine> = const { Cell::new(ptr::null()) };
+    static IS_OWN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// This thread is one of the engine's own from here on.
-pub(super) fn belong_to(engine: &Arc<Engine>) {
-    OWNER.set(Arc::as_ptr(engine));
+/// This thread is a store's own from here on.
+pub(super) fn belong_to_store() {
+    IS_OWN.set(true);
 }
 
-pub(super) fn is_own(engine: &Arc<Engine>) -> bool {
-    OWNER.get() == Arc::as_ptr(engine)
+pub(super) fn is_own() -> bool {
+    IS_OWN.get()
 }
 
 /// The helper threads of one store, started or not.
 #[derive(Default)]
 pub(super) struct Helpers {
     reads: Arc<Queue<ReadJob>>,
-    writes: Arc<Queue<WriteJob>>,
+    rooms: Arc<Queue<RoomJob>>,
+    lines: Arc<Queue<LineJob>>,
     pauses: Arc<Queue<PauseJob>>,
     tells: Arc<Queue<TellJob>>,
 }
@@ -70,12 +70,16 @@ impl Helpers {
 
     /// [`Engine::make_room`] elsewhere.
     pub(super) fn make_room(&self, engine: &Arc<Engine>, bytes: u64) -> Result<Reply<()>> {
-        self.write(engine, Write::Room(bytes))
+        let (answer, reply) = ticket();
+        self.rooms.push(RoomJob { bytes, answer }, "esker-writer", engine, run_rooms)?;
+        Ok(reply)
     }
 
     /// [`Engine::commit`] elsewhere. Calls that wait together share a line: the first one's holds what the others wrote.
     pub(super) fn commit(&self, engine: &Arc<Engine>) -> Result<Reply<()>> {
-        self.write(engine, Write::Line)
+        let (answer, reply) = ticket();
+        self.lines.push(LineJob(answer), "esker-liner", engine, run_lines)?;
+        Ok(reply)
     }
 
     /// Some time passes, a few milliseconds at most. A longer pause that was asked for before may make it longer.
@@ -90,16 +94,11 @@ impl Helpers {
         self.tells.push(TellJob, "esker-teller", engine, run_tells)
     }
 
-    fn write(&self, engine: &Arc<Engine>, what: Write) -> Result<Reply<()>> {
-        let (answer, reply) = ticket();
-        self.writes.push(WriteJob { what, answer }, "esker-writer", engine, run_writes)?;
-        Ok(reply)
-    }
-
     /// Answers `Closed` to all that waits, and waits for the threads if it may.
     pub(super) fn close(&self, may_wait: bool) {
         self.reads.close(may_wait);
-        self.writes.close(may_wait);
+        self.rooms.close(may_wait);
+        self.lines.close(may_wait);
         self.pauses.close(may_wait);
         self.tells.close(may_wait);
     }
@@ -205,7 +204,7 @@ impl<J: Send + 'static> Queue<J> {
         if state.thread.is_none() {
             let (engine, queue) = (engine.clone(), self.clone());
             let work = move || {
-                belong_to(&engine);
+                belong_to_store();
                 run(&engine, &queue);
             };
             state.thread = Some(std::thread::Builder::new().name(name.into()).spawn(work)?);
@@ -221,12 +220,9 @@ impl<J: Send + 'static> Queue<J> {
         lock(&self.state).jobs.pop_front()
     }
 
-    /// All jobs of a kind that are there.
-    fn take(&self, is_wanted: impl Fn(&J) -> bool) -> VecDeque<J> {
-        let mut state = lock(&self.state);
-        let (taken, left) = std::mem::take(&mut state.jobs).into_iter().partition(is_wanted);
-        state.jobs = left;
-        taken
+    /// All jobs that are there.
+    fn take(&self) -> VecDeque<J> {
+        std::mem::take(&mut lock(&self.state).jobs)
     }
 
     /// Waits for a job; false when none will come any more.
@@ -249,35 +245,38 @@ impl<J: Send + 'static> Queue<J> {
     }
 }
 
-// ---- the writer ----------------------------------------------------------------------------------------------------
+// ---- who makes room --------------------------------------------------------------------------------------------------
 
-enum Write {
-    Room(u64),
-    Line,
-}
-
-struct WriteJob {
-    what: Write,
+struct RoomJob {
+    bytes: u64,
     answer: Answer<()>,
 }
 
-fn run_writes(engine: &Engine, queue: &Queue<WriteJob>) {
+fn run_rooms(engine: &Engine, queue: &Queue<RoomJob>) {
     // A listener may await what is to be done here.
     let _duty = Duty::begin();
     while queue.wait() {
         while let Some(job) = queue.pop() {
-            let is_line = |job: &WriteJob| matches!(job.what, Write::Line);
-            // All have written what they ask for: one line holds it.
-            let with_it = if is_line(&job) { queue.take(is_line) } else { VecDeque::new() };
-            if ![&job].into_iter().chain(&with_it).any(|job| job.answer.is_wanted()) {
-                continue;
+            if job.answer.is_wanted() {
+                job.answer.send(engine.guarded(|| engine.make_room(job.bytes)));
             }
-            let made = engine.guarded(|| match job.what {
-                Write::Room(bytes) => engine.make_room(bytes),
-                Write::Line => engine.commit(),
-            });
-            with_it.into_iter().for_each(|job| job.answer.send(made.clone()));
-            job.answer.send(made);
+        }
+    }
+}
+
+// ---- who draws lines -------------------------------------------------------------------------------------------------
+
+struct LineJob(Answer<()>);
+
+fn run_lines(engine: &Engine, queue: &Queue<LineJob>) {
+    // As above.
+    let _duty = Duty::begin();
+    while queue.wait() {
+        // All have written what they ask for: one line holds it.
+        let jobs = queue.take();
+        if jobs.iter().any(|job| job.0.is_wanted()) {
+            let made = engine.guarded(|| engine.commit());
+            jobs.into_iter().for_each(|job| job.0.send(made.clone()));
         }
     }
 }

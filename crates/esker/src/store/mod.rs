@@ -55,6 +55,7 @@ use std::borrow::Borrow;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::path::Path;
+use std::process;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -80,17 +81,23 @@ struct Closer {
     helpers: Helpers,
     /// In a cache the engine's.
     flights: Arc<Flights>,
+    /// Whose threads and files these are: not those of a process that was forked from it.
+    process: u32,
 }
 
 impl Closer {
     fn new(engine: Arc<Engine>, driver: Option<JoinHandle<()>>) -> Self {
         let flights = engine.caching.as_ref().map_or_else(|| Arc::new(Flights::new()), |caching| caching.flights.clone());
-        Self { engine, driver: Mutex::new(driver), helpers: Helpers::default(), flights }
+        Self { engine, driver: Mutex::new(driver), helpers: Helpers::default(), flights, process: process::id() }
     }
 }
 
 impl Drop for Closer {
     fn drop(&mut self) {
+        if self.is_forked() {
+            // Neither written to nor removed: all of it is the other process's.
+            return std::mem::forget(self.engine.clone());
+        }
         if self.engine.epochs.is_inside() {
             return self.close_elsewhere();
         }
@@ -103,13 +110,22 @@ impl Closer {
     /// From inside a closure that the store runs: the close waits for its end, so another thread closes. Without a thread the store stays open as long as the process.
     fn close_elsewhere(&mut self) {
         let (driver, helpers) = (std::mem::take(&mut self.driver), std::mem::take(&mut self.helpers));
-        let rest = ManuallyDrop::new(Self { engine: self.engine.clone(), driver, helpers, flights: self.flights.clone() });
+        let rest = Self { engine: self.engine.clone(), driver, helpers, flights: self.flights.clone(), process: self.process };
+        let rest = ManuallyDrop::new(rest);
         let _ = std::thread::Builder::new().name("esker-closer".into()).spawn(move || drop(ManuallyDrop::into_inner(rest)));
     }
 
+    fn is_forked(&self) -> bool {
+        self.process != process::id()
+    }
+
     fn close(&self) -> Result<()> {
+        if self.is_forked() {
+            return Err(Error::invalid("the store belongs to the process from which this one was forked"));
+        }
         let result = self.engine.close();
-        let may_wait = !helpers::is_own(&self.engine);
+        // A store's own thread waits for none: two that closed each other's store would wait for each other.
+        let may_wait = !helpers::is_own();
         let driver = self.driver.lock().unwrap_or_else(|e| e.into_inner()).take();
         if let Some(driver) = driver {
             driver.thread().unpark();
@@ -168,7 +184,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let engine = Arc::new(engine);
         let driven = engine.clone();
         let drive = move || {
-            helpers::belong_to(&driven);
+            helpers::belong_to_store();
             driven.run_driver();
         };
         let driver = std::thread::Builder::new().name("esker-driver".into());
@@ -557,7 +573,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// and [`Store::stats`].
     ///
     /// # Errors
-    /// `Io`: not all could be written. `Invalid` from inside a closure that the store runs, for the close would wait for itself: the store stays open then.
+    /// `Io`: not all could be written. `Invalid` from inside a closure that the store runs, for the close would wait for itself: the store stays open then; and
+    /// in a process that was forked from the one that opened it.
     ///
     /// # Cost
     /// Writes what of the log is in memory only, and an image of the index, with a few syncs. Nothing for a store in memory.
