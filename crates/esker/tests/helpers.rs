@@ -215,7 +215,7 @@ impl Storage for Gate {
 #[test]
 fn a_line_does_not_wait_for_room_that_waits_for_a_backup() {
     const BOUND: u64 = 64 << 20;
-    const VALUE: [u8; 32 << 10] = [7; 32 << 10];
+    static VALUE: [u8; 32 << 10] = [7; 32 << 10];
     ends(|| {
         let options = Options::new().memory("16MiB").cache(Cache::new().disk(BOUND));
         let store: Pages = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
