@@ -243,17 +243,22 @@ fn twin_lookup_does_not_ask_for_a_shorter_tag() {
 const GOES: u64 = 0b10;
 const STAYS: u64 = 0b100;
 
-fn lookup_while_splitting(model: Model, bits: u64) {
+/// A lookup of these bits beside what is done to an index.
+fn lookup_beside(model: Model, prepare: fn() -> Shared<Index>, act: fn(&Index), bits: u64) {
     model.check(move || {
-        let index = with_entries(&[GOES, STAYS]);
+        let index = prepare();
         let other = spawn(1, {
             let index = index.clone();
-            move || split(&index)
+            move || act(&index)
         });
         find(&index, bits);
         other.join();
         assert_eq!(index.lookup(hash(bits)).address(), address_for(bits), "a split lost an entry");
     });
+}
+
+fn lookup_while_splitting(model: Model, bits: u64) {
+    lookup_beside(model, || with_entries(&[GOES, STAYS]), split, bits);
 }
 
 #[test]
@@ -296,20 +301,15 @@ const SECOND_STAYS: u64 = 0b1001;
 
 /// Two of four buckets are split at once, and tags go on holding the same bits: what is looked for is in the second one.
 fn lookup_while_two_split(model: Model, bits: u64) {
-    model.check(move || {
+    let four_buckets = || {
         let index = with_entries(&[]);
         split_some(&index, 2);
         for bits in [0b100, SECOND_GOES, SECOND_STAYS] {
             assert!(insert(&index, bits));
         }
-        let other = spawn(1, {
-            let index = index.clone();
-            move || split_some(&index, 2)
-        });
-        find(&index, bits);
-        other.join();
-        assert_eq!(index.lookup(hash(bits)).address(), address_for(bits), "a split lost an entry");
-    });
+        index
+    };
+    lookup_beside(model, four_buckets, |index| split_some(index, 2), bits);
 }
 
 #[test]
@@ -330,17 +330,12 @@ fn twin_second_sibling_is_filled_after_the_shape_leads_to_it() {
 
 /// The level's last bucket splits, and the level turns.
 fn lookup_while_turning(model: Model, bits: u64) {
-    model.check(move || {
+    let half_split = || {
         let index = with_entries(&[0b11, 0b101, 0b10]);
         split(&index);
-        let other = spawn(1, {
-            let index = index.clone();
-            move || split(&index)
-        });
-        find(&index, bits);
-        other.join();
-        assert_eq!(index.lookup(hash(bits)).address(), address_for(bits), "a split lost an entry");
-    });
+        index
+    };
+    lookup_beside(model, half_split, split, bits);
 }
 
 #[test]
