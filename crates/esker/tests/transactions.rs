@@ -443,6 +443,21 @@ fn a_value_of_its_own_may_end_within_a_transaction() {
     assert_eq!(texts.get("a").unwrap().as_deref(), Some(&b"new"[..]));
 }
 
+/// As a put would be at the time of the commit.
+#[test]
+fn what_became_too_long_meanwhile_is_refused_by_the_commit() {
+    let store: Store<u64, [u8]> = Options::new().memory("64MiB").in_memory().unwrap();
+    let long = vec![7; 8 << 20];
+    let mut transaction = store.begin().unwrap();
+    transaction.put(&1, &long).unwrap();
+    transaction.put(&2, b"short").unwrap();
+    store.set_memory(16 << 20).unwrap();
+    let [refused, put] = [transaction.commit(), store.put(&1, &long)].map(Result::unwrap_err);
+    assert!(matches!(&refused, Error::Invalid(why) if why.contains("a value has at most")), "{refused}");
+    assert_eq!(refused.to_string(), put.to_string());
+    assert!(!store.contains(&2).unwrap());
+}
+
 #[test]
 fn a_transaction_that_only_reads_goes_on_when_writing_has_failed() {
     let fails = Arc::new(AtomicBool::new(false));

@@ -146,8 +146,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         touched.iter().filter(|touched| touched.is_deleted).try_for_each(|touched| self.outdate_load(touched.key(), || touched.hash))
     }
 
-    /// The most log that the writes may take.
+    /// The most log that the writes may take, each of which must still be short enough: the budget may be smaller since it was given.
     fn room_for(&self, touched: &[Touched<K, V>]) -> Result<u64> {
+        for touched in touched {
+            if let Some(Write::Put(put)) = &touched.write {
+                self.check_value(put.bytes().len())?;
+            }
+        }
         let records = touched.iter().filter_map(|touched| Some(Self::record_bytes_of(touched, touched.write.as_ref()?)));
         let room = records.map(Log::room_of).sum::<u64>() + PIECE_BYTES;
         let most = self.engine.log.budget.load(Relaxed) / 8 * 7;
