@@ -107,7 +107,7 @@ fn skip(args: &LoadArgs, rows: &mut dyn Rows, interrupt: &Interrupt) -> Outcome 
     let mut pair = Pair::default();
     for row in 0..args.skip_rows {
         interrupt.check().map_err(|why| after(args.skip_rows, why))?;
-        if !rows.next(&mut pair).map_err(|why| passing_over(args, rows.line(), row, why))? {
+        if !rows.next(&mut pair).map_err(|why| at_line(args, rows.line(), args.skip_rows, ("passed over", row), why))? {
             return Err(in_file(args, Failure::new(format!("it has {row} rows, and is to be loaded behind {}", args.skip_rows))));
         }
     }
@@ -124,7 +124,7 @@ fn load_all(
 ) -> Outcome {
     told.during(store, |tell| {
         let mut pair = Pair::default();
-        while step(store, args, rows, &mut pair).map_err(|why| at_line(args, rows.line(), loaded.rows, why))? {
+        while step(store, args, rows, &mut pair).map_err(|why| at_line(args, rows.line(), loaded.rows, ("loaded", loaded.rows), why))? {
             loaded.rows += 1;
             loaded.bytes += (pair.key.len() + pair.value.len()) as u64;
             tell(loaded.rows).map_err(|why| unheard(loaded.rows, why))?;
@@ -197,28 +197,18 @@ fn after(rows: u64, why: Failure) -> Failure {
     why.map(|why| format!("{why} (rows loaded: {rows})"))
 }
 
-/// Ended among rows that an earlier load has stored.
-fn passing_over(args: &LoadArgs, line: u64, before: u64, why: Failure) -> Failure {
-    match why {
-        Failure::Failed(why) if why == INTERRUPTED => after(args.skip_rows, Failure::Failed(why)),
-        why => {
-            let name = input::name(&args.file);
-            why.map(|why| format!("{name}: line {line}: {why} (rows passed over before it: {before})"))
-        }
-    }
-}
-
 fn in_file(args: &LoadArgs, why: Failure) -> Failure {
     why.map(|why| format!("{}: {why}", input::name(&args.file)))
 }
 
-fn at_line(args: &LoadArgs, line: u64, before: u64, why: Failure) -> Failure {
+/// `loaded`: rows that are stored. `before`: what was done with how many rows of the file so far.
+fn at_line(args: &LoadArgs, line: u64, loaded: u64, before: (&str, u64), why: Failure) -> Failure {
     match why {
         // While the input was silent.
-        Failure::Failed(why) if why == INTERRUPTED => after(before, Failure::Failed(why)),
+        Failure::Failed(why) if why == INTERRUPTED => after(loaded, Failure::Failed(why)),
         why => {
-            let name = input::name(&args.file);
-            why.map(|why| format!("{name}: line {line}: {why} (rows loaded before it: {before})"))
+            let (name, (done, rows)) = (input::name(&args.file), before);
+            why.map(|why| format!("{name}: line {line}: {why} (rows {done} before it: {rows})"))
         }
     }
 }

@@ -23,7 +23,6 @@ use crate::engine::{Engine, Layout};
 use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result};
 use crate::index::{Keys, Seen};
-use crate::latches::Hold;
 use crate::log::BLOCK_BYTES;
 use crate::memory::prefetch;
 use crate::record::{self, ABSENT, ADDRESS_MASK, NEVER, Record, VALID};
@@ -309,13 +308,18 @@ impl Mover<'_> {
             // Before: an image that lacks the entry comes later.
             engine.log.bounds.left_out.fetch_max(of.at + bytes, SeqCst);
             // A transaction that was seen to build on what it read publishes whatever its entries lead to by then: not on what a cache drops.
-            let held = self.caching.map(|_| engine.hold(of.hash));
-            if matches!(held, Some(None)) {
-                return false;
+            let mut held = None;
+            if self.caching.is_some() {
+                held = engine.hold(of.hash);
+                if held.is_none() {
+                    return false;
+                }
             }
             let is_removed = engine.index.remove(of.hash, seen);
-            // What was read before is asked for by its entry.
-            held.flatten().into_iter().for_each(Hold::unchanged);
+            if let Some(held) = held {
+                // What was read before is asked for by its entry.
+                held.unchanged();
+            }
             let Some(is_removed) = is_removed else { return false };
             is_unreachable |= is_removed;
         }

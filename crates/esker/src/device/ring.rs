@@ -23,6 +23,8 @@ const SUBMISSION: usize = 32;
 
 struct Ring {
     io: IoUring,
+    /// Whose it is: a process that was forked from that one shares the ring's memory, and must let it alone.
+    process: u32,
     slots: Vec<Option<UnderWay>>,
     /// The slots without a read.
     free: Vec<u16>,
@@ -39,8 +41,7 @@ enum Place {
     Forbidden,
     /// Also while a stream has the ring: the next one makes its own.
     Empty,
-    /// With the process whose it is: one that was forked from that shares the ring's memory, and must let it alone.
-    Idle(Box<Ring>, u32),
+    Idle(Box<Ring>),
 }
 
 thread_local! {
@@ -71,13 +72,13 @@ impl Lease {
     fn take() -> Option<Self> {
         // None: the thread is ending, and reads in a destructor.
         let ring = match PLACE.try_with(|place| place.replace(Place::Empty)).ok()? {
-            Place::Idle(ring, process) if process == process::id() => ring,
+            Place::Idle(ring) if ring.process == process::id() => ring,
             Place::Forbidden => {
                 PLACE.set(Place::Forbidden);
                 return None;
             }
             Place::Untried | Place::Empty | Place::Idle(..) => match set_up() {
-                Ok(io) => Box::new(Ring { io, slots: (0..DEPTH).map(|_| None).collect(), free: (0..DEPTH as u16).rev().collect() }),
+                Ok(io) => Box::new(Ring::new(io)),
                 Err(_) => {
                     PLACE.set(Place::Forbidden);
                     return None;
@@ -129,12 +130,17 @@ impl Drop for Lease {
         }
         if let Some(ring) = self.ring.take() {
             // An error: the thread is ending.
-            let _ = PLACE.try_with(|place| place.set(Place::Idle(ring, process::id())));
+            let _ = PLACE.try_with(|place| place.set(Place::Idle(ring)));
         }
     }
 }
 
 impl Ring {
+    fn new(io: IoUring) -> Self {
+        let (slots, free) = ((0..DEPTH).map(|_| None).collect(), (0..DEPTH as u16).rev().collect());
+        Self { io, process: process::id(), slots, free }
+    }
+
     fn under_way(&self) -> usize {
         self.slots.len() - self.free.len()
     }

@@ -135,11 +135,13 @@ impl Index {
     pub(crate) fn grow(&self, added: u64, records: &impl Records) -> bool {
         self.add_to_count(added);
         let due = self.splits_due();
-        let grower = thread_index();
-        let shape = self.shape();
+        if due == 0 {
+            return false;
+        }
+        let (shape, grower) = (self.shape(), thread_index());
         // The level's last ones are a turn, too, however few they are.
         let is_whole_turn = due >= SPLITS_PER_TURN.min((1 << shape.level()) - shape.split());
-        if due == 0 || !is_whole_turn && self.grower.0.load(Relaxed) != grower {
+        if !is_whole_turn && self.grower.0.load(Relaxed) != grower {
             return false;
         }
         let Some(mut workspace) = try_lock(&self.growing) else {

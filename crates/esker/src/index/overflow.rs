@@ -188,7 +188,7 @@ impl Overflow {
         self.show(&list);
     }
 
-    /// The same of a listed bucket.
+    /// [`Overflow::take`] from the list alone.
     pub(super) fn take_listed(&self, owner: u64) -> Option<u64> {
         let mut list = self.lock();
         let number = list.first;
