@@ -3,15 +3,17 @@
 #[path = "common/raise.rs"]
 mod raise;
 
-use esker::{Clock, Error, Key, ManualClock, Options, Store, Ttl, Value};
+use esker::{Clock, Error, Key, ManualClock, MemoryStorage, Options, Store, Ttl, Value};
 use raise::Raise;
 use std::borrow::Borrow;
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Poll, Waker};
-use std::thread::ThreadId;
+use std::thread::{self, Scope, ScopedJoinHandle, ThreadId};
 use std::time::{Duration, Instant, SystemTime};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -383,9 +385,12 @@ fn an_end_is_put_off_before_it_is_found_passed_or_not_at_all() {
     let clock = Arc::new(Slow { now: AtomicU64::new(begin), calls_left: AtomicU64::new(0), at: Barrier::new(2) });
     let store: Store<u64, u64> = Options::new().memory("16MiB").clock(clock.clone()).background(false).in_memory().unwrap();
     type Update = fn(&Store<u64, u64>) -> bool;
-    let updates: [Update; 2] =
-        [|store| store.rmw(&1, |old| old.map_or(7, |old| old + 10)).unwrap() == 7, |store| store.put_if_absent(&1, &7).unwrap()];
-    for update in updates {
+    let updates: [(Update, Option<Ttl>); 3] = [
+        (|store| store.rmw(&1, |old| old.map_or(7, |old| old + 10)).unwrap() == 7, Some(Ttl::Forever)),
+        (|store| store.put_if_absent(&1, &7).unwrap(), Some(Ttl::Forever)),
+        (|store| !store.delete(&1).unwrap(), None),
+    ];
+    for (update, left_behind) in updates {
         let (mut came, mut put_off) = (0, 0);
         for call in 1.. {
             clock.now.store(begin, SeqCst);
@@ -410,16 +415,99 @@ fn an_end_is_put_off_before_it_is_found_passed_or_not_at_all() {
                 }
                 came += 1;
                 put_off += u32::from(has_end);
-                let want = if has_end { Ttl::Left(other_ttl - ttl) } else { Ttl::Forever };
-                assert_eq!(store.ttl(&1).unwrap(), Some(want), "at call {call}: {has_end}, {found_none:?}");
+                let want = if has_end { Some(Ttl::Left(other_ttl - ttl)) } else { left_behind };
+                assert_eq!(store.ttl(&1).unwrap(), want, "at call {call}: {has_end}, {found_none:?}");
                 assert!(has_end || found_none.load(SeqCst), "at call {call}");
             });
             if !has_come.into_inner() {
                 break;
             }
         }
-        assert!(came > 1 && put_off > 0, "{came} {put_off}");
+        // Of what was deleted no end is put off.
+        assert!(came > 1 && (put_off > 0) == left_behind.is_some(), "{came} {put_off}");
     }
+}
+
+thread_local! {
+    /// What a [`Staged`] clock says to this thread, and where it stops.
+    static STAGE: RefCell<Option<Stage>> = const { RefCell::new(None) };
+}
+
+struct Stage {
+    millis: u64,
+    calls_left: u64,
+    arrived: Sender<()>,
+    opens: Receiver<()>,
+}
+
+/// A clock that tells each thread its own time, and holds one up at one of its calls.
+#[derive(Debug)]
+struct Staged(u64);
+
+impl Clock for Staged {
+    fn now(&self) -> SystemTime {
+        let millis = STAGE.with_borrow_mut(|stage| match stage {
+            None => self.0,
+            Some(stage) => {
+                stage.calls_left = stage.calls_left.saturating_sub(1);
+                if stage.calls_left == 0 {
+                    // Dropped once it may go on; and later calls find that it is.
+                    let _ = stage.arrived.send(());
+                    let _ = stage.opens.recv();
+                }
+                stage.millis
+            }
+        });
+        SystemTime::UNIX_EPOCH + Duration::from_millis(millis)
+    }
+}
+
+/// Runs `act` on a stage of its own; returns once it has stopped there or has ended, with what lets it go on.
+fn staged<'s, R: Send + 's>(
+    scope: &'s Scope<'s, '_>,
+    (millis, calls_left): (u64, u64),
+    act: impl FnOnce() -> R + Send + 's,
+) -> (ScopedJoinHandle<'s, R>, Sender<()>) {
+    let ((arrived, has_arrived), (open, opens)) = (channel(), channel());
+    let thread = scope.spawn(move || {
+        STAGE.set(Some(Stage { millis, calls_left, arrived, opens }));
+        let done = act();
+        STAGE.set(None);
+        done
+    });
+    // An error: it has ended.
+    let _ = has_arrived.recv();
+    (thread, open)
+}
+
+/// The same while a line is drawn, and so the record freezes.
+#[test]
+fn an_end_is_put_off_before_it_is_found_passed_or_not_at_all_beside_a_line() {
+    const BEGIN: u64 = 1_000_000;
+    let options = Options::new().memory("16MiB").clock(Arc::new(Staged(BEGIN))).background(false);
+    let store: Store<u64, u64> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    let later = SystemTime::UNIX_EPOCH + Duration::from_millis(BEGIN) + SECOND * 100;
+    let mut put_off = 0;
+    for (call, other_call) in (1..5).flat_map(|call| (1..5).map(move |other| (call, other))) {
+        store.put_with_ttl(&1, &1, SECOND).unwrap();
+        let (has_end, found_none) = thread::scope(|scope| {
+            let (renewal, let_renew) = staged(scope, (BEGIN + 999, call), || store.expire_at(&1, later).unwrap());
+            let update = || store.rmw(&1, |old| old.map_or(7, |old| old + 10)).unwrap() == 7;
+            let (update, let_update) = staged(scope, (BEGIN + 1000, other_call), update);
+            let line = scope.spawn(|| store.commit().unwrap());
+            // Nothing hangs on how far each comes meanwhile.
+            thread::sleep(Duration::from_millis(10));
+            drop(let_update);
+            thread::sleep(Duration::from_millis(10));
+            drop(let_renew);
+            line.join().unwrap();
+            (renewal.join().unwrap(), update.join().unwrap())
+        });
+        let want = if has_end { Ttl::Left(SECOND * 100) } else { Ttl::Forever };
+        assert_eq!(store.ttl(&1).unwrap(), Some(want), "at calls {call} and {other_call}: {has_end}, {found_none}");
+        put_off += u32::from(has_end);
+    }
+    assert!(put_off > 0);
 }
 
 /// What expired is gone for good, and with it its space; what lies behind it does not come back.

@@ -439,12 +439,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    /// Where nothing is found because it has ended: nobody puts off its end any more, before what takes its place is there. False to look again.
+    /// Where nothing is found because it has ended: nobody puts off its end any more, before it is deleted or what takes its place is there. False to look again.
     pub(super) fn claim_ended(&self, found: &Found) -> bool {
         let Found::Memory { at, record } = found else { return true };
         let header = record.header().load(Acquire);
-        if header & EXPIRES == 0 || header & ABSENT != 0 || !matches!(self.region(*at), Region::Mutable) {
+        if header & EXPIRES == 0 || header & ABSENT != 0 {
             return true;
+        }
+        match self.region(*at) {
+            Region::Mutable => {}
+            // Who found it mutable may still put off its end.
+            Region::Fuzzy => return false,
+            // Who puts off its end now makes a record of his own.
+            Region::Frozen => return true,
         }
         let held = record.word_expiry(Self::KEY_WIDTH);
         let expires = held.load(Acquire);

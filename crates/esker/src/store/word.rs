@@ -195,11 +195,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let pin = self.engine.epochs.pin()?;
         let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let Some((seen, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };
-        if let Found::Memory { at, record } = found
-            && matches!(self.region(at), Region::Mutable)
+        if let Found::Memory { at, record } = &found
+            && matches!(self.region(*at), Region::Mutable)
         {
-            let was_live = self.is_live(record);
-            if was_live && record.is_sealed() {
+            let was_live = self.is_live(*record);
+            if was_live && record.is_sealed() || !was_live && !self.claim_ended(&found) {
                 return Ok(Step::Again);
             }
             let was_there = record.header().fetch_or(TOMBSTONE, AcqRel) & ABSENT == 0;
