@@ -30,6 +30,42 @@ pub enum Action {
     Delete(bool),
     /// Bytes appended, and the length that came of it.
     Append(Vec<u8>, usize),
+    /// A first state replaced by a second, if it was the key's: whether it was.
+    Swap(State, State, bool),
+}
+
+/// What may happen to a key that ends by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lasting {
+    /// What does not concern its end. A value stored stays; one that is changed keeps its end.
+    Action(Action),
+    /// A value stored until then.
+    PutUntil(Vec<u8>, u64),
+    /// Its end set, to a time to come or to none, and whether there was a key; for none, whether there was an end.
+    Until(Option<u64>, bool),
+    /// It is that time.
+    Pass(u64),
+}
+
+impl Lasting {
+    /// True for what changes nothing, for it saw no value.
+    fn finds_nothing(&self) -> bool {
+        match self {
+            Lasting::Action(Action::Get(seen)) => seen.is_none(),
+            Lasting::Action(Action::Contains(there)) => !there,
+            Lasting::Action(Action::Swap(expected, _, done)) => expected.is_some() && !done,
+            Lasting::Until(_, answer) => !answer,
+            _ => false,
+        }
+    }
+}
+
+/// A key that ends by itself: its value and when that ends, if it does; and what time it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Lapsing {
+    value: State,
+    end: Option<u64>,
+    now: u64,
 }
 
 /// What a history is made of.
@@ -58,6 +94,33 @@ impl Effect for Together {
     }
 }
 
+impl Effect for Lasting {
+    type State = Lapsing;
+
+    fn step(&self, state: &Lapsing) -> Option<Lapsing> {
+        let mut after = state.clone();
+        match self {
+            Lasting::Action(action) => {
+                after.value = action.step(&state.value)?;
+                let stays = matches!(action, Action::Put(_)) || after.value.is_none();
+                after.end = after.end.filter(|_| !stays);
+            }
+            Lasting::PutUntil(value, end) => (after.value, after.end) = (Some(value.clone()), Some(*end)),
+            Lasting::Until(end, answer) => {
+                if *answer != (state.value.is_some() && (end.is_some() || state.end.is_some())) {
+                    return None;
+                }
+                after.end = end.filter(|_| state.value.is_some());
+            }
+            Lasting::Pass(now) => after.now = *now,
+        }
+        if after.end.is_some_and(|end| end <= after.now) {
+            (after.value, after.end) = (None, None);
+        }
+        Some(after)
+    }
+}
+
 impl Effect for Action {
     type State = State;
 
@@ -72,6 +135,10 @@ impl Effect for Action {
                 let mut value = state.clone().unwrap_or_default();
                 value.extend_from_slice(bytes);
                 (value.len() == *length).then_some(Some(value))
+            }
+            Action::Swap(expected, new, done) => {
+                let after = if *done { new } else { state };
+                (*done == (expected == state)).then(|| after.clone())
             }
         }
     }
@@ -144,12 +211,21 @@ impl<'c, E> Recorder<'c, E> {
 }
 
 /// Parts a history by keys.
-pub fn by_key(events: impl IntoIterator<Item = Event>) -> BTreeMap<u64, Vec<Event>> {
-    let mut parts: BTreeMap<u64, Vec<Event>> = BTreeMap::new();
+pub fn by_key<E>(events: impl IntoIterator<Item = Event<E>>) -> BTreeMap<u64, Vec<Event<E>>> {
+    let mut parts: BTreeMap<u64, Vec<Event<E>>> = BTreeMap::new();
     for event in events {
         parts.entry(event.key).or_default().push(event);
     }
     parts
+}
+
+/// The history of a key that ends without what only looked, and found nothing, while its end was put off. Such a call counts from when it
+/// began; but if the end passed before it was done, others may have found the key absent meanwhile.
+pub fn without_late_looks(mut events: Vec<Event<Lasting>>) -> Vec<Event<Lasting>> {
+    let put_off: Vec<_> = events.iter().filter(|e| matches!(e.action, Lasting::Until(_, true))).map(|e| e.called..e.returned).collect();
+    let is_late = |e: &Event<Lasting>| put_off.iter().any(|during| e.called < during.end && during.start < e.returned);
+    events.retain(|e| !(e.action.finds_nothing() && is_late(e)));
+    events
 }
 
 /// Judges a history, of one key that began absent or of several: `Err` holds the events round the place where no order fits.
@@ -339,6 +415,31 @@ mod tests {
         assert!(check(&twice).is_err());
         let lost = [event(0, 5, Action::Append(vec![1], 1)), event(1, 6, Action::Append(vec![2], 1))];
         assert!(check(&lost).is_err());
+    }
+
+    #[test]
+    fn rejects_two_swaps_of_one_value() {
+        let swap = |called, returned, new| event(called, returned, Action::Swap(None, Some(number(new)), true));
+        assert!(check(&[swap(0, 5, 1), event(6, 7, Action::Get(Some(number(1))))]).is_ok());
+        assert!(check(&[swap(0, 5, 1), swap(1, 6, 2)]).is_err());
+        assert!(check(&[event(0, 1, Action::Swap(None, None, false))]).is_err());
+    }
+
+    #[test]
+    fn accepts_and_rejects_ends() {
+        let event = |called, action| Event { key: 0, called, returned: called + 1, action };
+        let get = |called, seen: Option<u64>| event(called, Lasting::Action(Action::Get(seen.map(number))));
+        let ends = [event(0, Lasting::PutUntil(number(1), 5)), event(2, Lasting::Pass(4)), get(4, Some(1)), event(6, Lasting::Pass(5))];
+        let and = |more: &[Event<Lasting>]| check(&[&ends[..], more].concat()).is_ok();
+        assert!(and(&[get(8, None)]) && !and(&[get(8, Some(1))]));
+        assert!(and(&[event(8, Lasting::Until(None, false))]) && !and(&[event(8, Lasting::Until(Some(9), true))]));
+        let put_off = [event(0, Lasting::PutUntil(number(1), 5)), event(2, Lasting::Until(None, true)), event(4, Lasting::Pass(5))];
+        assert!(check(&[&put_off[..], &[get(8, Some(1))]].concat()).is_ok());
+        // While time passes both may be seen, but not first the later.
+        let mut passing = ends.clone();
+        passing[3].returned = 20;
+        assert!(check(&[&passing[..], &[get(8, Some(1)), get(10, None)]].concat()).is_ok());
+        assert!(check(&[&passing[..], &[get(8, None), get(10, Some(1))]].concat()).is_err());
     }
 
     /// Each reads what the other writes and writes something else: whoever is first, the other would have seen it.

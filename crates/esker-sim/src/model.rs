@@ -68,6 +68,14 @@ pub enum Operation {
     Append(Bytes, Bytes),
     /// Deletes a key.
     Delete(Bytes),
+    /// Stores a value where there is none.
+    PutIfAbsent(Bytes, Bytes),
+    /// Stores a value where there is one, by its version.
+    PutIfSame(Bytes, Bytes),
+    /// Makes one value, or none, of another.
+    Swap(Bytes, Option<Bytes>, Option<Bytes>),
+    /// Takes the value that is there away, if it is still there.
+    Take(Bytes),
     /// Asks whether a key is there.
     Contains(Bytes),
     /// Reads several values.
@@ -110,6 +118,13 @@ impl std::fmt::Debug for Operation {
             Operation::Rmw(k, by) => write!(f, "Rmw({}, {by})", brief(k)),
             Operation::Append(k, v) => write!(f, "Append({}, {})", brief(k), brief(v)),
             Operation::Delete(k) => write!(f, "Delete({})", brief(k)),
+            Operation::PutIfAbsent(k, v) => write!(f, "PutIfAbsent({}, {})", brief(k), brief(v)),
+            Operation::PutIfSame(k, v) => write!(f, "PutIfSame({}, {})", brief(k), brief(v)),
+            Operation::Swap(k, old, new) => {
+                let [old, new] = [old, new].map(|value| value.as_deref().map_or("nothing".to_owned(), brief));
+                write!(f, "Swap({}, {old}, {new})", brief(k))
+            }
+            Operation::Take(k) => write!(f, "Take({})", brief(k)),
             Operation::Contains(k) => write!(f, "Contains({})", brief(k)),
             Operation::GetMany(k) => write!(f, "GetMany(of {})", k.len()),
             Operation::PutMany(p) => write!(f, "PutMany(of {})", p.len()),
@@ -133,6 +148,43 @@ impl std::fmt::Debug for Operation {
 pub fn brief(bytes: &[u8]) -> String {
     let shown: String = bytes.iter().take(12).map(|b| format!("{b:02x}")).collect();
     format!("{}:{shown}{}", bytes.len(), if bytes.len() > 12 { ".." } else { "" })
+}
+
+/// What a conditional write asks, and what it makes of the key if that is so.
+struct Condition<'a> {
+    key: &'a Bytes,
+    expected: Expected<'a>,
+    new: Option<&'a Bytes>,
+}
+
+enum Expected<'a> {
+    Nothing,
+    Something,
+    Just(&'a [u8]),
+}
+
+impl Operation {
+    /// The conditional write that this is.
+    fn condition(&self) -> Option<Condition<'_>> {
+        let (key, expected, new) = match self {
+            Operation::PutIfAbsent(key, new) => (key, Expected::Nothing, Some(new)),
+            Operation::PutIfSame(key, new) => (key, Expected::Something, Some(new)),
+            Operation::Swap(key, expected, new) => (key, expected.as_deref().map_or(Expected::Nothing, Expected::Just), new.as_ref()),
+            Operation::Take(key) => (key, Expected::Something, None),
+            _ => return None,
+        };
+        Some(Condition { key, expected, new })
+    }
+}
+
+impl Condition<'_> {
+    fn holds(&self, value: Option<&[u8]>) -> bool {
+        match self.expected {
+            Expected::Nothing => value.is_none(),
+            Expected::Something => value.is_some(),
+            Expected::Just(expected) => value == Some(expected),
+        }
+    }
 }
 
 /// What an operation gave.
@@ -223,6 +275,9 @@ impl Model {
             Operation::Rmw(key, by) => Outcome::Value(Some(self.rmw(key, *by))),
             Operation::Append(key, bytes) => Outcome::Count(self.append(key, bytes)),
             Operation::Delete(key) => Outcome::Flag(self.remove(key)),
+            Operation::PutIfAbsent(..) | Operation::PutIfSame(..) | Operation::Swap(..) | Operation::Take(..) => {
+                Outcome::Flag(operation.condition().is_some_and(|condition| self.swap(&condition)))
+            }
             Operation::GetMany(keys) => Outcome::Values(keys.iter().map(|k| self.map.get(k).cloned()).collect()),
             Operation::PutMany(pairs) => {
                 for (key, value) in pairs {
@@ -279,6 +334,17 @@ impl Model {
         self.map.insert(key.clone(), value.clone());
         self.ends.remove(key);
         Outcome::Done
+    }
+
+    fn swap(&mut self, condition: &Condition<'_>) -> bool {
+        let holds = condition.holds(self.map.get(condition.key).map(Vec::as_slice));
+        match condition.new {
+            // It keeps its end.
+            Some(new) if holds => _ = self.map.insert(condition.key.clone(), new.clone()),
+            None if holds => _ = self.remove(condition.key),
+            _ => {}
+        }
+        holds
     }
 
     fn append(&mut self, key: &Bytes, bytes: &[u8]) -> usize {
@@ -351,9 +417,13 @@ impl Uncertain {
                 self.transform(key, true, |_, _| None);
                 fits
             }
-            (_, outcome) => {
+            (operation, outcome) => {
+                let fits = match (operation.condition(), outcome) {
+                    (Some(condition), Some(Outcome::Flag(done))) => self.narrow(condition.key, |s| condition.holds(s.as_deref()) == *done),
+                    _ => true,
+                };
                 self.write(operation, outcome.is_some());
-                true
+                fits
             }
         };
         if fine { Ok(()) } else { Err(format!("{operation:?} gave {outcome:?}, which no history explains")) }
@@ -388,7 +458,17 @@ impl Uncertain {
             }
             // That all or none of it happened is for the crash lane to judge.
             Operation::Transaction(operations) => operations.iter().for_each(|operation| self.write(operation, surely)),
-            _ => {}
+            _ => {
+                if let Some(condition) = operation.condition() {
+                    self.transform(
+                        condition.key,
+                        surely,
+                        |s, _| {
+                            if condition.holds(s) { condition.new.cloned() } else { s.map(<[u8]>::to_vec) }
+                        },
+                    );
+                }
+            }
         }
     }
 
@@ -468,7 +548,8 @@ impl Generator {
         match self.random.random_range(0..1000) {
             0..200 => Operation::Get(self.key()),
             200..280 => Operation::View(self.key()),
-            280..500 => Operation::Put(self.key(), self.value()),
+            280..440 => Operation::Put(self.key(), self.value()),
+            440..500 => self.conditional(),
             500..640 => Operation::Rmw(self.key(), self.random.random()),
             640..740 => self.append(),
             740..820 => Operation::Delete(self.key()),
@@ -495,6 +576,21 @@ impl Generator {
             62..72 => Operation::Renew(self.key(), ms),
             72..82 => Operation::Ttl(self.key()),
             _ => Operation::Pass(self.random.random_range(0..100)),
+        }
+    }
+
+    /// A write on a condition. That a value is just another one is rare, unless values are short.
+    fn conditional(&mut self) -> Operation {
+        let (key, new) = (self.key(), self.value());
+        match self.random.random_range(0..6) {
+            0..2 => Operation::PutIfAbsent(key, new),
+            2 => Operation::PutIfSame(key, new),
+            3 => Operation::Take(key),
+            4 => Operation::Swap(key, None, Some(new)),
+            _ => {
+                let expected = self.value();
+                Operation::Swap(key, Some(expected), self.random.random::<bool>().then_some(new))
+            }
         }
     }
 

@@ -7,9 +7,10 @@
 use crate::disk::SimDisk;
 use crate::model::{Bytes, Layout, Operation, Outcome, change, operand};
 use esker::{Clock, Error, ManualClock, Options, Result, Salvage, Stats, Storage, Store, Transaction, Ttl, salvage_in};
+use std::borrow::Borrow;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Where a store keeps its data.
 #[derive(Clone)]
@@ -43,6 +44,12 @@ pub trait Subject: Send + Sync {
     fn append(&self, key: &[u8], bytes: &[u8]) -> Result<usize>;
     /// Deletes a key.
     fn delete(&self, key: &[u8]) -> Result<bool>;
+    /// Makes one value, or none, of another.
+    fn swap(&self, key: &[u8], expected: Option<&[u8]>, new: Option<&[u8]>) -> Result<bool>;
+    /// Stores a value where there is none.
+    fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool>;
+    /// Stores a value where there is one, by its version.
+    fn put_if_same(&self, key: &[u8], value: &[u8]) -> Result<bool>;
     /// Reads values; each position is to be told exactly once.
     fn get_many(&self, keys: &[Bytes]) -> Result<Vec<Option<Bytes>>>;
     /// Stores values.
@@ -55,8 +62,8 @@ pub trait Subject: Send + Sync {
     fn delete_many(&self, keys: &[Bytes]) -> Result<usize>;
     /// Stores a value for a time.
     fn put_ttl(&self, key: &[u8], value: &[u8], ttl: Duration) -> Result<()>;
-    /// Ends a key so long from now.
-    fn end_after(&self, key: &[u8], span: Duration) -> Result<bool>;
+    /// Ends a key at that time.
+    fn end_at(&self, key: &[u8], end: SystemTime) -> Result<bool>;
     /// Reads a value and puts its end off.
     fn renew(&self, key: &[u8], ttl: Duration) -> Result<Option<Bytes>>;
     /// Takes the end of a key back.
@@ -128,13 +135,20 @@ pub fn apply(subject: &dyn Subject, layout: Layout, operation: &Operation) -> Re
         Operation::Rmw(key, by) => Outcome::Value(Some(subject.rmw(key, &mut |_, old| change(old, *by, width))?)),
         Operation::Append(key, bytes) => Outcome::Count(subject.append(key, bytes)?),
         Operation::Delete(key) => Outcome::Flag(subject.delete(key)?),
+        Operation::PutIfAbsent(key, value) => Outcome::Flag(subject.put_if_absent(key, value)?),
+        Operation::PutIfSame(key, value) => Outcome::Flag(subject.put_if_same(key, value)?),
+        Operation::Swap(key, other, new) => Outcome::Flag(subject.swap(key, other.as_deref(), new.as_deref())?),
+        Operation::Take(key) => match subject.get(key)? {
+            Some(value) => Outcome::Flag(subject.swap(key, Some(&value), None)?),
+            None => Outcome::Flag(false),
+        },
         Operation::GetMany(keys) => Outcome::Values(subject.get_many(keys)?),
         Operation::PutMany(pairs) => done(subject.put_many(pairs)?),
         Operation::RmwMany(keys) => done(subject.rmw_many(keys, &mut |i, old| change(old, operand(&keys[i]), width))?),
         Operation::AppendMany(pairs) => done(subject.append_many(pairs)?),
         Operation::DeleteMany(keys) => Outcome::Count(subject.delete_many(keys)?),
         Operation::PutTtl(key, value, ms) => done(subject.put_ttl(key, value, Duration::from_millis(*ms))?),
-        Operation::EndAfter(key, ms) => Outcome::Flag(subject.end_after(key, Duration::from_millis(*ms))?),
+        Operation::EndAfter(key, ms) => Outcome::Flag(subject.end_at(key, subject.clock().now() + Duration::from_millis(*ms))?),
         Operation::Renew(key, ms) => Outcome::Value(subject.renew(key, Duration::from_millis(*ms))?),
         Operation::Persist(key) => Outcome::Flag(subject.persist(key)?),
         Operation::Ttl(key) => Outcome::Left(subject.ttl(key)?),
@@ -300,6 +314,21 @@ macro_rules! subject {
                 self.0.delete(&$to_key(key))
             }
 
+            fn swap(&self, key: &[u8], expected: Option<&[u8]>, new: Option<&[u8]>) -> Result<bool> {
+                let (expected, new) = (expected.map($to_value), new.map($to_value));
+                self.0.compare_and_swap(&$to_key(key), expected.as_ref().map(Borrow::borrow), new.as_ref().map(Borrow::borrow))
+            }
+
+            fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool> {
+                self.0.put_if_absent(&$to_key(key), &$to_value(value))
+            }
+
+            fn put_if_same(&self, key: &[u8], value: &[u8]) -> Result<bool> {
+                let key = $to_key(key);
+                let Some((_, version)) = self.0.get_versioned(&key)? else { return Ok(false) };
+                self.0.put_if_version(&key, version, &$to_value(value))
+            }
+
             fn get_many(&self, keys: &[Bytes]) -> Result<Vec<Option<Bytes>>> {
                 let keys: Vec<_> = keys.iter().map(|k| $to_key(k)).collect();
                 let mut slots = vec![None; keys.len()];
@@ -334,8 +363,8 @@ macro_rules! subject {
                 self.0.put_with_ttl(&$to_key(key), &$to_value(value), ttl)
             }
 
-            fn end_after(&self, key: &[u8], span: Duration) -> Result<bool> {
-                self.0.expire_at(&$to_key(key), self.1.now() + span)
+            fn end_at(&self, key: &[u8], end: SystemTime) -> Result<bool> {
+                self.0.expire_at(&$to_key(key), end)
             }
 
             fn renew(&self, key: &[u8], ttl: Duration) -> Result<Option<Bytes>> {

@@ -1,7 +1,9 @@
 //! What readers of the code suspected and then showed, each in its smallest case: states that need a power cut, damage or a copy at one certain moment.
 
 use esker::{Durability, Error, MemoryStorage, Options, Store, backup, salvage_in, verify_in};
-use esker_sim::storage::SimStorage;
+use esker_sim::disk::Failure;
+use esker_sim::storage::{SimStorage, StorageFault};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -235,5 +237,143 @@ fn a_blank_list_of_scars_brings_nothing_back_to_who_accepts_a_loss() {
     for accept in [false, true] {
         let refused = open(&killed.restarted(), accept).map(drop).unwrap_err();
         assert!(matches!(refused, Error::Corruption(_)), "{refused}");
+    }
+}
+
+/// A store of bytes in a simulated directory, in files so short that there are many.
+fn open_bytes(disk: &SimStorage, accepts_loss: bool) -> Store<u64, [u8]> {
+    let options = Options::new().memory("16MiB").background(false).promotion(false).segment_bytes(1 << 16).accept_loss(accepts_loss);
+    options.open_in(Arc::new(disk.clone())).unwrap()
+}
+
+/// Makes a backup, and adds to it.
+fn back_up_twice(store: &Store<u64, [u8]>) {
+    let place = SimStorage::new();
+    store.snapshot_in(Arc::new(place.clone())).unwrap();
+    store.put(&3, &[4; 8]).unwrap();
+    assert!(verify_in(Arc::new(place.restarted()), |_, _| ()).unwrap().is_sound());
+    store.snapshot_in(Arc::new(place.clone())).unwrap();
+    assert_eq!(open_bytes(&place.restarted(), false).get(&3).unwrap(), Some(vec![4; 8]));
+}
+
+/// The block below the backup's cut was looked for where nobody has one: in what a crash had left behind a line.
+#[test]
+fn a_backup_whose_line_ends_behind_a_scar_is_added_to() {
+    let disk = SimStorage::new();
+    let store = open_bytes(&disk, false);
+    store.put(&1, &[1; 8]).unwrap();
+    for round in 0..4000u64 {
+        store.put(&2, &[round as u8; 1000]).unwrap();
+        if round % 8 == 0 {
+            store.commit().unwrap();
+        }
+    }
+    store.put(&1, &[2; 8]).unwrap();
+    store.commit().unwrap();
+    // Written, and in no line.
+    (10..20_000).for_each(|key| store.put(&key, &[3; 1000]).unwrap());
+    let crashed = disk.restarted();
+    drop(store);
+    let store = open_bytes(&crashed, false);
+    // The next line moves the log's beginning alone.
+    assert!(store.compact_stretch().unwrap());
+    back_up_twice(&store);
+}
+
+#[test]
+fn a_backup_made_after_a_lost_image_is_added_to() {
+    let disk = SimStorage::new();
+    let store = open_bytes(&disk, false);
+    store.put(&1, &[1; 8]).unwrap();
+    store.close().unwrap();
+    disk.flip_bit("index.1", 77);
+    open_bytes(&disk, true).close().unwrap();
+    assert!(verify_in(Arc::new(disk.restarted()), |_, _| ()).unwrap().is_sound());
+    back_up_twice(&open_bytes(&disk, false));
+}
+
+/// Of what lies in a scar there is no file to share, and nothing behind it was shared.
+#[test]
+fn files_behind_a_long_scar_are_shared() {
+    let folder = tempfile::tempdir().unwrap();
+    let [first, crashed, one, two] = ["first", "crashed", "one", "two"].map(|name| folder.path().join(name));
+    let open =
+        |path: &Path| -> Store<u64, [u8]> { Options::new().memory("16MiB").background(false).segment_bytes(1 << 16).open(path).unwrap() };
+    let put = |store: &Store<u64, [u8]>, keys: std::ops::Range<u64>| keys.for_each(|key| store.put(&key, &[1; 1000]).unwrap());
+    let store = open(&first);
+    put(&store, 0..1000);
+    store.commit().unwrap();
+    put(&store, 1000..20_000);
+    copy_dir(&first, &crashed);
+    drop(store);
+    let store = open(&crashed);
+    put(&store, 1000..11_000);
+    store.snapshot_to(&one).unwrap();
+    put(&store, 11_000..11_100);
+    store.snapshot_from(&one, &two).unwrap();
+    let logs = |place: &Path| -> Vec<std::fs::DirEntry> {
+        let is_log = |file: &std::fs::DirEntry| file.file_name().to_string_lossy().starts_with("esker.log");
+        std::fs::read_dir(place).unwrap().map(Result::unwrap).filter(is_log).collect()
+    };
+    let (shared, all) = (logs(&two).iter().filter(|file| file.metadata().unwrap().nlink() > 1).count(), logs(&one).len());
+    assert!(shared + 5 > all, "{shared} of {all}");
+}
+
+/// What fails behind a backup's last step, which is its manifest, is no failure of the backup.
+#[test]
+fn a_backup_that_failed_is_what_it_was() {
+    let open = |disk: &SimStorage| -> Store<u64, [u8]> {
+        Options::new().memory("16MiB").background(false).promotion(false).open_in(Arc::new(disk.clone())).unwrap()
+    };
+    let (disk, place) = (SimStorage::new(), SimStorage::new());
+    let store = open(&disk);
+    for value in [1, 2] {
+        store.put(&1, &[value]).unwrap();
+        store.save_index().unwrap();
+        if value == 1 {
+            store.snapshot_in(Arc::new(place.clone())).unwrap();
+        }
+    }
+    let trial = place.restarted();
+    store.snapshot_in(Arc::new(trial.clone())).unwrap();
+    let calls = trial.calls().len() as u64;
+    let mut failed_and_new = Vec::new();
+    for nth in 1..=calls {
+        let place = place.restarted();
+        place.fail(StorageFault { nth, lasting: false, failure: Failure::Io, kept: 0 });
+        let result = store.snapshot_in(Arc::new(place.clone()));
+        let is_new = open(&place.restarted()).get(&1).unwrap() == Some(vec![2]);
+        assert!(is_new || result.is_err(), "call {nth}");
+        failed_and_new.extend((is_new && result.is_err()).then_some(nth));
+    }
+    // One of two copies is written; it is not synced; its name is not.
+    assert!(failed_and_new.len() <= 3, "{failed_and_new:?} of {calls}");
+}
+
+/// The older slot spoke of log that compaction had given back: without the newer one nothing of the store was found.
+#[test]
+fn either_slot_alone_leads_to_the_store_after_compaction() {
+    let disk = SimStorage::new();
+    let store = open_bytes(&disk, false);
+    for round in 0..3u8 {
+        (0..2000).for_each(|key| store.put(&key, &[round; 1000]).unwrap());
+        store.commit().unwrap();
+    }
+    store.compact().unwrap();
+    let closed = disk.restarted();
+    open_bytes(&closed, false).close().unwrap();
+    open_bytes(&closed, false);
+    for (disk, slot) in [&disk, &closed].into_iter().flat_map(|disk| [(disk, 0), (disk, 1)]) {
+        let disk = disk.restarted();
+        assert!(verify_in(Arc::new(disk.restarted()), |_, _| ()).unwrap().is_sound());
+        for sector in [slot, slot + 2] {
+            disk.flip_bit("esker.manifest", sector * 4096 * 8 + 800);
+        }
+        let into: Store<u64, [u8]> = Options::new().memory("64MiB").background(false).in_memory().unwrap();
+        salvage_in(Arc::new(disk.restarted()), &into, |_, _| ()).unwrap();
+        let carried = (0..2000).filter(|key| into.contains(key).unwrap()).count();
+        let store = open_bytes(&disk, true);
+        let there = (0..2000).filter(|key| store.get(key).ok().flatten() == Some(vec![2; 1000])).count();
+        assert_eq!((carried, there), (2000, 2000), "without slot {slot}");
     }
 }

@@ -4,17 +4,23 @@
 //! returned and what it gave, while another inserts fresh keys, so that the index grows under them and,
 //! on a device, pages are evicted and hot records copied. The workers keep pace with the inserting
 //! thread, so the whole growth happens under their operations. Each key's history is then judged alone.
+//!
+//! In some runs keys end, while one more thread lets the time pass. An end that is put off just when it comes counts from when that
+//! call began, though others may have found the key absent meanwhile: what only looked during such a call is not judged. Who made
+//! something of nothing then is.
 //! `ESKER_SEED` replays a seed's operations (not its schedule).
 
+use esker::{Clock as _, ManualClock};
 use esker_sim::disk::SimDisk;
-use esker_sim::history::{Action, Clock, Event, Recorder, add, by_key, check};
+use esker_sim::history::{Action, Clock, Event, Lasting, Recorder, add, by_key, check, without_late_looks};
 use esker_sim::model::Layout;
 use esker_sim::seeds::seed;
 use esker_sim::subject::{self, Place, Subject};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
 
 const THREADS: u64 = 8;
 const HOT: u64 = 4;
@@ -27,8 +33,16 @@ struct Run {
     fresh: u64,
     fresh_value: Vec<u8>,
     clock: Clock,
+    /// What time it is where keys end.
+    time: Option<RwLock<u64>>,
     inserted: AtomicU64,
     stopped: AtomicBool,
+}
+
+/// What happened to keys, and to all of them.
+struct Histories {
+    events: Vec<Event<Lasting>>,
+    passes: Vec<Event<Lasting>>,
 }
 
 impl Run {
@@ -39,20 +53,46 @@ impl Run {
             fresh,
             fresh_value: vec![7; fresh_bytes],
             clock: Clock::default(),
+            time: None,
             inserted: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
         }
     }
 
-    fn histories(&self, seed: u64) -> Vec<Event> {
+    /// The same with keys that end.
+    fn with_ends(self) -> Run {
+        Run { time: Some(RwLock::new(0)), ..self }
+    }
+
+    fn histories(&self, seed: u64) -> Histories {
         std::thread::scope(|scope| {
+            let pass = scope.spawn(|| Stop(&self.stopped).during(|| self.pass(seed)));
             let insert = scope.spawn(|| Stop(&self.stopped).during(|| self.insert()));
             let work = |t| Stop(&self.stopped).during(|| self.work(seed * 100 + t));
             let workers: Vec<_> = (0..THREADS).map(|t| scope.spawn(move || work(t))).collect();
             let events = workers.into_iter().flat_map(|w| w.join().expect("a worker panicked")).collect();
             insert.join().expect("the inserting thread panicked");
-            events
+            self.stopped.store(true, Ordering::Relaxed);
+            Histories { events, passes: pass.join().expect("the thread of time panicked") }
         })
+    }
+
+    /// Lets time pass, a few times for each key that ends, until all is done.
+    fn pass(&self, seed: u64) -> Vec<Event<Lasting>> {
+        let (mut random, mut recorder) = (ChaCha8Rng::seed_from_u64(seed * 100 + THREADS), Recorder::new(&self.clock));
+        let Some(time) = &self.time else { return Vec::new() };
+        while !self.stopped.load(Ordering::Relaxed) {
+            let mut now = time.write().unwrap();
+            let by = random.random_range(1..4);
+            recorder.record(0, || {
+                self.store.clock().advance(Duration::from_millis(by));
+                *now += by;
+                Lasting::Pass(*now)
+            });
+            drop(now);
+            std::thread::sleep(Duration::from_micros(random.random_range(0..100)));
+        }
+        recorder.finish()
     }
 
     fn insert(&self) {
@@ -62,7 +102,7 @@ impl Run {
         }
     }
 
-    fn work(&self, seed: u64) -> Vec<Event> {
+    fn work(&self, seed: u64) -> Vec<Event<Lasting>> {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let mut recorder = Recorder::new(&self.clock);
         for done in 0..OPERATIONS {
@@ -70,7 +110,10 @@ impl Run {
                 self.keep_pace(done);
             }
             let key = random.random_range(0..HOT);
-            recorder.record(key, || self.operate(key, &mut random));
+            match &self.time {
+                Some(time) if random.random_ratio(1, 3) => self.end(key, time, &mut recorder, &mut random),
+                _ => recorder.record(key, || Lasting::Action(self.operate(key, &mut random))),
+            }
         }
         recorder.finish()
     }
@@ -85,7 +128,8 @@ impl Run {
 
     fn operate(&self, id: u64, random: &mut ChaCha8Rng) -> Action {
         let key = self.layout.key(id);
-        match random.random_range(0..20) {
+        match random.random_range(0..24) {
+            20..24 => self.swap(&key, random),
             0..6 => Action::Get(self.store.get(&key).expect("get")),
             6 => Action::Contains(self.store.contains(&key).expect("contains")),
             7..10 => self.put(&key, random),
@@ -95,9 +139,53 @@ impl Run {
         }
     }
 
-    fn put(&self, key: &[u8], random: &mut ChaCha8Rng) -> Action {
+    /// Something about the end of a key. No time passes while a value is put for some of it, or nobody could say when it ends.
+    fn end(&self, id: u64, time: &RwLock<u64>, recorder: &mut Recorder<'_, Lasting>, random: &mut ChaCha8Rng) {
+        let (key, ms) = (self.layout.key(id), random.random_range(1..6));
+        let now = time.read().unwrap();
+        let until = *now + ms;
+        if random.random_ratio(2, 5) {
+            let value = self.value(random);
+            return recorder.record(id, || {
+                self.store.put_ttl(&key, &value, Duration::from_millis(ms)).expect("put_with_ttl");
+                Lasting::PutUntil(value, until)
+            });
+        }
+        drop(now);
+        let until = random.random_ratio(2, 3).then_some(until);
+        recorder.record(id, || {
+            let answer = match until {
+                Some(until) => self.store.end_at(&key, ManualClock::default().now() + Duration::from_millis(until)).expect("expire_at"),
+                None => self.store.persist(&key).expect("persist"),
+            };
+            Lasting::Until(until, answer)
+        });
+    }
+
+    /// A write on a condition: that there is nothing, or that there is what was there a moment ago.
+    fn swap(&self, key: &[u8], random: &mut ChaCha8Rng) -> Action {
+        let new = self.value(random);
+        match random.random_range(0..4) {
+            0 => {
+                let done = self.store.put_if_absent(key, &new).expect("put_if_absent");
+                Action::Swap(None, Some(new), done)
+            }
+            chosen => {
+                let seen = self.store.get(key).expect("get");
+                let new = (chosen > 1).then_some(new);
+                let done = self.store.swap(key, seen.as_deref(), new.as_deref()).expect("compare_and_swap");
+                Action::Swap(seen, new, done)
+            }
+        }
+    }
+
+    fn value(&self, random: &mut ChaCha8Rng) -> Vec<u8> {
         let length = if self.layout == Layout::Blobs { random.random_range(8..120) } else { 8 };
-        let value: Vec<u8> = (0..length).map(|_| random.random()).collect();
+        (0..length).map(|_| random.random()).collect()
+    }
+
+    fn put(&self, key: &[u8], random: &mut ChaCha8Rng) -> Action {
+        let value = self.value(random);
         self.store.put(key, &value).expect("put");
         Action::Put(value)
     }
@@ -130,9 +218,11 @@ impl Drop for Stop<'_> {
     }
 }
 
-fn judge(name: &str, events: Vec<Event>) {
-    assert_eq!(events.len() as u64, THREADS * OPERATIONS);
-    for (key, history) in by_key(events) {
+fn judge(name: &str, histories: Histories) {
+    assert_eq!(histories.events.len() as u64, THREADS * OPERATIONS);
+    for (key, history) in by_key(histories.events) {
+        let mut history = without_late_looks(history);
+        history.extend_from_slice(&histories.passes);
         if let Err(around) = check(&history) {
             let lines: Vec<String> = around.iter().map(|e| format!("{e:?}")).collect();
             panic!("{name}: ESKER_SEED={}: key {key} is not linearizable near\n{}", seed(), lines.join("\n"));
@@ -142,15 +232,26 @@ fn judge(name: &str, events: Vec<Event>) {
 
 /// On a device: the fresh keys are more than the budget.
 fn on_a_disk(layout: Layout, fresh: u64, bytes: usize) {
-    let place = Place::Disk(Arc::new(SimDisk::with_delay(seed(), 50)));
-    let run = Run::new(layout, 16 << 20, &place, fresh, bytes);
+    cold(Run::new(layout, 16 << 20, &disk(), fresh, bytes));
+}
+
+fn disk() -> Place {
+    Place::Disk(Arc::new(SimDisk::with_delay(seed(), 50)))
+}
+
+fn cold(run: Run) {
+    let layout = run.layout;
     judge(&format!("{layout:?} on a disk"), run.histories(seed()));
     let stats = run.store.stats();
     assert!(stats.log.head > stats.log.begin, "nothing left memory: {:?}", stats.log);
 }
 
 fn in_memory(layout: Layout, fresh: u64, bytes: usize) {
-    let run = Run::new(layout, 128 << 20, &Place::Memory, fresh, bytes);
+    growing(Run::new(layout, 128 << 20, &Place::Memory, fresh, bytes));
+}
+
+fn growing(run: Run) {
+    let layout = run.layout;
     let before = run.store.stats().index.buckets;
     judge(&format!("{layout:?} in memory"), run.histories(seed()));
     let after = run.store.stats().index.buckets;
@@ -175,4 +276,24 @@ fn pairs_on_a_disk() {
 #[test]
 fn blobs_on_a_disk() {
     on_a_disk(Layout::Blobs, 80_000, 600);
+}
+
+#[test]
+fn pairs_that_end_in_memory() {
+    growing(Run::new(Layout::Pairs, 128 << 20, &Place::Memory, 600_000, 8).with_ends());
+}
+
+#[test]
+fn blobs_that_end_in_memory() {
+    growing(Run::new(Layout::Blobs, 128 << 20, &Place::Memory, 400_000, 40).with_ends());
+}
+
+#[test]
+fn pairs_that_end_on_a_disk() {
+    cold(Run::new(Layout::Pairs, 16 << 20, &disk(), 900_000, 8).with_ends());
+}
+
+#[test]
+fn blobs_that_end_on_a_disk() {
+    cold(Run::new(Layout::Blobs, 16 << 20, &disk(), 80_000, 600).with_ends());
 }

@@ -106,6 +106,7 @@ fn keys_changed(operation: &Operation) -> Vec<&Bytes> {
     match operation {
         Operation::Put(key, _) | Operation::Rmw(key, _) | Operation::Append(key, _) | Operation::Delete(key) => vec![key],
         Operation::PutTtl(key, ..) | Operation::EndAfter(key, _) => vec![key],
+        Operation::PutIfAbsent(key, _) | Operation::PutIfSame(key, _) | Operation::Swap(key, ..) | Operation::Take(key) => vec![key],
         Operation::PutMany(pairs) | Operation::AppendMany(pairs) => pairs.iter().map(|(key, _)| key).collect(),
         Operation::RmwMany(keys) | Operation::DeleteMany(keys) => keys.iter().collect(),
         Operation::Transaction(operations) => operations.iter().flat_map(keys_changed).collect(),

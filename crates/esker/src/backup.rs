@@ -136,11 +136,14 @@ impl Earlier {
 
     /// Gives the segments that are full below its cut a second name in `to`, those from the sector `begin` on, as far as that
     /// can be done; the sectors of those.
-    fn share(&self, to: &dyn Storage, begin: u64) -> Range<u64> {
+    fn share(&self, to: &dyn Storage, begin: u64, scars: &[Scar]) -> Range<u64> {
         let (Some(from), Some(to)) = (self.storage.path(), to.path()) else { return 0..0 };
         let length = self.state.segment_bytes / SECTOR_BYTES as u64;
         let (first, end) = (begin / length, self.end() / length);
-        let shared = (first..end).take_while(|number| directory::link(from, to, &segment_name(*number)).is_ok()).count() as u64;
+        // Of what lies in a scar as a whole there is no file.
+        let is_left_out = |number: u64| scars::parts(scars, number * length * BLOCK_BYTES, (number + 1) * length * BLOCK_BYTES).is_empty();
+        let is_shared = |number: &u64| is_left_out(*number) || directory::link(from, to, &segment_name(*number)).is_ok();
+        let shared = (first..end).take_while(is_shared).count() as u64;
         first * length..(first + shared) * length
     }
 
@@ -179,7 +182,7 @@ impl Source<'_> {
         let from = grown.as_ref().map_or(self.state.begin, |grown| grown.state.cut.max(self.state.begin));
         let span = Span::new(from, self.state, self.scars);
         let total = span.parts().iter().map(|part| device_offset(part.end) - device_offset(part.start)).sum();
-        let shared = earlier.as_ref().map_or(0..0, |earlier| earlier.share(&*to, sector(self.state.begin)));
+        let shared = earlier.as_ref().map_or(0..0, |earlier| earlier.share(&*to, sector(self.state.begin), self.scars));
         let log = Segments::open(&to, self.state.segment_bytes, device_offset(self.state.begin))?.without_zeros();
         let (mut done, mut copied_bytes) = (0, 0);
         for part in span.parts() {
@@ -210,9 +213,11 @@ impl Source<'_> {
         let scars = Some(self.scars.len() as u64);
         manifest.write(|state| *state = State { sequence: state.sequence, is_backup: true, scars, ..self.state.clone() })?;
         to.sync()?;
-        // What lies below the beginning by now, and older images.
-        log.discard(0, device_offset(self.state.begin))?;
-        image::remove_all(&*to, self.state.image)?;
+        // What lies below the beginning by now, and older images. The backup is made: what stays the next one removes.
+        if manifest.settle_begin().is_ok() {
+            let _ = log.discard(0, device_offset(self.state.begin));
+        }
+        let _ = image::remove_all(&*to, self.state.image);
         let all: u64 = Span::new(self.state.begin, self.state, self.scars).parts().iter().map(|part| part.end - part.start).sum();
         let kept_bytes = device_offset(all).saturating_sub(copied_bytes);
         Ok(Backup { line: self.state.line, copied_bytes, kept_bytes })
@@ -245,7 +250,9 @@ impl Source<'_> {
 
     /// True if our log has the last block that the backup has: what was copied and never synced a power cut takes without a trace.
     fn goes_on_from(&self, to: &Arc<dyn Storage>, theirs: &State) -> Result<bool> {
-        let last = sector(theirs.cut) - 1;
+        // What lies in a scar neither need have.
+        let Some(end) = scars::parts(self.scars, self.state.begin, theirs.cut).last().map(|part| part.end) else { return Ok(true) };
+        let last = sector(end) - 1;
         if last <= sector(self.state.begin) {
             return Ok(true);
         }

@@ -117,16 +117,28 @@ impl Engine {
 
     /// The driver's share: a slot that speaks of the last line, if that only told of itself.
     pub(crate) fn settle_line(&self) {
-        if !self.commits.is_told.load(Relaxed) || self.check_writable().is_err() {
+        if !self.commits.is_told.load(Relaxed) {
             return;
         }
         let mut home = lock(&self.home);
         let Some(home) = &mut *home else { return };
+        // Under the lock: nobody tries a sync again that another one saw fail.
+        if self.check_writable().is_err() {
+            return;
+        }
         // The state is that of the last durable line. A failure is latched.
         if let Err(error) = home.manifest.write(|_| ()) {
             self.latch(error);
         }
         self.slot_speaks_of(home.manifest.state.cut);
+    }
+
+    /// Both slots say where the log begins: what lies below may go.
+    pub(crate) fn settle_begin(&self) -> Result<()> {
+        let mut home = lock(&self.home);
+        let Some(home) = &mut *home else { return Ok(()) };
+        self.check_writable()?;
+        home.manifest.settle_begin().map_err(|error| self.latch(error))
     }
 
     /// True if a line that is drawn now may do without the manifest.

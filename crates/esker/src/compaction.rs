@@ -586,6 +586,9 @@ impl Engine {
             return Ok(false);
         }
         bounds.begin.store(to, SeqCst);
+        if !self.is_temporary() {
+            self.settle_begin()?;
+        }
         if let Some(device) = &self.log.device {
             device.discard(device_offset(from), device_offset(to)).map_err(|error| self.latch(error))?;
         }

@@ -97,6 +97,8 @@ pub(crate) struct Manifest {
     is_damaged: bool,
     /// Where a copy of the newest slot should be, and is not.
     lacking: Option<u64>,
+    /// Where the log begins as the older slot has it.
+    older_begin: u64,
 }
 
 impl Manifest {
@@ -142,7 +144,9 @@ impl Manifest {
             let (want, found) = (types_name(layout, widths), types_name(state.layout, state.widths));
             return Err(Error::invalid(format!("the store has another layout want=`{want}` found=`{found}`")));
         }
-        Ok(Some(Self { device, state, spoiled, is_damaged, lacking }))
+        // Of a slot that is not there nobody will go by.
+        let older_begin = other.map_or(state.begin, |other| other.begin);
+        Ok(Some(Self { device, state, spoiled, is_damaged, lacking, older_begin }))
     }
 
     /// The manifest of a new store, durable when this returns.
@@ -176,7 +180,7 @@ impl Manifest {
             scars: Some(0),
             is_cache,
         };
-        let mut manifest = Self { device: storage.open(MANIFEST)?, state, spoiled: Vec::new(), is_damaged: false, lacking: None };
+        let mut manifest = Self::unwritten(storage, state)?;
         manifest.write(|_| {})?;
         storage.sync()?;
         Ok(manifest)
@@ -184,8 +188,12 @@ impl Manifest {
 
     /// That of a first backup, not written yet.
     pub(crate) fn of_backup(storage: &dyn Storage, state: &State) -> Result<Self> {
-        let state = State { sequence: 0, ..state.clone() };
-        Ok(Self { device: storage.open(MANIFEST)?, state, spoiled: Vec::new(), is_damaged: false, lacking: None })
+        Self::unwritten(storage, State { sequence: 0, ..state.clone() })
+    }
+
+    fn unwritten(storage: &dyn Storage, state: State) -> Result<Self> {
+        let (device, older_begin) = (storage.open(MANIFEST)?, state.begin);
+        Ok(Self { device, state, spoiled: Vec::new(), is_damaged: false, lacking: None, older_begin })
     }
 
     /// Changes the state and makes it durable.
@@ -206,6 +214,12 @@ impl Manifest {
             self.lacking = None;
         }
         Ok(())
+    }
+
+    /// Has the older slot speak of no log below the beginning either, durably: that is about to go, and whoever finds the newer one damaged goes by the
+    /// older.
+    pub(crate) fn settle_begin(&mut self) -> Result<()> {
+        if self.older_begin < self.state.begin { self.write_slot(self.state.clone()) } else { Ok(()) }
     }
 
     /// Writes all slots anew, if any was damaged; what they say stays, that they are a backup's, too.
@@ -231,6 +245,7 @@ impl Manifest {
             self.device.write(offset, buffer.bytes())?;
         }
         self.device.sync()?;
+        self.older_begin = self.state.begin;
         self.state = next;
         Ok(())
     }

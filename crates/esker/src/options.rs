@@ -332,6 +332,7 @@ impl Options {
         };
         let (begin, cut) = (device_offset(manifest.state.begin), device_offset(manifest.state.cut));
         manifest.complete()?;
+        manifest.settle_begin()?;
         let device = Arc::new(Segments::open(&storage, manifest.state.segment_bytes, begin)?);
         // What was just read, the names included, may never have been synced; all that follows builds on it.
         device.doubt_from(cut)?;

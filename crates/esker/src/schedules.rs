@@ -10,6 +10,8 @@
 //! A scheduler that cannot find a planted bug proves nothing: the twins break one [`Rule`] each and must be found.
 //! `ESKER_SCHEDULES` sets the number of schedules, `ESKER_SEED` replays a program.
 
+mod ends;
+
 use crate::engine::{Engine, lock};
 use crate::sync::atomic::set_scheduled;
 use crate::sync::{Rule, Weakness};
@@ -51,6 +53,10 @@ enum Deed {
     PutMany(u64),
     AddMany(u64),
     DeleteMany,
+    /// On conditions: that there is nothing, or still what was read just before.
+    PutIfAbsent(u64),
+    Replace(u64),
+    Take,
 }
 
 /// What the store's own threads do in time.
@@ -107,7 +113,10 @@ fn act(random: &mut ChaCha8Rng, can_append: bool, has_transactions: bool) -> Act
 
 fn deed(random: &mut ChaCha8Rng, can_append: bool) -> Deed {
     let number = random.random_range(1..1000);
-    match random.random_range(0..16) {
+    match random.random_range(0..19) {
+        16 => Deed::PutIfAbsent(number),
+        17 => Deed::Replace(number),
+        18 => Deed::Take,
         0 | 1 => Deed::Get,
         2 => Deed::Contains,
         3..6 => Deed::Put(number),
@@ -129,11 +138,15 @@ fn chore(random: &mut ChaCha8Rng) -> Chore {
 trait Kind: Clone + Send + 'static {
     type Held: Value + ?Sized;
     const CAN_APPEND: bool;
-    fn open(storage: Arc<MemoryStorage>) -> Self;
+    fn open_with(options: Options, storage: Arc<MemoryStorage>) -> Self;
     fn store(&self) -> &Store<u64, Self::Held>;
     fn act(&self, key: u64, deed: Deed) -> Action;
     fn value(number: u64) -> Vec<u8>;
     fn owned(bytes: &[u8]) -> <Self::Held as Value>::Owned;
+
+    fn open(storage: Arc<MemoryStorage>) -> Self {
+        Self::open_with(options(), storage)
+    }
 
     fn engine(&self) -> &Engine {
         self.store().engine_for_test()
@@ -144,6 +157,22 @@ trait Kind: Clone + Send + 'static {
 
     fn read(owned: Option<<Self::Held as Value>::Owned>) -> Option<Vec<u8>> {
         owned.map(Self::seen)
+    }
+
+    /// A write on a condition.
+    fn swap(&self, key: u64, deed: Deed) -> Action {
+        let store = self.store();
+        let held = |bytes: &[u8]| Self::owned(bytes);
+        if let Deed::PutIfAbsent(number) = deed {
+            let value = Self::value(number);
+            let done = store.put_if_absent(&key, held(&value).borrow()).expect("writes");
+            return Action::Swap(None, Some(value), done);
+        }
+        let seen = Self::read(store.get(&key).expect("reads"));
+        let new = deed.replacement().map(Self::value);
+        let (old, put) = (seen.as_deref().map(held), new.as_deref().map(held));
+        let done = store.compare_and_swap(&key, old.as_ref().map(Borrow::borrow), put.as_ref().map(Borrow::borrow)).expect("writes");
+        Action::Swap(seen, new, done)
     }
 
     /// `None` if it conflicted.
@@ -172,6 +201,18 @@ trait Kind: Clone + Send + 'static {
                 Action::Add(by, new)
             }
             Deed::Delete | Deed::DeleteMany => Action::Delete(tx.delete(&key)?),
+            Deed::PutIfAbsent(_) | Deed::Replace(_) | Deed::Take => {
+                let seen = Self::read(tx.get(&key)?);
+                let expected = seen.clone().filter(|_| !matches!(deed, Deed::PutIfAbsent(_)));
+                let new = deed.replacement().map(Self::value);
+                let done = seen == expected;
+                match &new {
+                    Some(new) if done => tx.put(&key, Self::owned(new).borrow())?,
+                    None if done => _ = tx.delete(&key)?,
+                    _ => {}
+                }
+                Action::Swap(expected, new, done)
+            }
         })
     }
 
@@ -182,6 +223,16 @@ trait Kind: Clone + Send + 'static {
 
     fn close(self) {
         self.store().close().expect("closes");
+    }
+}
+
+impl Deed {
+    /// What a write on a condition puts.
+    fn replacement(self) -> Option<u64> {
+        match self {
+            Deed::PutIfAbsent(number) | Deed::Replace(number) => Some(number),
+            _ => None,
+        }
     }
 }
 
@@ -221,8 +272,8 @@ impl<T: Numeral> Kind for Store<u64, T> {
     type Held = T;
     const CAN_APPEND: bool = false;
 
-    fn open(storage: Arc<MemoryStorage>) -> Self {
-        options().open_in(storage).expect("opens")
+    fn open_with(options: Options, storage: Arc<MemoryStorage>) -> Self {
+        options.open_in(storage).expect("opens")
     }
 
     fn store(&self) -> &Self {
@@ -272,6 +323,7 @@ impl<T: Numeral> Kind for Store<u64, T> {
                 Action::Add(by, seen(new))
             }
             Deed::DeleteMany => Action::Delete(self.delete_many(&[key]).expect("writes") == 1),
+            Deed::PutIfAbsent(_) | Deed::Replace(_) | Deed::Take => self.swap(key, deed),
         }
     }
 }
@@ -280,8 +332,8 @@ impl Kind for Store<u64, [u8]> {
     type Held = [u8];
     const CAN_APPEND: bool = true;
 
-    fn open(storage: Arc<MemoryStorage>) -> Self {
-        options().open_in(storage).expect("opens")
+    fn open_with(options: Options, storage: Arc<MemoryStorage>) -> Self {
+        options.open_in(storage).expect("opens")
     }
 
     fn store(&self) -> &Self {
@@ -336,6 +388,7 @@ impl Kind for Store<u64, [u8]> {
                 Action::Add(by, new)
             }
             Deed::DeleteMany => Action::Delete(self.delete_many(&[key]).expect("writes") == 1),
+            Deed::PutIfAbsent(_) | Deed::Replace(_) | Deed::Take => self.swap(key, deed),
         }
     }
 }
@@ -430,9 +483,13 @@ fn number(name: &str) -> Option<u64> {
 
 /// Runs the programs of all seeds until so many schedules were tried.
 fn explore<S: Kind>(schedules: u64) {
+    seeds(schedules).for_each(|seed| schedule::<S>(Program::of(seed, S::CAN_APPEND), SCHEDULES_OF_A_PROGRAM));
+}
+
+/// Those of the programs that make so many schedules.
+fn seeds(schedules: u64) -> std::ops::Range<u64> {
     let all = schedules.div_ceil(SCHEDULES_OF_A_PROGRAM as u64);
-    let seeds = number("ESKER_SEED").map_or(0..all, |seed| seed..seed + 1);
-    seeds.for_each(|seed| schedule::<S>(Program::of(seed, S::CAN_APPEND), SCHEDULES_OF_A_PROGRAM));
+    number("ESKER_SEED").map_or(0..all, |seed| seed..seed + 1)
 }
 
 /// Runs one program in so many orders.
@@ -691,7 +748,5 @@ fn moved_by_two(seed: u64) {
 
 #[test]
 fn what_two_threads_move_in_memory_is_what_was_there() {
-    let all = schedules().div_ceil(SCHEDULES_OF_A_PROGRAM as u64);
-    let seeds = number("ESKER_SEED").map_or(0..all, |seed| seed..seed + 1);
-    seeds.for_each(|seed| in_orders(seed, SCHEDULES_OF_A_PROGRAM, move || moved_by_two(seed)));
+    seeds(schedules()).for_each(|seed| in_orders(seed, SCHEDULES_OF_A_PROGRAM, move || moved_by_two(seed)));
 }

@@ -190,6 +190,8 @@ pub(crate) enum Rule {
     WritersLatch,
     /// A plain reader looks whether its key's latch is held.
     ReadersLook,
+    /// Who takes a word for ended claims its end before he acts on that.
+    EndsAreClaimed,
     /// A transaction asks whether what it read stood still.
     ReadsAreValidated,
     /// A transaction's latches are seen to be held before it looks at other latches.

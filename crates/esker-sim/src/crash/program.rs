@@ -118,7 +118,10 @@ fn step(random: &mut ChaCha8Rng, layout: Layout, number: u64) -> Step {
         22..24 => return Step::Image,
         // After an opening all is cold: a second read brings a record back into memory, which writes it again.
         24.. => Operation::Get(key),
-        7..13 => Operation::Put(key, value(random, layout, number)),
+        7..10 => Operation::Put(key, value(random, layout, number)),
+        10 => Operation::PutIfAbsent(key, value(random, layout, number)),
+        11 => Operation::PutIfSame(key, value(random, layout, number)),
+        12 => Operation::Take(key),
         13..15 => Operation::Delete(key),
         15..18 => Operation::Rmw(key, random.random_range(1..=255)),
         _ if layout.width().is_none() => Operation::Append(key, value(random, layout, number)),

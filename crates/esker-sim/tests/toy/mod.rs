@@ -232,8 +232,10 @@ impl Live for LiveToy {
         // A transaction is a record of several keys in one batch, which is whole or not at all.
         let parts = if let Operation::Transaction(parts) = operation { parts } else { std::slice::from_ref(operation) };
         for part in parts {
-            if let Operation::Put(key, _) | Operation::Delete(key) | Operation::Rmw(key, _) | Operation::Append(key, _) = part {
-                self.record(key);
+            match part {
+                Operation::Put(key, _) | Operation::Delete(key) | Operation::Rmw(key, _) | Operation::Append(key, _) => self.record(key),
+                Operation::PutIfAbsent(key, _) | Operation::PutIfSame(key, _) | Operation::Take(key) => self.record(key),
+                _ => {}
             }
         }
         Ok(outcome)

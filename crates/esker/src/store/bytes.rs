@@ -245,7 +245,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let was_there = old.is_some();
         let change = self.as_a_whole(decide(old), old);
         if matches!(change, Change::Keep) || matches!(change, Change::Remove) && !was_there && self.is_deleted(&found, known) {
-            return Ok(Step::Done(was_there));
+            return Ok(if was_there || self.is_absent_still(hash, &seen, &found) { Step::Done(was_there) } else { Step::Again });
         }
         let found = found.with(&self.engine, known);
         let step = self.supersede(&pin, &held, &Sight { key, hash, seen, found }, &change)?;
@@ -289,6 +289,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let change = self.as_a_whole(change, old);
         match &change {
+            Change::Keep if !was_there && !self.is_absent_still(sight.hash, &sight.seen, &sight.found) => Ok(Step::Again),
             Change::Keep => Ok(Step::Done(was_there)),
             Change::Append(_) | Change::End(_) => unreachable!("made whole"),
             Change::Remove => {

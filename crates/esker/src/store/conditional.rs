@@ -49,7 +49,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         (value, version)
     }
 
-    /// Sets the value of `key` if it has one of this version; true if it did.
+    /// Sets the value of `key` if it has one of this version; true if it did. An expiry time stays, as with [`Store::rmw`].
     ///
     /// # Errors
     /// As [`Store::rmw`].
@@ -96,7 +96,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.change_if(Waits::Later, key, Some(value), |old| old.is_none()).await
     }
 
-    /// Makes `new` of `expected` (`None`: no value): true if the key held just that, and holds `new` now.
+    /// Makes `new` of `expected` (`None`: no value): true if the key held just that, and holds `new` now. A value that replaces
+    /// another one keeps its expiry time, as with [`Store::rmw`].
     ///
     /// # Errors
     /// As [`Store::rmw`].
@@ -231,6 +232,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         };
         let expires = old.map_or(fresh_end, |(_, expires)| expires);
         match (passes(old), old, new) {
+            (false, None, _) if !self.is_absent_still(hash, &seen, &found) => Ok(Step::Again),
             (false, ..) => Ok(Step::Done(false)),
             (true, None, None) if self.is_deleted(&found, known) => Ok(Step::Done(true)),
             (true, None, _) if !self.claim_ended(&found) => Ok(Step::Again),

@@ -20,6 +20,7 @@ use crate::error::Result;
 use crate::expiry::{instant, millis, whole_millis};
 use crate::record::{ABSENT, EXPIRES, NEVER, Record};
 use crate::sync::atomic::Ordering::*;
+use crate::sync::{Rule, broken};
 use crate::types::{Key, Value};
 use std::time::{Duration, SystemTime};
 
@@ -434,6 +435,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
                 Ok(step.then(|| true))
             }
+            Step::Done(None) if !self.is_absent_still(hash, &seen, &found) => Ok(Step::Again),
             Step::Done(None) => Ok(Step::Done(false)),
             missing => Ok(missing.then(|| false)),
         }
@@ -443,7 +445,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn claim_ended(&self, found: &Found) -> bool {
         let Found::Memory { at, record } = found else { return true };
         let header = record.header().load(Acquire);
-        if header & EXPIRES == 0 || header & ABSENT != 0 {
+        if header & EXPIRES == 0 || header & ABSENT != 0 || broken(Rule::EndsAreClaimed) {
             return true;
         }
         match self.region(*at) {
@@ -456,6 +458,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let held = record.word_expiry(Self::KEY_WIDTH);
         let expires = held.load(Acquire);
         self.engine.has_passed(expires) && (expires == LONG_AGO || held.compare_exchange(expires, LONG_AGO, AcqRel, Relaxed).is_ok())
+    }
+
+    /// A mutable word that is about to be deleted ends now, if it ends at all: of those who end it one alone is told so. False to look again.
+    pub(super) fn end_now(&self, record: Record) -> bool {
+        if record.header().load(Acquire) & EXPIRES == 0 {
+            return true;
+        }
+        let held = record.word_expiry(Self::KEY_WIDTH);
+        let expires = held.load(Acquire);
+        !self.engine.has_passed(expires) && held.compare_exchange(expires, LONG_AGO, AcqRel, Relaxed).is_ok()
     }
 
     /// What a word record holds now. Under a pin.

@@ -203,6 +203,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.index.lookup(hash).address() == seen.address()
     }
 
+    /// The same for who changes nothing because nothing is there.
+    pub(super) fn is_absent_still(&self, hash: u64, seen: &Seen, found: &Found) -> bool {
+        matches!(found, Found::Absent) || self.leads_still(hash, seen)
+    }
+
     /// Under a pin.
     pub(super) fn value_of(&self, record: Record) -> Vec<u8> {
         let mut value = Vec::new();

@@ -7,7 +7,7 @@ use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::{Looked, Seen};
 use crate::latches::Hold;
-use crate::record::{self, ABSENT, NEVER, Record, TOMBSTONE};
+use crate::record::{self, ABSENT, EXPIRES, NEVER, Record, TOMBSTONE};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
 
@@ -199,12 +199,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             && matches!(self.region(*at), Region::Mutable)
         {
             let was_live = self.is_live(*record);
-            if was_live && record.is_sealed() || !was_live && !self.claim_ended(&found) {
+            let is_ours = if was_live { !record.is_sealed() && self.end_now(*record) } else { self.claim_ended(&found) };
+            if !is_ours {
                 return Ok(Step::Again);
             }
-            let was_there = record.header().fetch_or(TOMBSTONE, AcqRel) & ABSENT == 0;
+            let before = record.header().fetch_or(TOMBSTONE, AcqRel);
+            let was_there = before & ABSENT == 0;
             pin.slot.count(Counter::DeadByte, if was_there { record.bytes(self.engine.layout) } else { 0 });
-            return Ok(Step::Done(was_there && was_live));
+            // Who ended it deleted it, though another one who found it ended may have come first.
+            return Ok(Step::Done(was_live && (was_there || before & EXPIRES != 0)));
         }
         match self.old_word(&found, known) {
             Step::Done(_) if !self.is_sure(&seen, &found) => Ok(Step::Again),
