@@ -394,11 +394,15 @@ impl Engine {
                 }
                 let Tally { moved, expired, left } = mover.tally;
                 let dead = (reached - from).saturating_sub(moved + expired) + mover.taken_back.get();
+                let mut gone = Vec::new();
                 if caching.is_some() {
                     self.let_nobody_build_below(reached);
-                    mover.tell_aside()?;
+                    gone = mover.judge_aside()?;
                 }
                 self.log.bounds.copied.store(reached, SeqCst);
+                if let Some(caching) = caching {
+                    gone.into_iter().for_each(|departed| caching.will_tell(departed));
+                }
                 // Who takes what was dropped here for a record of his chain has published when a later stretch says that the chain is of one key.
                 self.epochs.drain();
                 lock(&self.compaction.copied).push_back(Copied { reached, moved, dead, left });

@@ -116,6 +116,10 @@ impl Barred {
     pub(crate) fn thread() -> Self {
         Self { _withdrawn: Withdrawn::slot(), was: IS_BARRED.with(|is| is.replace(true)) }
     }
+
+    pub(crate) fn was_before(&self) -> bool {
+        self.was
+    }
 }
 
 impl Drop for Barred {

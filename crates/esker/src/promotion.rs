@@ -60,14 +60,14 @@ impl Engine {
     pub(crate) fn promote(&self, found: &ColdFind<'_>) {
         // A cache copies at the first read: what it does not, it drops.
         let is_worth = self.is_promoting && (self.caching.is_some() || self.lately.again(found.of.hash, self.index.entries()));
-        if is_worth && self.check_writable().is_ok() && self.admits_more() {
+        if is_worth && self.check_writable().is_ok() && self.admits_more(found.of.bytes.len() as u64) {
             self.copy_to_tail(found);
         }
     }
 
-    /// False in a cache that has written to its device what it may for now.
-    pub(crate) fn admits_more(&self) -> bool {
-        self.caching.as_ref().is_none_or(|caching| caching.admits(|| (self.log.tail(), self.expiry.now())))
+    /// False in a cache that would write more to its device by these bytes of log than it may for now.
+    pub(crate) fn admits_more(&self, bytes: u64) -> bool {
+        self.caching.as_ref().is_none_or(|caching| caching.admits(bytes, || (self.log.tail(), self.expiry.now())))
     }
 
     #[cold]

@@ -240,7 +240,8 @@ pub struct LoadStats {
 pub struct CacheStats {
     /// Bytes of a disk that the directory may take, images included; 0 in memory.
     pub disk_bytes_max: u64,
-    /// Living pairs that were dropped for want of room.
+    /// Living pairs that were dropped for want of room; on a disk but for those whose index entry led to another record, which is another key's, or a
+    /// newer value.
     pub evictions: u64,
     /// Bytes of records that were dropped, living or expired.
     pub evicted_bytes: u64,
@@ -263,7 +264,9 @@ impl OperationStats {
     }
 }
 
-/// Calls since the store was opened, blocking and asynchronous ones; each key of a batch counts. What a transaction or a scan reads does not.
+/// Calls since the store was opened, blocking and asynchronous ones; each key of a batch counts. What a transaction or a scan reads does not. A write on a
+/// condition, and what a load puts, counts as an RMW, or as a deletion if it takes a value away, as an `expire_at` does whose time has passed; what else
+/// is done with expiry times does not count.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[allow(missing_docs, reason = "the operations' names")]

@@ -1565,3 +1565,126 @@ fn a_full_cache_takes_puts_beside_pages() {
     });
     assert!(store.stats().cache.unwrap().evictions > 100_000);
 }
+
+/// The deletion had marked the loads that were under way when it began, and then waited for the device.
+#[test]
+fn what_is_loaded_while_a_deletion_waits_is_not_kept() {
+    type Deletion<'s> = Pin<Box<dyn Future<Output = bool> + 's>>;
+    type Delete = for<'s> fn(&'s Store<u64, u64>) -> Deletion<'s>;
+    let deletions: [Delete; 3] = [
+        |store| Box::pin(async { store.delete_async(&7).await.unwrap() }),
+        |store| Box::pin(async { store.compare_and_swap_async(&7, Some(&1), None).await.unwrap() }),
+        |store| Box::pin(async { store.delete_many_async(&[7, 8]).await.unwrap() == 1 }),
+    ];
+    for (number, delete) in deletions.into_iter().enumerate() {
+        let clock = Arc::new(ManualClock::default());
+        let options = Options::new().memory(BUDGET).clock(clock).background(false);
+        let store: Store<u64, u64> = options.open_on(Arc::new(esker::MemoryDevice::new())).unwrap();
+        store.get_or_insert_with(&0, || Ok::<_, Error>(0)).unwrap();
+        store.put_with_ttl(&7, &1, Duration::from_secs(100)).unwrap();
+        // So that 7 is cold.
+        (1000..1_500_000).for_each(|n| store.put(&n, &n).unwrap());
+        let mut context = Context::from_waker(Waker::noop());
+        let mut deletion = delete(&store);
+        let mut deleted = None;
+        assert!(deletion.as_mut().poll(&mut context).is_pending(), "{number}");
+        let loading = Loading::new().ttl(Duration::from_secs(100)).renew_ahead(Duration::from_secs(100));
+        let load = || {
+            while deleted.is_none() {
+                if let Poll::Ready(was_there) = deletion.as_mut().poll(&mut context) {
+                    deleted = Some(was_there);
+                }
+            }
+            Ok::<_, Error>(Some(2))
+        };
+        assert_eq!(store.get_or_load(&7, &loading, load).unwrap(), Some(2), "{number}");
+        drop(deletion);
+        assert_eq!(deleted, Some(true), "{number}");
+        assert_eq!(store.get(&7).unwrap(), None, "{number}");
+        // Behind it all is as before.
+        assert_eq!(store.get_or_load(&7, &loading, || Ok::<_, Error>(Some(3))).unwrap(), Some(3));
+        assert_eq!(store.get(&7).unwrap(), Some(3), "{number}");
+    }
+}
+
+/// A newer value that was put for less time than the load took.
+#[test]
+fn what_is_loaded_beside_a_value_that_ends_is_not_kept() {
+    type Write = fn(&Store<u64, u64>);
+    let ms = Duration::from_millis;
+    let writes: [Write; 3] = [
+        |store| store.put_with_ttl(&1, &2, Duration::from_millis(5)).unwrap(),
+        |store| {
+            store.put(&1, &2).unwrap();
+            assert!(store.expire_at(&1, esker::Clock::now(&ManualClock::default()) + Duration::from_millis(5)).unwrap());
+        },
+        |store| store.transaction(|tx| tx.put_with_ttl(&1, &2, Duration::from_millis(5))).unwrap(),
+    ];
+    for write in writes {
+        let (clock, store) = timed();
+        let load = || {
+            write(&store);
+            clock.advance(ms(5));
+            Ok::<_, Error>(Some(1))
+        };
+        assert_eq!(store.get_or_load(&1, &Loading::new().ttl(ms(1000)), load).unwrap(), Some(1));
+        assert_eq!(store.get(&1).unwrap(), None, "it is older than what was put");
+    }
+}
+
+/// One call that could not succeed emptied the cache, and then said that it was full.
+#[test]
+fn a_transaction_that_never_fits_on_the_disk_drops_nothing() {
+    let options = Options::new().memory(128u64 << 20).cache(Cache::new().disk(DISK));
+    let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    (0..10_000).for_each(|key| store.put(&key, &[1; 1000]).unwrap());
+    let value = vec![1; 8 << 20];
+    let put = |count: u64| store.transaction(|tx| (100_000..100_000 + count).try_for_each(|key| tx.put(&key, &value)));
+    let large = put(8);
+    assert!(matches!(large, Err(Error::Invalid(_))), "{large:?}");
+    assert!((0..10_000).all(|key| store.contains(&key).unwrap()));
+    put(4).unwrap();
+    assert!((100_000..100_004).all(|key| store.contains(&key).unwrap()));
+}
+
+#[test]
+fn a_long_value_that_is_loaded_keeps_to_what_may_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::new().disk(DISK).disk_writes(1000);
+    let options = Options::new().memory(BUDGET).cache(cache).clock(Arc::new(ManualClock::default())).background(false);
+    let store: Store<u64, [u8]> = options.open(folder.path()).unwrap();
+    let begun = store.stats().log.tail;
+    for (key, length) in [(1, 4 << 20), (2, 59_000), (3, 10_000)] {
+        assert_eq!(store.get_or_insert_with(&key, || Ok::<_, Error>(vec![1; length])).unwrap().len(), length);
+    }
+    assert_eq!([1, 2, 3].map(|key| store.contains(&key).unwrap()), [false, true, false]);
+    assert!(store.stats().log.tail - begun <= 60_000 + (64 << 10));
+}
+
+/// What shared its entry, or stood behind another record, was told before it was gone.
+#[test]
+fn the_listener_hears_of_nothing_that_can_be_read() {
+    let early = Arc::new(AtomicU64::new(0));
+    let store: Arc<OnceLock<Store<u64, u64>>> = Arc::default();
+    let listener = {
+        let (early, store) = (early.clone(), store.clone());
+        move |key: &[u8], _: &[u8], _: Eviction| {
+            let key = u64::from_ne_bytes(key.try_into().unwrap());
+            if let Some(store) = store.get()
+                && store.get(&key).is_ok_and(|value| value.is_some())
+            {
+                early.fetch_add(1, Relaxed);
+            }
+        }
+    };
+    let cache = Cache::new().on_eviction(listener);
+    store.set(Options::new().memory(BUDGET).cache(cache).in_memory().unwrap()).ok().unwrap();
+    let puts = if cfg!(debug_assertions) { 500_000 } else { 4_000_000 };
+    thread::scope(|scope| {
+        for t in 0..3 {
+            let store = store.get().unwrap();
+            scope.spawn(move || (0..puts).for_each(|n| store.put(&(n * 3 + t), &n).unwrap()));
+        }
+    });
+    assert_eq!(early.load(Relaxed), 0);
+}

@@ -978,6 +978,56 @@ fn a_clock_that_uses_the_store_is_refused() {
     *clock.store.lock().unwrap() = None;
 }
 
+/// A clock that asks itself, by way of its store, and how deep it has gone.
+#[derive(Debug, Default)]
+struct Recursive {
+    store: Mutex<Option<Store<u64, u64>>>,
+    is_asked: AtomicBool,
+    nested: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Clock for Recursive {
+    fn now(&self) -> SystemTime {
+        let store = self.store.lock().unwrap().clone();
+        if self.is_asked.load(SeqCst) {
+            self.nested.fetch_add(1, SeqCst);
+        } else if let Some(store) = store {
+            self.is_asked.store(true, SeqCst);
+            let end = SystemTime::UNIX_EPOCH + SECOND * 2_000_000;
+            let results = [
+                store.put_with_ttl(&1, &1, SECOND),
+                store.expire_at(&1, end).map(drop),
+                store.get_and_renew(&1, SECOND).map(drop),
+                block_on(store.put_with_ttl_async(&1, &1, SECOND)),
+                block_on(store.expire_at_async(&1, end)).map(drop),
+                block_on(store.get_and_renew_async(&1, SECOND)).map(drop),
+            ];
+            for result in results {
+                self.refused.fetch_add(u64::from(matches!(result, Err(Error::Invalid(_)))), SeqCst);
+            }
+            self.is_asked.store(false, SeqCst);
+        }
+        SystemTime::UNIX_EPOCH + SECOND * 1_000_000
+    }
+}
+
+/// It went on until there was no stack left.
+#[test]
+fn a_clock_is_not_asked_from_inside_itself() {
+    let clock = Arc::new(Recursive::default());
+    let store: Store<u64, u64> = Options::new().memory("16MiB").clock(clock.clone()).background(false).in_memory().unwrap();
+    store.put_with_ttl(&1, &7, SECOND).unwrap();
+    *clock.store.lock().unwrap() = Some(store.clone());
+    assert_eq!(store.get(&1).unwrap(), Some(7));
+    store.put_with_ttl(&2, &7, SECOND).unwrap();
+    let refused = clock.refused.load(SeqCst);
+    assert!(refused >= 12 && refused.is_multiple_of(6), "{refused}");
+    assert_eq!(clock.nested.load(SeqCst), 0);
+    *clock.store.lock().unwrap() = None;
+    assert_eq!(store.get(&1).unwrap(), Some(7));
+}
+
 /// Wherever it is asked: half a transaction was left in the log, and the driver's question latched the store.
 #[test]
 fn a_clock_that_panics_says_what_it_said() {

@@ -3,7 +3,7 @@
 //! Whoever asks first *leads*: it loads, puts, and lands. Who asks meanwhile *waits*, on a condition variable or as a future, and
 //! gets a copy of what landed, value or failure. A leader that is gone without landing (a panic, a future dropped) lands `Lost`:
 //! who waited asks again, and one of them leads. So does who asks when the key was deleted since the load began: what it brings may be older than
-//! his own deletion. What a cache drops while its key is loaded may be newer than what that brings, as a deletion is. The table is striped by
+//! his own deletion. A load that begins while its key is being deleted, or given an end, counts as one that began before. What a cache drops while its key is loaded may be newer than what that brings, as a deletion is. The table is striped by
 //! hash; nothing is held while anybody loads.
 //!
 //! **Rests**: nobody loads a key for a while, because it was found to have no value, or because to load it anew failed. A hint, of which there is
@@ -34,6 +34,8 @@ const REST_BYTES: usize = 96;
 #[derive(Default)]
 struct Board {
     flights: HashMap<Box<[u8]>, Arc<Flight>>,
+    /// Hashes of keys that are being deleted, or given an end, each as often as that goes on.
+    ending: Vec<u64>,
     /// From when until when.
     rests: HashMap<Box<[u8]>, (Rest, Range<u64>)>,
     rests_bytes: usize,
@@ -94,6 +96,22 @@ pub(crate) enum Joined<'f> {
     Waits(Arc<Flight>),
 }
 
+/// A key is being deleted, or given an end: what loads bring that begin before this is dropped is not kept.
+#[must_use]
+pub(crate) struct Ending<'f> {
+    stripe: &'f Stripe,
+    hash: u64,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let mut board = lock(self.stripe);
+        if let Some(at) = board.ending.iter().position(|hash| *hash == self.hash) {
+            board.ending.swap_remove(at);
+        }
+    }
+}
+
 /// The leader's duty to land.
 pub(crate) struct Lead<'f> {
     stripe: &'f Stripe,
@@ -115,16 +133,16 @@ impl Flights {
 
     /// Takes part in the load of a key.
     pub(crate) fn join(&self, key: &[u8], hash: u64) -> Joined<'_> {
-        // Deletions look at the board from here on.
+        // Deletions look at the board from here on. SeqCst: who does not is seen to have deleted by the load.
         if !self.is_used.load(Relaxed) {
-            self.is_used.store(true, Relaxed);
+            self.is_used.store(true, SeqCst);
         }
         let stripe = self.stripe(hash);
         let mut board = lock(stripe);
         if let Some(flight) = board.flights.get(key) {
             return Joined::Waits(flight.clone());
         }
-        let (is_outdated, keeping) = (AtomicBool::new(false), Mutex::new(()));
+        let (is_outdated, keeping) = (AtomicBool::new(board.ending.contains(&hash)), Mutex::new(()));
         let flight = Arc::new(Flight { state: Waited::default(), came: Condvar::new(), is_outdated, keeping });
         board.flights.insert(key.into(), flight.clone());
         self.under_way.fetch_add(1, SeqCst);
@@ -134,7 +152,7 @@ impl Flights {
     /// True from the first load on.
     #[inline(always)]
     pub(crate) fn are_used(&self) -> bool {
-        self.is_used.load(Relaxed)
+        self.is_used.load(SeqCst)
     }
 
     /// True if a load of this key is under way whose value would be kept. Next to nothing where nothing is loaded.
@@ -143,10 +161,23 @@ impl Flights {
         self.under_way.load(SeqCst) > 0 && lock(self.stripe(hash)).flights.get(key).is_some_and(|flight| !flight.is_outdated())
     }
 
-    /// A key is about to be deleted, or dropped by a cache: it need not rest, and what a load brings that began before is not kept, or has been when this
+    /// A key is about to be dropped by a cache: it need not rest, and what a load brings that began before is not kept, or has been when this
     /// returns. Not under a pin.
     pub(crate) fn outdate(&self, key: &[u8], hash: u64) {
-        let mut board = lock(self.stripe(hash));
+        Self::outdate_on(lock(self.stripe(hash)), key);
+    }
+
+    /// The same of one that is about to be deleted, or given an end, and of loads that begin until that is done.
+    pub(crate) fn begin_ending(&self, key: &[u8], hash: u64) -> Ending<'_> {
+        let stripe = self.stripe(hash);
+        let mut board = lock(stripe);
+        board.ending.push(hash);
+        let ending = Ending { stripe, hash };
+        Self::outdate_on(board, key);
+        ending
+    }
+
+    fn outdate_on(mut board: MutexGuard<'_, Board>, key: &[u8]) {
         board.rest_no_more(key);
         if let Some(flight) = board.flights.get(key).cloned() {
             flight.is_outdated.store(true, Relaxed);

@@ -29,7 +29,7 @@ mod flights;
 mod writes;
 
 pub(crate) use evict::spare_of;
-pub(crate) use flights::{Flight, Flights, Joined, Landed, Lead, Rest};
+pub(crate) use flights::{Ending, Flight, Flights, Joined, Landed, Lead, Rest};
 
 use crate::engine::{lock, try_lock};
 use crate::error::{Error, Result};
@@ -436,9 +436,9 @@ impl Caching {
         lock(&self.departed).pop_front()
     }
 
-    /// True if something more may be kept. `look`: where the log's tail is, and what time.
-    pub(crate) fn admits(&self, look: impl FnOnce() -> (u64, u64)) -> bool {
-        self.writes.as_ref().is_none_or(|writes| writes.admits(look))
+    /// True if so many bytes more may be kept. `look`: where the log's tail is, and what time.
+    pub(crate) fn admits(&self, bytes: u64, look: impl FnOnce() -> (u64, u64)) -> bool {
+        self.writes.as_ref().is_none_or(|writes| writes.admits(bytes, look))
     }
 
     pub(crate) fn is_in_memory(&self) -> bool {

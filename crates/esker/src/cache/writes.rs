@@ -29,8 +29,8 @@ impl Writes {
         Self { bytes_per_second, state: Mutex::new(None), refused: AtomicU64::new(0) }
     }
 
-    /// True if more may be kept now. `look`: where the log's tail is, and what time.
-    pub(super) fn admits(&self, look: impl FnOnce() -> (u64, u64)) -> bool {
+    /// True if so many bytes more may be kept now. `look`: where the log's tail is, and what time.
+    pub(super) fn admits(&self, bytes: u64, look: impl FnOnce() -> (u64, u64)) -> bool {
         let mut state = lock(&self.state);
         // Under the lock: who looked earlier and came later would take back time, which others would earn once more.
         let (tail, now) = look();
@@ -42,7 +42,7 @@ impl Writes {
             state.at = now;
         }
         state.until = state.until.saturating_add(u64::try_from(earned).unwrap_or(u64::MAX)).min(most);
-        let admits = tail < state.until;
+        let admits = tail.saturating_add(bytes) <= state.until;
         self.refused.fetch_add(u64::from(!admits), Relaxed);
         admits
     }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     fn admits(writes: &Writes, tail: u64, now: u64) -> bool {
-        writes.admits(|| (tail, now))
+        writes.admits(1, || (tail, now))
     }
 
     #[test]
@@ -75,6 +75,9 @@ mod tests {
         // Set back, the clock earns nothing, and goes on.
         assert!(!admits(&writes, 181_005, 0) && admits(&writes, 181_005, 1));
         assert_eq!(writes.refused(), 999 + 5);
+        // What is longer than a minute's worth never is.
+        let writes = Writes::new(1000);
+        assert!(writes.admits(60_000, || (7, 0)) && !writes.admits(60_001, || (7, 0)) && !writes.admits(u64::MAX, || (7, 90_000)));
         let (slow, none) = (Writes::new(1), Writes::new(u64::MAX));
         assert!(admits(&slow, 0, 0) && !admits(&slow, 60, 0) && !admits(&slow, 60, 999) && admits(&slow, 60, 1000));
         assert!(admits(&none, 1 << 47, 0) && admits(&none, 1 << 47, u64::MAX));

@@ -341,8 +341,9 @@ impl Mover<'_> {
 
     /// Nobody builds on the stretch any more: the listener is to hear of what was dropped and still is its key's newest, or went with an entry that it shared. What
     /// took its place meanwhile lies above. (On a device it hears of what the entry leads to, and need not of others.)
-    pub(super) fn tell_aside(&mut self) -> Result<()> {
-        let (engine, Some(caching)) = (self.engine, self.caching) else { return Ok(()) };
+    pub(super) fn judge_aside(&mut self) -> Result<Vec<Departed>> {
+        let engine = self.engine;
+        let mut gone = Vec::new();
         for (at, hash, departed) in self.aside.drain(..) {
             let goes = loop {
                 let _pin = engine.epochs.pin_anyway()?;
@@ -354,10 +355,10 @@ impl Mover<'_> {
                 }
             };
             if goes {
-                caching.will_tell(departed);
+                gone.push(departed);
             }
         }
-        Ok(())
+        Ok(gone)
     }
 
     /// It is known of a guess whether it was right; if not, what it counted is taken back: a record at least as long as this one, or as most are.

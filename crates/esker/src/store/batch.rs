@@ -9,6 +9,7 @@ use super::read::with_scratch;
 use super::step::{Known, Step};
 use super::waiting::{Waits, brought_here, give_way};
 use crate::ahead::of_stream;
+use crate::cache::Ending;
 use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
@@ -273,29 +274,35 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 waits,
                 keys,
                 Borrow::borrow,
-                &mut (),
-                |first, part, (), cold| self.delete_group(first, part, cold),
-                |number, hash, known, ()| self.delete_step(keys[number].borrow().bytes(), hash, known),
+                &mut Vec::new(),
+                |first, part, endings, cold| self.delete_group(first, part, endings, cold),
+                |number, hash, known, _| self.delete_step(keys[number].borrow().bytes(), hash, known),
             )
             .await?;
         self.written_by(waits, count).await
     }
 
-    fn delete_group<Q: Borrow<K>>(&self, first: usize, keys: &[Q], cold: &mut Cold) -> Result<usize> {
+    /// `endings`: those of the part that are not deleted when this returns.
+    fn delete_group<'s, Q: Borrow<K>>(&'s self, first: usize, keys: &[Q], endings: &mut Vec<Ending<'s>>, cold: &mut Cold) -> Result<usize> {
+        if first.is_multiple_of(PART) {
+            endings.clear();
+        }
         let mut group = self.fetch_group(keys.iter().map(Borrow::borrow));
         let mut count = 0;
         for (i, (key, hash)) in keys.iter().zip(group.hashes).enumerate() {
             let key = key.borrow().bytes();
             Self::check_key(key)?;
-            self.outdate_load(key, || hash)?;
+            let ending = self.outdate_load(key, || hash)?;
             if cold.puts_off(first + i, hash) {
                 self.count(Counter::Delete)?;
+                endings.extend(ending);
             } else if self.delete_now(group.first(i, &self.engine.index), key) {
                 count += 1;
             } else {
                 group.look_again();
                 let was_there = cold.attempt(self, first + i, hash, |known| self.delete_step(key, hash, known))?;
                 count += usize::from(was_there == Some(true));
+                endings.extend(ending.filter(|_| was_there.is_none()));
             }
         }
         Ok(count)

@@ -18,7 +18,7 @@ use super::waiting::{Waits, brought_here};
 use crate::cache::{Duty, Flight, Joined, Landed, Lead, Rest};
 use crate::error::{Error, Result};
 use crate::expiry::whole_millis;
-use crate::record::NEVER;
+use crate::record::{self, NEVER};
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
@@ -313,7 +313,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
             return Ok(None);
         };
         // What is there must not stay older than what was just handed out.
-        let is_admitted = old.is_some() || store.engine.admits_more();
+        let is_admitted = old.is_some() || store.engine.admits_more(Self::bytes_kept(self.key, new.borrow(), ttl));
         if !is_admitted || lead.is_outdated() {
             return Ok(Some(new));
         }
@@ -328,6 +328,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
             store.change_end(waits, key.bytes(), NewEnd::InsteadOf(ends, expires)).await?;
         }
         Ok(Some(new))
+    }
+
+    /// Of the log.
+    fn bytes_kept(key: &K, new: &V, ttl: Option<Duration>) -> u64 {
+        let (key, end) = (key.bytes().len(), if ttl.is_some() { 8 } else { 0 });
+        end + if Store::<K, V>::WORD { record::word_record_bytes(key) } else { record::bytes_record_bytes(key, new.bytes().len()) }
     }
 
     fn rests(&self, why: Rest) -> bool {

@@ -40,7 +40,7 @@ mod waiting;
 mod word;
 
 use crate::backup::{Backup, into_directory};
-use crate::cache::Flights;
+use crate::cache::{Ending, Flights};
 use crate::device::Storage;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout};
 use crate::epoch::Counter;
@@ -236,12 +236,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// `Closed`; `Invalid` inside a closure that the store runs, which could hold what is waited for.
     #[inline(always)]
-    fn outdate_load(&self, key: &[u8], hash: impl FnOnce() -> u64) -> Result<()> {
-        if self.closer.flights.are_used() {
-            drop(self.engine.epochs.pin()?);
-            self.closer.flights.outdate(key, hash());
+    fn outdate_load(&self, key: &[u8], hash: impl FnOnce() -> u64) -> Result<Option<Ending<'_>>> {
+        if !self.closer.flights.are_used() {
+            return Ok(None);
         }
-        Ok(())
+        drop(self.engine.epochs.pin()?);
+        Ok(Some(self.closer.flights.begin_ending(key, hash())))
     }
 
     fn count(&self, what: Counter) -> Result<()> {
@@ -390,7 +390,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     pub(crate) fn delete_key(&self, key: &[u8]) -> Result<bool> {
-        self.outdate_load(key, || self.hash(key))?;
+        let _ending = self.outdate_load(key, || self.hash(key))?;
         if !Self::WORD {
             Self::check_key(key)?;
         }

@@ -28,7 +28,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             || !matches!(self.region(at), Region::Frozen)
             || self.is_dropped_soon(at)
             || self.engine.check_writable().is_err()
-            || !self.engine.admits_more()
+            || !self.engine.admits_more(record.bytes(self.engine.layout))
         {
             return;
         }

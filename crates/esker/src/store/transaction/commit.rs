@@ -33,6 +33,7 @@ use super::super::find::{Found, Region};
 use super::super::step::Step;
 use super::super::{Store, to_word};
 use super::{Put, Touched, Write};
+use crate::cache::Ending;
 use crate::engine::Engine;
 use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result};
@@ -128,7 +129,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Makes the changes at one moment at which all that was read was true; without a change, asks whether there is one.
     pub(super) fn change_together(&self, touched: &[Touched<K, V>]) -> Result<()> {
         let room = self.room_for(touched)?;
-        self.outdate_loads(touched)?;
+        let _endings = self.outdate_loads(touched)?;
         self.run(&[], |_| self.commit_step(touched, room))?;
         if writes(touched) { self.written(()) } else { Ok(()) }
     }
@@ -136,14 +137,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The same without blocking this thread.
     pub(super) async fn change_together_async(&self, touched: &[Touched<K, V>]) -> Result<()> {
         let room = self.room_for(touched)?;
-        self.outdate_loads(touched)?;
+        let _endings = self.outdate_loads(touched)?;
         self.run_async(&[], |_| self.commit_step(touched, room)).await?;
         if writes(touched) { self.written_async(()).await } else { Ok(()) }
     }
 
-    /// What was loaded before the commit of a key that it deletes is not kept, as for any deletion.
-    fn outdate_loads(&self, touched: &[Touched<K, V>]) -> Result<()> {
-        touched.iter().filter(|touched| touched.is_deleted).try_for_each(|touched| self.outdate_load(touched.key(), || touched.hash))
+    /// What was loaded before the commit of a key that it deletes, or gives an end, is not kept, as for any deletion.
+    fn outdate_loads(&self, touched: &[Touched<K, V>]) -> Result<Vec<Ending<'_>>> {
+        let ends = |touched: &&Touched<K, V>| touched.is_deleted || matches!(&touched.write, Some(Write::Put(put)) if put.expires != NEVER);
+        touched.iter().filter(ends).filter_map(|touched| self.outdate_load(touched.key(), || touched.hash).transpose()).collect()
     }
 
     /// The most log that the writes may take, each of which must still be short enough: the budget may be smaller since it was given.
