@@ -92,7 +92,7 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..50_000 {
-                        if writes.admits(|| (tail.load(SeqCst), clock.fetch_add(1, SeqCst) / 100)) {
+                        if writes.admits(1, || (tail.load(SeqCst), clock.fetch_add(1, SeqCst) / 100)) {
                             tail.fetch_add(10_000, SeqCst);
                         }
                     }

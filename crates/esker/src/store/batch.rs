@@ -14,8 +14,10 @@ use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::{Index, Seen};
+use crate::log::NOWHERE;
 use crate::memory::prefetch;
 use crate::record::Record;
+use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::io;
@@ -353,6 +355,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     where
         K: 'k,
     {
+        let bounds = &self.engine.log.bounds;
+        let line = bounds.line.load(SeqCst);
+        // What is superseded meanwhile may be mutable again as soon as the cut is known, and nothing in it says so. It is of the line whose cut that is. Who
+        // looks for it from here on finds it marked, or the number changed.
+        let is_drawn = bounds.in_place() == NOWHERE;
         let mut hashes = [0; GROUP];
         let mut count = 0;
         for (hash, key) in hashes.iter_mut().zip(keys) {
@@ -363,7 +370,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         // A processor drops a prefetch for which it has no miss left to give (an AMD EPYC holds 24, and dropped one of seven in a row of 64), and who
         // then needs the line waits for all of it. What is there or under way takes nothing from a second one.
         hashes[..count].iter().for_each(|hash| self.engine.index.prefetch(*hash));
-        Group { firsts: self.fetch_firsts(&hashes[..count]), hashes, looks_again: false }
+        let firsts = self.fetch_firsts(&hashes[..count]);
+        Group { firsts, hashes, looks_again: is_drawn || bounds.line.load(SeqCst) != line }
     }
 
     /// Brings the first records of up to [`GROUP`] keys, whose buckets should be here by now.

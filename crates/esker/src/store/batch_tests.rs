@@ -1,6 +1,7 @@
 //! What a batch knows may be out of date.
 
 use crate::log::NOWHERE;
+use crate::sync::atomic::Ordering::*;
 use crate::{Options, Store, Value};
 use std::borrow::Borrow;
 use std::cell::Cell;
@@ -374,4 +375,38 @@ fn equal_keys_after_one_that_lay_behind_its_bucket_are_told() {
     firsts[..5].copy_from_slice(&[8, 16, 24, 32, 40]);
     super::batch::tell_equal_keys(&[1, 7, 9, 7, 7], &mut firsts, 1);
     assert_eq!(firsts[..6], [8, 16, 24, 16, 16, 0]);
+}
+
+/// While a line's cut is looked for another thread supersedes what the batch has found, and sees what the batch has not put yet: what the batch puts behind
+/// that comes after what the other one put.
+fn puts_are_in_order<V: Value + ?Sized + Sync>(old: &V, others: &V, new: &V) -> [Option<V::Owned>; 2]
+where
+    V::Owned: PartialEq + std::fmt::Debug,
+{
+    let store: Store<u64, V> = Options::new().memory(16 << 20).background(false).in_memory().unwrap();
+    let bounds = &store.engine_for_test().log.bounds;
+    bounds.set_read_only(NOWHERE);
+    let cut = store.engine_for_test().log.end_block();
+    [8, 7].iter().for_each(|key| store.put(key, old).unwrap());
+    let other = || {
+        store.put(&7, others).unwrap();
+        assert!(store.get(&8).unwrap() == Some(V::own(old.bytes())));
+    };
+    let then = || {
+        std::thread::scope(|scope| scope.spawn(other).join().unwrap());
+        bounds.floor.store(cut, SeqCst);
+        bounds.set_read_only(cut);
+    };
+    let nothing = || ();
+    let eight = Hooked { key: 8, asked: Cell::new(0), then: &then };
+    let seven = Hooked { key: 7, asked: Cell::new(0), then: &nothing };
+    store.put_many(&[(eight, new), (seven, new)]).unwrap();
+    [store.get(&8).unwrap(), store.get(&7).unwrap()]
+}
+
+#[test]
+fn puts_are_in_order_though_a_line_is_drawn() {
+    assert_eq!(puts_are_in_order::<u64>(&1, &3, &2), [Some(2), Some(2)]);
+    assert_eq!(puts_are_in_order::<[u64; 4]>(&[1; 4], &[3; 4], &[2; 4]), [Some([2; 4]), Some([2; 4])]);
+    assert_eq!(puts_are_in_order::<[u8]>(b"old", b"oth", b"new"), [Some(b"new".to_vec()), Some(b"new".to_vec())]);
 }

@@ -248,7 +248,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Ok(if was_there || self.is_absent_still(hash, &seen, &found) { Step::Done(was_there) } else { Step::Again });
         }
         let found = found.with(&self.engine, known);
+        let superseded = if let Found::Memory { at, record } = found { Some((at, record)) } else { None };
         let step = self.supersede(&pin, &held, &Sight { key, hash, seen, found }, &change)?;
+        if let (Step::Done(()), Some((at, record))) = (&step, superseded)
+            && matches!(self.region(at), Region::Mutable)
+        {
+            // A line's cut was looked for, and is known. A batch that looked it up before must not take it for the newest.
+            record.header().fetch_or(SEALED, Release);
+        }
         Ok(step.then(|| was_there))
     }
 
