@@ -102,6 +102,10 @@ pub(crate) struct Compaction {
     dead_glances: AtomicU64,
     /// So many buckets were looked at for entries that lead nowhere, again and again from the first to the last.
     swept: AtomicU64,
+    /// Room behind shorter values that copies would leave out, in memory, by a sample; and the tail by then. Looks at entries so far.
+    unused: AtomicU64,
+    unused_until: AtomicU64,
+    looks: AtomicU64,
     /// The tail when two chains could not be joined (`joining.rs`).
     pub(crate) joined_in_vain_at: AtomicU64,
     /// Why the last stretch failed.
@@ -277,9 +281,9 @@ impl Engine {
         while !fits() {
             // Not at all when next to nothing would come of it, as far as a closer look can tell.
             let is_through = self.log.bounds.begin.load(Relaxed) >= until;
-            let would_fit =
-                || (self.log_bytes() + bytes).saturating_sub(self.dead_bytes() + self.idle_bytes()) <= self.log.budget.load(Relaxed);
-            let is_hopeless = || !would_fit() && self.is_compaction_hopeless() && !(0..CLOSE_LOOKS).any(|_| self.finds_expired());
+            let would_fit = || (self.log_bytes() + bytes).saturating_sub(self.reclaimable_bytes()) <= self.log.budget.load(Relaxed);
+            let finds_more = || (0..CLOSE_LOOKS).any(|_| self.finds_expired()) || self.finds_unused();
+            let is_hopeless = || !would_fit() && self.is_compaction_hopeless() && !finds_more();
             if is_hopeless() || is_through && (rounds == ROUNDS || !would_fit() || self.is_compaction_hopeless()) {
                 if waits < ROUNDS && self.await_stretch() {
                     waits += 1;

@@ -101,7 +101,7 @@ const TELLING: f64 = 128.0;
 const ENTRIES_IN_VAIN: u64 = 2048;
 const ENTRIES_IN_VAIN_OF_ANY_LENGTH: u64 = 1 << 17;
 /// Consecutive looks lie this part of the table apart, of 2^64: the golden ratio spreads them evenly, and leaves none out, however many buckets there are.
-const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
+pub(crate) const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// What an engine knows of time.
 pub(crate) struct Expiry {

@@ -76,6 +76,9 @@ pub(crate) const RECORD_BYTES_MAX: u64 = 64 << 20;
 /// Room that a shorter value may leave unused in any case. Under a scheduler values are short: a record of nobody's fits behind.
 const UNUSED_BYTES_MIN: usize = if cfg!(shuttle) { 24 } else { 1024 };
 
+/// Room that a copy of a shorter value keeps in any case.
+const COPIED_UNUSED_BYTES_MIN: usize = 64;
+
 /// Keys in bytes layout, in bytes.
 pub(crate) const KEY_BYTES_MAX: usize = 64 << 10;
 
@@ -314,6 +317,11 @@ impl Record {
         self.capacity().wrapping_sub(length) <= length + UNUSED_BYTES_MIN
     }
 
+    /// [`wasted_bytes`] of a bytes record in memory.
+    pub(crate) fn wasted_bytes(&self) -> u64 {
+        wasted_of(self.word(16).load(Relaxed))
+    }
+
     fn value_offset(&self) -> u64 {
         BYTES_HEADER_BYTES + padded(self.key_len())
     }
@@ -493,6 +501,26 @@ pub(crate) fn key_range(layout: Layout, record: &[u8]) -> Range<usize> {
             from..from + (word_at(record, 8) & KEY_BITS) as usize
         }
     }
+}
+
+/// How many bytes of a record a copy leaves out: room that a longer value has left behind, more than a growing one is given. From its first
+/// [`first_bytes`].
+pub(crate) fn wasted_bytes(layout: Layout, record: &[u8]) -> u64 {
+    if let Layout::Word { .. } = layout { 0 } else { wasted_of(word_at(record, 16)) }
+}
+
+fn wasted_of(lengths: u64) -> u64 {
+    let (capacity, length) = ((lengths >> 32) as usize, lengths as u32 as usize);
+    let is_waste = capacity.saturating_sub(length) > length + COPIED_UNUSED_BYTES_MIN;
+    if is_waste { capacity as u64 - padded(length) } else { 0 }
+}
+
+/// The same record without those bytes, in `into`.
+pub(crate) fn copy_without(wasted: u64, record: &[u8], into: &mut Vec<u8>) {
+    let end = record.len() - expiry_bytes(word_at(record, 0)) as usize;
+    into.clear();
+    into.extend_from_slice(&record[..end - wasted as usize]);
+    into.extend_from_slice(&record[end..]);
 }
 
 fn scanned_bytes_record_bytes(record: &[u8]) -> Option<u64> {

@@ -218,6 +218,12 @@ fn floats_that_are_no_numbers_and_without_end() {
         let found = floats.scan().parallel(threads).aggregate((Sum(value), Max(value), Min(value), Count)).unwrap();
         assert_eq!(found, (f64::INFINITY, Some(f64::INFINITY), Some(1.5), 1990));
     }
+    // What is no number makes a pair that compares with some and not with itself; which came first decided.
+    let pair = |key: u64, _: f64| if key == 3 { (-1.0, f64::NAN) } else { (f64::from(key as u32 % 5), 1.0) };
+    for keys in [vec![3, 20, 25, 21], vec![20, 3, 21], vec![21, 20, 3]] {
+        let found = floats.scan().keys(&keys).aggregate((Min(pair), Max(pair))).unwrap();
+        assert_eq!(found, (Some((0.0, 1.0)), Some((1.0, 1.0))), "{keys:?}");
+    }
     let small: Store<u64, f32> = Options::new().memory("64MiB").in_memory().unwrap();
     (0..100_000).for_each(|n| small.put(&n, &0.1).unwrap());
     assert!((small.aggregate(Sum(|_, value: f32| value)).unwrap() - 100_000.0 * f64::from(0.1f32)).abs() < 1e-6);

@@ -3,12 +3,13 @@
 #[path = "common/raise.rs"]
 mod raise;
 
-use esker::{Error, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, Storage, Store, Warning};
+use esker::{Error, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, Storage, Store, Ttl, Warning};
 use raise::Raise;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 /// What the files of a directory have, in bytes: what `ls` shows and `du` too, for no file has holes.
 fn disk_bytes(directory: &Path) -> u64 {
@@ -1006,4 +1007,37 @@ fn what_idle_threads_have_not_filled_is_no_loss() {
     };
     let (alone, beside) = (fill(0), fill(60));
     assert!(beside as f64 > 0.9 * alone as f64, "{beside} records, {alone} without threads");
+}
+
+/// A store was full with a hundredth of it in use: what longer values had left behind shorter ones was nobody's to give back.
+#[test]
+fn what_longer_values_left_comes_back_in_memory() {
+    let store: Store<u64, [u8]> = Options::new().memory("32MiB").in_memory().unwrap();
+    let keys = (0u64..).find(|key| matches!(store.put(key, &[7; 1000]), Err(Error::Full))).unwrap();
+    for key in 0..keys {
+        match key % 3 {
+            0 => store.put_with_ttl(&key, &key.to_le_bytes(), Duration::from_secs(1000)).unwrap(),
+            _ => store.put(&key, &key.to_le_bytes()).unwrap(),
+        }
+    }
+    let added = (keys..).take_while(|key| store.put(key, &key.to_le_bytes()).is_ok()).count();
+    assert!(added as u64 > keys * 8, "{added} beside {keys}");
+    for key in 0..keys + added as u64 {
+        assert_eq!(store.get(&key).unwrap().as_deref(), Some(&key.to_le_bytes()[..]), "{key}");
+        assert_eq!(matches!(store.ttl(&key).unwrap(), Some(Ttl::Left(_))), key < keys && key % 3 == 0, "{key}");
+    }
+    // What is full is full, and says so soon.
+    (0..1000).for_each(|_| assert!(matches!(store.put(&u64::MAX, &[1; 100]), Err(Error::Full))));
+}
+
+#[test]
+fn what_longer_values_left_comes_back_on_a_device() {
+    let store: Store<u64, [u8]> = Options::new().memory("64MiB").background(false).open_on(Arc::new(MemoryDevice::new())).unwrap();
+    (0..20_000u64).for_each(|key| store.put(&key, &[7; 1000]).unwrap());
+    (0..20_000u64).for_each(|key| store.put(&key, &key.to_le_bytes()).unwrap());
+    let given_back = store.compact().unwrap();
+    let space = store.stats().space;
+    assert!(given_back > 18_000_000 && space.log_bytes < 20_000 * 60 + (4 << 20), "{given_back} {space:?}");
+    assert!(space.dead_bytes < 4 << 20, "{space:?}");
+    assert!((0..20_000u64).all(|key| store.get(&key).unwrap().as_deref() == Some(&key.to_le_bytes()[..])));
 }

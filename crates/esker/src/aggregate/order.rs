@@ -18,9 +18,10 @@ pub struct Max<P>(pub P);
 fn keep<R: PartialOrd>(state: &mut Option<R>, new: R, if_it_is: Ordering) {
     let takes = match state {
         Some(old) => new.partial_cmp(old) == Some(if_it_is),
-        None => new.partial_cmp(&new).is_some(),
+        None => true,
     };
-    if takes {
+    // Some that compare with others do not with themselves: a pair of a number and no number.
+    if takes && new.partial_cmp(&new).is_some() {
         *state = Some(new);
     }
 }

@@ -10,8 +10,9 @@
 use super::{Compaction, Copied, Done, Pass, Stretch};
 use crate::engine::{Engine, lock};
 use crate::epoch::Counter;
-use crate::expiry::SMALL_SAMPLE;
+use crate::expiry::{SMALL_SAMPLE, STRIDE};
 use crate::log::{block_floor, device_offset};
+use crate::record::Record;
 use crate::stats::SpaceStats;
 use crate::sync::atomic::Ordering::*;
 use std::ops::RangeBounds;
@@ -22,6 +23,8 @@ const LATE: u64 = 2;
 const GLANCE: f64 = 1.5;
 /// With less of the log dead compaction copies nearly all it reads.
 const HOPELESS_PART: u64 = 32;
+/// For less of the log than this unused room is not worth a pass.
+const UNUSED_PART: u64 = 16;
 /// A log is left alone for so much longer than the target, at most: what is given back within a file saves nothing yet.
 const SLACK_BYTES_MAX: u64 = 32 << 20;
 /// A log below this is left alone.
@@ -101,11 +104,15 @@ impl Engine {
 
     /// Notes what a stretch gives back, by and by.
     pub(super) fn note_stretch(&self, stretch: Copied) {
-        let Compaction { given_back, pass, done, .. } = &self.compaction;
+        let Compaction { given_back, pass, done, unused, unused_until, .. } = &self.compaction;
         let mut done = lock(done);
         done.stretches += 1;
         done.moved_bytes += stretch.moved;
         let given = given_back.fetch_add(stretch.dead, Relaxed) + stretch.dead;
+        // Once through it: what is there still is not to be had.
+        if stretch.reached >= unused_until.load(Relaxed) {
+            unused.store(0, Relaxed);
+        }
         let mut pass = lock(pass);
         if let Some(pass) = &mut *pass {
             pass.moved += stretch.moved;
@@ -181,7 +188,7 @@ impl Engine {
 
     /// True if next to nothing would come of it.
     pub(super) fn is_compaction_hopeless(&self) -> bool {
-        let dead = self.dead_bytes() + self.idle_bytes();
+        let dead = self.reclaimable_bytes();
         dead < self.log_extent() / HOPELESS_PART && !self.log.is_longest_in_doubt() && !self.log.is_overdrawn(dead)
     }
 
@@ -197,6 +204,36 @@ impl Engine {
 
     pub(super) fn finds_expired(&self) -> bool {
         self.sample_expired(SMALL_SAMPLE);
+        !self.is_compaction_hopeless()
+    }
+
+    /// What compaction would give back, as far as is known.
+    pub(super) fn reclaimable_bytes(&self) -> u64 {
+        self.dead_bytes() + self.idle_bytes() + self.compaction.unused.load(Relaxed)
+    }
+
+    /// Looks at some records whether shorter values have left room behind that copies leave out; true if there is enough of it for a pass.
+    pub(super) fn finds_unused(&self) -> bool {
+        if self.value_width.is_some() || !self.is_in_memory() {
+            return false;
+        }
+        let (mut bytes, mut wasted, buckets) = (0, 0, self.index.buckets());
+        for _ in 0..SMALL_SAMPLE {
+            let part = self.compaction.looks.fetch_add(1, Relaxed).wrapping_mul(STRIDE);
+            let at = ((u128::from(part) * u128::from(buckets)) >> 64) as u64;
+            let Ok(_pin) = self.epochs.pin_anyway() else { return false };
+            let begin = self.log.bounds.begin.load(Acquire).max(self.log.bounds.head.load(Acquire));
+            for address in self.index.addresses(at).into_iter().filter(|at| *at >= begin) {
+                // SAFETY: in memory under the pin; index entries hold published addresses only.
+                let record = unsafe { Record::new(self.log.pointer(address)) };
+                bytes += record.bytes(self.layout);
+                wasted += record.wasted_bytes();
+            }
+        }
+        let extent = self.log_extent();
+        let unused = (u128::from(extent) * u128::from(wasted) / u128::from(bytes).max(1)) as u64;
+        self.compaction.unused_until.store(self.log.tail(), Relaxed);
+        self.compaction.unused.store(if unused > extent / UNUSED_PART { unused } else { 0 }, Relaxed);
         !self.is_compaction_hopeless()
     }
 

@@ -70,6 +70,8 @@ pub(super) struct Mover<'a> {
     pub(super) ended_at: Option<u64>,
     /// Others move pieces of the stretch (`pieces.rs`).
     pub(super) shares: bool,
+    /// A record without the room that it does not need.
+    lean: Vec<u8>,
     /// Dropped, where and of which hash, though an entry still leads there: until all of the stretch goes others may find it, and build on it or keep it.
     aside: Vec<(u64, u64, Departed)>,
 }
@@ -188,6 +190,7 @@ impl<'a> Mover<'a> {
             ended_at: None,
             shares: false,
             aside: Vec::new(),
+            lean: Vec::new(),
         }
     }
 }
@@ -417,6 +420,22 @@ impl Mover<'_> {
 
     /// Appends a copy of a living record; false to look again.
     fn copy(&mut self, pin: Pin<'_>, of: &Original<'_>, seen: &Seen) -> Result<bool> {
+        let layout = self.engine.layout;
+        // It may have been read without its room.
+        let is_whole = || record::scanned_record_bytes(layout, of.bytes) == Some(of.bytes.len() as u64);
+        let wasted = record::wasted_bytes(layout, of.bytes);
+        if wasted == 0 || !is_whole() {
+            return self.copy_as(pin, of, seen, 0);
+        }
+        let mut lean = std::mem::take(&mut self.lean);
+        record::copy_without(wasted, of.bytes, &mut lean);
+        let is_done = self.copy_as(pin, &Original { bytes: &lean, ..*of }, seen, wasted);
+        self.lean = lean;
+        is_done
+    }
+
+    /// The same. `wasted`: what the original has, and nobody counted.
+    fn copy_as(&mut self, pin: Pin<'_>, of: &Original<'_>, seen: &Seen, wasted: u64) -> Result<bool> {
         let (engine, bytes) = (self.engine, of.bytes.len() as u64);
         let before = pin.slot.counted(Counter::DeadByte);
         let to = engine.allocate_copy(pin.slot, bytes);
@@ -428,7 +447,11 @@ impl Mover<'_> {
         };
         let keys = |previous| if self.is_gone(previous) { Keys::OwnAlone } else { Keys::OwnIsThere };
         let is_done = engine.publish_copy(&pin, of, to, seen, keys).is_some();
-        self.tally.moved += if is_done { bytes } else { 0 };
+        if is_done {
+            self.tally.moved += bytes;
+            // As if it had been counted when the value became shorter: it is given back with the stretch.
+            pin.slot.count(Counter::DeadByte, wasted);
+        }
         Ok(is_done)
     }
 

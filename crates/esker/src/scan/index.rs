@@ -17,6 +17,8 @@ use crate::types::{Key, Value};
 pub(super) const BUCKETS: usize = 16;
 /// Chains that are kept before they are read from the device.
 const COLD_CHAINS: usize = 1 << 14;
+/// So many walks are made before it is asked whether to go on.
+const WALKS_UNASKED: u32 = 1 << 10;
 /// Parts of the index that threads take in turns.
 const PARTS_BITS: u32 = 8;
 pub(super) const PARTS: u64 = 1 << PARTS_BITS;
@@ -34,8 +36,8 @@ struct ColdChain {
     entry: usize,
     /// All of it that the view needs is of one key.
     is_sole: bool,
-    /// Its keys that were met in memory.
-    keys: Vec<Box<[u8]>>,
+    /// Fingerprints of its keys that were met: keys may be long, and chains many.
+    met: Vec<u128>,
 }
 
 /// A walker's buffers.
@@ -69,8 +71,13 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByIndex<'a, K, V> {
             }
             let from = part << (64 - PARTS_BITS);
             let last = from | (u64::MAX >> PARTS_BITS);
-            let mut at = Some(from);
+            let (mut at, mut walks) = (Some(from), 0u32);
             while let Some(from) = at {
+                walks += 1;
+                // It may be told to end.
+                if walks.is_multiple_of(WALKS_UNASKED) {
+                    self.frame.control.advance(0)?;
+                }
                 at = self.frame.walk(&mut walker, from, last, BUCKETS, &mut rows)?;
                 self.frame.show(&mut rows, visit);
                 if walker.cold.len() >= COLD_CHAINS {
@@ -124,8 +131,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
         let record_at = |at| unsafe { Record::new(engine.log.pointer(at)) };
         while at != 0 && at >= self.view.begin {
             if at < head {
-                let keys = met.iter().map(|at| Box::from(self.key_of(&record_at(*at)))).collect();
-                cold.push(ColdChain { at, taken: taken.clone(), entry, is_sole: self.is_sole(taken, entry), keys });
+                let met = met.iter().map(|at| engine.hasher.fingerprint(self.key_of(&record_at(*at)))).collect();
+                cold.push(ColdChain { at, taken: taken.clone(), entry, is_sole: self.is_sole(taken, entry), met });
                 return;
             }
             let record = record_at(at);
@@ -158,15 +165,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
         let mut chains: Vec<_> = walker.cold.drain(..).map(|chain| (chain.at, Some(chain))).collect();
         chains::follow(self.engine(), self.view.begin, &mut chains, |chain, at, record| {
             let (Some(chain), key) = (chain, record.key) else { return Ok(false) };
-            let is_new = || !chain.keys.iter().any(|met| **met == *key);
             let counts = self.view.counts(at, record.header);
-            if counts && chain.taken.takes(chain.entry, self.hash(key)) && is_new() {
-                if self.view.is_value(record.header, record.expires) && self.wants(key) {
-                    visit(key, record.value);
+            let goes_on = !(counts && chain.is_sole);
+            if counts && chain.taken.takes(chain.entry, self.hash(key)) {
+                let mark = if goes_on || !chain.met.is_empty() { self.engine().hasher.fingerprint(key) } else { 0 };
+                if !chain.met.contains(&mark) {
+                    if self.view.is_value(record.header, record.expires) && self.wants(key) {
+                        visit(key, record.value);
+                    }
+                    chain.met.push(mark);
                 }
-                chain.keys.push(Box::from(key));
             }
-            Ok(!(counts && chain.is_sole))
+            Ok(goes_on)
         })
     }
 }

@@ -12,6 +12,8 @@ use std::collections::VecDeque;
 
 /// So many keys that [`Scan::delete`] has found are deleted together: calls that are durable by themselves share a line.
 const DELETED_AT_ONCE: usize = 1024;
+/// An iterator takes fewer buckets at a time where their pairs are longer than this.
+const HELD_BYTES: usize = 1 << 20;
 /// How finely it tells how far it is.
 const PARTS_IN_ALL: u64 = 1 << 32;
 
@@ -94,7 +96,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         {
             let buckets = ((limit - pairs.len().min(limit)) / 4).clamp(1, BUCKETS);
             next = frame.walk(&mut walker, from, u64::MAX, buckets, &mut rows)?;
-            take(&frame, filter.as_deref(), &mut walker, &mut rows, &mut |pair| pairs.push(pair))?;
+            take(&frame, filter.as_deref(), &mut walker, &mut rows, &mut |key, value| pairs.push((K::own(key), V::own(value))))?;
         }
         Ok(Page { pairs, next: next.map(Cursor) })
     }
@@ -172,6 +174,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
             filter,
             next: Some(0),
             pairs: VecDeque::new(),
+            buckets: 1,
             walker: Walker::default(),
             rows: Rows::default(),
             _snapshot: snapshot,
@@ -192,11 +195,11 @@ fn take<'a, K: Key + ?Sized + 'a, V: Value + ?Sized + 'a>(
     filter: Option<&Filter<'a, K, V>>,
     walker: &mut Walker,
     rows: &mut Rows,
-    show: &mut impl FnMut((K::Owned, V::Owned)),
+    show: &mut impl FnMut(&[u8], &[u8]),
 ) -> Result<()> {
     let mut visit = |key: &[u8], value: &[u8]| {
         if filter.is_none_or(|wanted| wanted(K::view(key), V::view(value))) {
-            show((K::own(key), V::own(value)));
+            show(key, value);
         }
     };
     frame.show(rows, &mut visit);
@@ -209,6 +212,8 @@ pub struct Iter<'a, K: Key + ?Sized, V: Value + ?Sized> {
     filter: Option<Box<Filter<'a, K, V>>>,
     next: Option<u64>,
     pairs: VecDeque<(K::Owned, V::Owned)>,
+    /// So many at a time.
+    buckets: usize,
     walker: Walker,
     rows: Rows,
     _snapshot: Option<Snapshot>,
@@ -216,9 +221,13 @@ pub struct Iter<'a, K: Key + ?Sized, V: Value + ?Sized> {
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Iter<'_, K, V> {
     fn fill(&mut self, from: u64) -> Result<()> {
-        let next = self.frame.walk(&mut self.walker, from, u64::MAX, BUCKETS, &mut self.rows)?;
-        let pairs = &mut self.pairs;
-        take(&self.frame, self.filter.as_deref(), &mut self.walker, &mut self.rows, &mut |pair| pairs.push_back(pair))?;
+        let next = self.frame.walk(&mut self.walker, from, u64::MAX, self.buckets, &mut self.rows)?;
+        let (pairs, mut bytes) = (&mut self.pairs, 0);
+        take(&self.frame, self.filter.as_deref(), &mut self.walker, &mut self.rows, &mut |key, value| {
+            bytes += key.len() + value.len();
+            pairs.push_back((K::own(key), V::own(value)));
+        })?;
+        self.buckets = if bytes > HELD_BYTES { self.buckets.div_ceil(2) } else { (2 * self.buckets).min(BUCKETS) };
         // Last: behind a filter that panicked there is nothing more, for its rows were taken in part.
         self.next = next;
         Ok(())
