@@ -28,6 +28,7 @@ use crate::memory::prefetch;
 use crate::record::{self, ABSENT, ADDRESS_MASK, NEVER, Record, VALID};
 use crate::store::chain;
 use crate::sync::atomic::Ordering::*;
+use crate::sync::thread;
 use crate::traverse::{Scanned, Visitor};
 use std::cell::Cell;
 use std::io;
@@ -239,7 +240,8 @@ impl Mover<'_> {
             };
             match is_done {
                 Ok(true) => return Ok(()),
-                Ok(false) => {}
+                // Somebody was quicker, or holds the key's latch: perhaps for as long as a caller's closure takes.
+                Ok(false) => thread::yield_now(),
                 Err(Error::Full) if self.caching.is_some() => has_room = false,
                 Err(Error::Full) => {
                     self.ended_at = Some(of.at);
