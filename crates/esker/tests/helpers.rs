@@ -38,6 +38,7 @@ struct Conduct {
     syncs: AtomicU64,
     syncs_slowly: AtomicBool,
     panics_on_the_driver: AtomicBool,
+    panics_on_callers: AtomicBool,
 }
 
 impl Conduct {
@@ -71,6 +72,7 @@ impl Device for File {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        assert!(!self.0.panics_on_callers.swap(false, SeqCst), "the device panics, once");
         if is_on("esker-driver") && bytes.len() > 100 << 10 && self.0.panics_on_the_driver.swap(false, SeqCst) {
             panic!("the device panics, once");
         }
@@ -375,4 +377,28 @@ fn a_device_that_panics_on_the_driver_is_latched() {
         assert!(matches!(refused, Some(Error::Io(_))), "{refused:?}");
         assert!(store.close().is_err() && store.stats().latched.is_some());
     });
+}
+
+/// The same on a thread of the caller's, who went on as if nothing had been.
+#[test]
+fn a_device_that_panics_on_a_caller_is_latched() {
+    type Call = fn(&Pages) -> Result<(), Error>;
+    let calls: [Call; 4] = [
+        |store| (0u64..100_000).try_for_each(|key| store.put(&key, &[1; 4000])),
+        |store| store.compact().map(drop),
+        |store| store.set_memory(17 << 20),
+        |store| store.save_index(),
+    ];
+    for (number, call) in calls.into_iter().enumerate() {
+        let conduct = Arc::new(Conduct::default());
+        let options = Options::new().memory(if number == 2 { 64u64 << 20 } else { 16 << 20 }).background(false);
+        let store: Pages = options.open_in(Arc::new(Place(conduct.clone(), Arc::default()))).unwrap();
+        (0..6000u64).for_each(|key| store.put(&(key % 3000), &[1; 4000]).unwrap());
+        conduct.panics_on_callers.store(true, SeqCst);
+        let result = call(&store);
+        assert!(matches!(result, Err(Error::Io(_))), "{number}: {result:?}");
+        assert!(store.put(&7, &[2; 5000]).is_err() && store.stats().latched.is_some(), "{number}");
+        assert_eq!(store.get(&7).unwrap().as_deref(), Some(&[1; 4000][..]), "{number}");
+        assert!(store.close().is_err(), "{number}");
+    }
 }

@@ -432,10 +432,11 @@ impl<'a> Loan<'a> {
             engine.lent.store(lent + granted, Relaxed);
             granted
         };
+        // First: who panics there, in a device, gives it back, too.
+        self.bytes += granted;
         engine.share_budget();
-        if engine.shift_boundaries(&lock(&engine.boundaries), 1).is_ok() {
-            self.bytes += granted;
-        } else {
+        if engine.shift_boundaries(&lock(&engine.boundaries), 1).is_err() {
+            self.bytes -= granted;
             engine.take_back(granted);
         }
     }

@@ -434,7 +434,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// memory all that is in the store, and compaction's reserve. `Full` for a cache in memory whose oldest pairs a scan, an iterator or a read transaction
     /// will still show; `Io`. The budget is the old one then.
     pub fn set_memory(&self, bytes: u64) -> Result<()> {
-        self.engine.set_budget(bytes)
+        self.engine.guarded(|| self.engine.set_budget(bytes))
     }
 
     /// Goes once through the whole log: live records are copied to its tail, the space of all others comes back. Returns the bytes of log given back. It also
@@ -447,13 +447,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Cost
     /// Reads the log, and writes what is live.
     pub fn compact(&self) -> Result<u64> {
-        self.engine.compact_all()
+        self.engine.guarded(|| self.engine.compact_all())
     }
 
     /// One stretch of what the background does to win space back, due or not. What it would give back may wait for the next line.
     #[doc(hidden)]
     pub fn compact_stretch(&self) -> Result<bool> {
-        self.engine.compact_once()
+        self.engine.guarded(|| self.engine.compact_once())
     }
 
     /// Writes an image of the index, so that opening after a crash need not read the log below. It also happens by itself, in
@@ -469,7 +469,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub fn save_index(&self) -> Result<()> {
         // Not from inside a closure that compaction runs, for it would wait for itself.
         drop(self.engine.epochs.pin()?);
-        self.engine.take_image()
+        self.engine.guarded(|| self.engine.take_image())
     }
 
     /// Makes a backup in the directory `to` while operations go on. All that had returned before the call is in it. `to` is new, or an earlier backup of this
