@@ -295,7 +295,8 @@ impl Engine {
                 self.index.forget_finest();
                 self.image_stands_for(cut);
             }
-            Ok(())
+            // Or the next opening would have to, before it removes what lies below.
+            manifest.settle_begin()
         });
         saved.map_err(|error| self.latch(error))?;
         // What is left of older ones the next image removes.

@@ -1576,11 +1576,16 @@ fn what_is_loaded_while_a_deletion_waits_is_not_kept() {
         |store| Box::pin(async { store.compare_and_swap_async(&7, Some(&1), None).await.unwrap() }),
         |store| Box::pin(async { store.delete_many_async(&[7, 8]).await.unwrap() == 1 }),
     ];
-    for (number, delete) in deletions.into_iter().enumerate() {
+    // And where nothing was ever loaded before.
+    for (number, (delete, is_first)) in
+        deletions.into_iter().zip([false; 3]).chain([(deletions[0], true), (deletions[2], true)]).enumerate()
+    {
         let clock = Arc::new(ManualClock::default());
         let options = Options::new().memory(BUDGET).clock(clock).background(false);
         let store: Store<u64, u64> = options.open_on(Arc::new(esker::MemoryDevice::new())).unwrap();
-        store.get_or_insert_with(&0, || Ok::<_, Error>(0)).unwrap();
+        if !is_first {
+            store.get_or_insert_with(&0, || Ok::<_, Error>(0)).unwrap();
+        }
         store.put_with_ttl(&7, &1, Duration::from_secs(100)).unwrap();
         // So that 7 is cold.
         (1000..1_500_000).for_each(|n| store.put(&n, &n).unwrap());
@@ -1607,6 +1612,41 @@ fn what_is_loaded_while_a_deletion_waits_is_not_kept() {
     }
 }
 
+/// One load for all who ask while a deletion waits, though what it brings is not kept; who asks behind the deletion loads anew.
+#[test]
+fn who_asks_beside_a_deletion_that_waits_shares_a_load() {
+    let options = Options::new().memory(BUDGET).background(false);
+    let store: Store<u64, u64> = options.open_on(Arc::new(esker::MemoryDevice::new())).unwrap();
+    store.get_or_insert_with(&0, || Ok::<_, Error>(0)).unwrap();
+    store.put_with_ttl(&7, &1, Duration::from_millis(1)).unwrap();
+    (1000..1_500_000).for_each(|n| store.put(&n, &n).unwrap());
+    let mut deletion: Pin<Box<dyn Future<Output = bool>>> = Box::pin(async { store.delete_async(&7).await.unwrap() });
+    assert!(deletion.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let (loads, begun) = (AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                begun.fetch_add(1, SeqCst);
+                let load = || {
+                    loads.fetch_add(1, SeqCst);
+                    while begun.load(SeqCst) < 8 {
+                        thread::yield_now();
+                    }
+                    // So that the others wait, nearly always.
+                    thread::sleep(Duration::from_millis(100));
+                    Ok::<_, Error>(Some(2))
+                };
+                assert_eq!(store.get_or_load(&7, &Loading::new(), load).unwrap(), Some(2));
+            });
+        }
+    });
+    assert!(loads.load(SeqCst) < 4, "{loads:?}");
+    assert_eq!(store.get(&7).unwrap(), None);
+    drop(deletion);
+    assert_eq!(store.get_or_load(&7, &Loading::new(), || Ok::<_, Error>(Some(3))).unwrap(), Some(3));
+    assert_eq!(store.get(&7).unwrap(), Some(3));
+}
+
 /// A newer value that was put for less time than the load took.
 #[test]
 fn what_is_loaded_beside_a_value_that_ends_is_not_kept() {
@@ -1630,6 +1670,17 @@ fn what_is_loaded_beside_a_value_that_ends_is_not_kept() {
         assert_eq!(store.get_or_load(&1, &Loading::new().ttl(ms(1000)), load).unwrap(), Some(1));
         assert_eq!(store.get(&1).unwrap(), None, "it is older than what was put");
     }
+}
+
+/// What fits the disk fits, however many small pairs there are, and however large an index.
+#[test]
+fn a_transaction_that_fits_finds_its_place_among_small_pairs() {
+    let options = Options::new().memory(256u64 << 20).cache(Cache::new().disk(DISK));
+    let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    (0..1_500_000).for_each(|key| store.put(&key, &[1; 8]).unwrap());
+    let value = vec![1; 8 << 20];
+    store.transaction(|tx| (0..6).try_for_each(|key| tx.put(&key, &value))).unwrap();
+    assert!((0..6).all(|key| store.contains(&key).unwrap()));
 }
 
 /// One call that could not succeed emptied the cache, and then said that it was full.

@@ -978,6 +978,43 @@ fn a_clock_that_uses_the_store_is_refused() {
     *clock.store.lock().unwrap() = None;
 }
 
+/// A clock during whose next question another thread puts a value that stays; then a second passes.
+#[derive(Debug, Default)]
+struct Overtaking {
+    store: Mutex<Option<Store<u64, u64>>>,
+    is_armed: AtomicBool,
+    seconds: AtomicU64,
+}
+
+impl Clock for Overtaking {
+    fn now(&self) -> SystemTime {
+        if self.is_armed.swap(false, SeqCst) {
+            let store = self.store.lock().unwrap().clone().unwrap();
+            thread::scope(|scope| scope.spawn(|| store.put(&7, &2).unwrap()).join().unwrap());
+            self.seconds.fetch_add(1, SeqCst);
+        }
+        SystemTime::UNIX_EPOCH + SECOND * (1_000_000 + self.seconds.load(SeqCst) as u32)
+    }
+}
+
+/// What had been found ended while its successor was put: the deletion said that there was nothing, and deleted nothing.
+#[test]
+fn what_takes_an_ended_values_place_in_time_is_deleted() {
+    type Delete = fn(&Store<u64, u64>) -> bool;
+    let deletions: [Delete; 2] = [|store| store.delete(&7).unwrap(), |store| store.delete_many(&[7]).unwrap() == 1];
+    for delete in deletions {
+        let clock = Arc::new(Overtaking::default());
+        let store: Store<u64, u64> = Options::new().memory("16MiB").clock(clock.clone()).background(false).in_memory().unwrap();
+        *clock.store.lock().unwrap() = Some(store.clone());
+        store.put_with_ttl(&7, &1, SECOND / 2).unwrap();
+        clock.is_armed.store(true, SeqCst);
+        let was_there = delete(&store);
+        assert!(!clock.is_armed.load(SeqCst));
+        assert_eq!((was_there, store.get(&7).unwrap()), (true, None));
+        *clock.store.lock().unwrap() = None;
+    }
+}
+
 /// A clock that asks itself, by way of its store, and how deep it has gone.
 #[derive(Debug, Default)]
 struct Recursive {

@@ -37,10 +37,19 @@ pub(crate) fn spare_of(room: u64) -> u64 {
     (room / SPARE_PART).min(SPARE_BYTES_MAX)
 }
 
+/// More bytes of log have no room on the device even where nothing else is.
+fn room_when_empty(caching: &Caching) -> u64 {
+    if caching.is_in_memory() {
+        return u64::MAX;
+    }
+    let others = OTHER_FILES * SECTOR_BYTES as u64 + ZEROS_BYTES_MAX;
+    caching.disk_bytes.saturating_sub(others) / SECTOR_BYTES as u64 * BLOCK_BYTES
+}
+
 impl Engine {
     /// Drops what is oldest until `bytes` more fit. Not under a pin nor with a lock held.
     pub(crate) fn evict_for(&self, caching: &Caching, bytes: u64) -> Result<()> {
-        if bytes > self.room_when_empty(caching) {
+        if bytes > room_when_empty(caching) {
             return Err(Error::invalid(format!("it is larger than the cache's disk has room for bytes={bytes}")));
         }
         self.move_near(caching);
@@ -122,15 +131,6 @@ impl Engine {
         } else {
             bytes <= self.disk_room(caching, self.log.tail())
         }
-    }
-
-    /// So many bytes of log have room on the device where nothing else is.
-    fn room_when_empty(&self, caching: &Caching) -> u64 {
-        if caching.is_in_memory() {
-            return u64::MAX;
-        }
-        let begin = self.log.bounds.discarded.load(Relaxed);
-        caching.disk_bytes.saturating_sub(self.disk_bytes_taken(caching, begin)) / SECTOR_BYTES as u64 * BLOCK_BYTES
     }
 
     /// So many bytes of log behind `tail` have room on the device.

@@ -84,8 +84,11 @@ struct State {
 pub(crate) struct Flight {
     state: Waited<State>,
     came: Condvar,
+    hash: u64,
     /// The key was deleted meanwhile, or dropped: what is brought may be no longer so.
     is_outdated: AtomicBool,
+    /// It began while the key was being deleted: who asks meanwhile shares what is brought, but it is not kept.
+    keeps_nothing: bool,
     /// Held during an attempt to keep what was loaded. Not the board's lock: an attempt may have to wait for a record's latch.
     keeping: Mutex<()>,
 }
@@ -109,6 +112,9 @@ impl Drop for Ending<'_> {
         if let Some(at) = board.ending.iter().position(|hash| *hash == self.hash) {
             board.ending.swap_remove(at);
         }
+        // Who asks from now on may have made the deletion himself.
+        let begun_meanwhile = board.flights.values().filter(|flight| flight.hash == self.hash);
+        begun_meanwhile.for_each(|flight| flight.is_outdated.store(true, Relaxed));
     }
 }
 
@@ -133,7 +139,7 @@ impl Flights {
 
     /// Takes part in the load of a key.
     pub(crate) fn join(&self, key: &[u8], hash: u64) -> Joined<'_> {
-        // Deletions look at the board from here on. SeqCst: who does not is seen to have deleted by the load.
+        // Deletions look at the board from here on; and before, if they had to wait.
         if !self.is_used.load(Relaxed) {
             self.is_used.store(true, SeqCst);
         }
@@ -142,8 +148,8 @@ impl Flights {
         if let Some(flight) = board.flights.get(key) {
             return Joined::Waits(flight.clone());
         }
-        let (is_outdated, keeping) = (AtomicBool::new(board.ending.contains(&hash)), Mutex::new(()));
-        let flight = Arc::new(Flight { state: Waited::default(), came: Condvar::new(), is_outdated, keeping });
+        let (is_outdated, keeping, keeps_nothing) = (AtomicBool::new(false), Mutex::new(()), board.ending.contains(&hash));
+        let flight = Arc::new(Flight { state: Waited::default(), came: Condvar::new(), hash, is_outdated, keeps_nothing, keeping });
         board.flights.insert(key.into(), flight.clone());
         self.under_way.fetch_add(1, SeqCst);
         Joined::Leads(Lead { stripe, under_way: &self.under_way, key: key.into(), flight, brings: Landed::Lost })
@@ -158,27 +164,31 @@ impl Flights {
     /// True if a load of this key is under way whose value would be kept. Next to nothing where nothing is loaded.
     pub(crate) fn may_keep(&self, key: &[u8], hash: u64) -> bool {
         // SeqCst: pairs with the one in `join`. A load that is counted later looks for the value later, too.
-        self.under_way.load(SeqCst) > 0 && lock(self.stripe(hash)).flights.get(key).is_some_and(|flight| !flight.is_outdated())
+        self.under_way.load(SeqCst) > 0 && lock(self.stripe(hash)).flights.get(key).is_some_and(|flight| flight.may_keep())
     }
 
     /// A key is about to be dropped by a cache: it need not rest, and what a load brings that began before is not kept, or has been when this
     /// returns. Not under a pin.
     pub(crate) fn outdate(&self, key: &[u8], hash: u64) {
-        Self::outdate_on(lock(self.stripe(hash)), key);
+        let mut board = lock(self.stripe(hash));
+        board.rest_no_more(key);
+        Self::outdate_on(board, key);
     }
 
-    /// The same of one that is about to be deleted, or given an end, and of loads that begin until that is done.
-    pub(crate) fn begin_ending(&self, key: &[u8], hash: u64) -> Ending<'_> {
+    /// The same of one that is about to be deleted (`deletes`), or given an end, and of loads that begin until that is done.
+    pub(crate) fn begin_ending(&self, key: &[u8], hash: u64, deletes: bool) -> Ending<'_> {
         let stripe = self.stripe(hash);
         let mut board = lock(stripe);
         board.ending.push(hash);
+        if deletes {
+            board.rest_no_more(key);
+        }
         let ending = Ending { stripe, hash };
         Self::outdate_on(board, key);
         ending
     }
 
-    fn outdate_on(mut board: MutexGuard<'_, Board>, key: &[u8]) {
-        board.rest_no_more(key);
+    fn outdate_on(board: MutexGuard<'_, Board>, key: &[u8]) {
         if let Some(flight) = board.flights.get(key).cloned() {
             flight.is_outdated.store(true, Relaxed);
             drop(board);
@@ -252,16 +262,16 @@ impl Lead<'_> {
         result
     }
 
-    /// True if the key was deleted, or dropped, since the load began.
-    pub(crate) fn is_outdated(&self) -> bool {
-        self.flight.is_outdated()
+    /// False if the key was deleted, or dropped, since the load began, or was being deleted then.
+    pub(crate) fn may_keep(&self) -> bool {
+        self.flight.may_keep()
     }
 
     /// What an attempt to keep what was loaded holds, unless the key was deleted: who deletes it from now on waits, and then finds what was put. Not
     /// under a pin.
     pub(crate) fn keep(&self) -> Option<MutexGuard<'_, ()>> {
         let keeping = lock(&self.flight.keeping);
-        (!self.flight.is_outdated()).then_some(keeping)
+        self.may_keep().then_some(keeping)
     }
 
     /// What was loaded is no longer so.
@@ -273,7 +283,7 @@ impl Lead<'_> {
     pub(crate) fn set_rest(&self, rest: Option<(Rest, u64)>, now: u64) {
         let mut board = lock(self.stripe);
         match rest {
-            Some((Rest::Absent, _)) if self.flight.is_outdated.load(Relaxed) => {}
+            Some((Rest::Absent, _)) if !self.may_keep() => {}
             Some((why, until)) => board.rest(&self.key, why, now, until),
             None => board.rest_no_more(&self.key),
         }
@@ -292,6 +302,10 @@ impl Drop for Lead<'_> {
 impl Flight {
     pub(crate) fn is_outdated(&self) -> bool {
         self.is_outdated.load(Relaxed)
+    }
+
+    fn may_keep(&self) -> bool {
+        !self.keeps_nothing && !self.is_outdated()
     }
 
     fn land(&self, landed: Landed) {

@@ -12,7 +12,7 @@ use crate::engine::{Engine, lock};
 use crate::epoch::Counter;
 use crate::expiry::{SMALL_SAMPLE, STRIDE};
 use crate::log::{block_floor, device_offset};
-use crate::record::Record;
+use crate::record::{ABSENT, Record};
 use crate::stats::SpaceStats;
 use crate::sync::atomic::Ordering::*;
 use std::ops::RangeBounds;
@@ -227,7 +227,8 @@ impl Engine {
                 // SAFETY: in memory under the pin; index entries hold published addresses only.
                 let record = unsafe { Record::new(self.log.pointer(address)) };
                 bytes += record.bytes(self.layout);
-                wasted += record.wasted_bytes();
+                // What is deleted was counted.
+                wasted += if record.header().load(Acquire) & ABSENT == 0 { record.wasted_bytes() } else { 0 };
             }
         }
         let extent = self.log_extent();

@@ -297,14 +297,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let ending = self.outdate_load(key, || hash)?;
             if cold.puts_off(first + i, hash) {
                 self.count(Counter::Delete)?;
-                endings.extend(ending);
+                endings.push(ending.map_or_else(|| self.begin_ending(key, hash, true), Ok)?);
             } else if self.delete_now(group.first(i, &self.engine.index), key) {
                 count += 1;
             } else {
                 group.look_again();
                 let was_there = cold.attempt(self, first + i, hash, |known| self.delete_step(key, hash, known))?;
                 count += usize::from(was_there == Some(true));
-                endings.extend(ending.filter(|_| was_there.is_none()));
+                if was_there.is_none() {
+                    endings.push(ending.map_or_else(|| self.begin_ending(key, hash, true), Ok)?);
+                }
             }
         }
         Ok(count)
@@ -358,8 +360,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let bounds = &self.engine.log.bounds;
         let line = bounds.line.load(SeqCst);
         // What is superseded meanwhile may be mutable again as soon as the cut is known, and nothing in it says so. It is of the line whose cut that is. Who
-        // looks for it from here on finds it marked, or the number changed.
-        let is_drawn = bounds.in_place() == NOWHERE;
+        // looks for it from here on finds it marked, or the number changed; or it is being marked, by somebody for whom the line waits.
+        let is_drawn = bounds.in_place() == NOWHERE || bounds.safe_read_only.load(Acquire) < bounds.floor.load(SeqCst);
         let mut hashes = [0; GROUP];
         let mut count = 0;
         for (hash, key) in hashes.iter_mut().zip(keys) {

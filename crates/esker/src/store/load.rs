@@ -314,7 +314,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         };
         // What is there must not stay older than what was just handed out.
         let is_admitted = old.is_some() || store.engine.admits_more(Self::bytes_kept(self.key, new.borrow(), ttl));
-        if !is_admitted || lead.is_outdated() {
+        if !is_admitted || !lead.may_keep() {
             return Ok(Some(new));
         }
         let expires = ttl.map_or(NEVER, |ttl| store.end_after(ttl));

@@ -237,11 +237,26 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// `Closed`; `Invalid` inside a closure that the store runs, which could hold what is waited for.
     #[inline(always)]
     fn outdate_load(&self, key: &[u8], hash: impl FnOnce() -> u64) -> Result<Option<Ending<'_>>> {
-        if !self.closer.flights.are_used() {
-            return Ok(None);
-        }
+        if self.closer.flights.are_used() { self.begin_ending(key, hash(), true).map(Some) } else { Ok(None) }
+    }
+
+    /// The same of a load beside which the key gets an end.
+    fn outdate_load_by_end(&self, key: &[u8], hash: impl FnOnce() -> u64) -> Result<Option<Ending<'_>>> {
+        if self.closer.flights.are_used() { self.begin_ending(key, hash(), false).map(Some) } else { Ok(None) }
+    }
+
+    fn begin_ending(&self, key: &[u8], hash: u64, deletes: bool) -> Result<Ending<'_>> {
         drop(self.engine.epochs.pin()?);
-        Ok(Some(self.closer.flights.begin_ending(key, hash())))
+        Ok(self.closer.flights.begin_ending(key, hash, deletes))
+    }
+
+    /// An attempt at a delete. One that waits is seen by the first load of all, too, which may begin meanwhile.
+    fn delete_attempt<'s>(&'s self, key: &[u8], hash: u64, known: &Known, ending: &mut Option<Ending<'s>>) -> Result<Step<bool>> {
+        let step = self.delete_step(key, hash, known)?;
+        if ending.is_none() && matches!(step, Step::Read(_) | Step::Room(_)) {
+            *ending = Some(self.begin_ending(key, hash, true)?);
+        }
+        Ok(step)
     }
 
     fn count(&self, what: Counter) -> Result<()> {
@@ -390,7 +405,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     pub(crate) fn delete_key(&self, key: &[u8]) -> Result<bool> {
-        let _ending = self.outdate_load(key, || self.hash(key))?;
+        let mut ending = self.outdate_load(key, || self.hash(key))?;
         if !Self::WORD {
             Self::check_key(key)?;
         }
@@ -398,7 +413,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.delete_now(self.engine.index.first_match(hash), key) {
             return Ok(true);
         }
-        let was_there = self.run(key, |known| self.delete_step(key, hash, known))?;
+        let was_there = self.run(key, |known| self.delete_attempt(key, hash, known, &mut ending))?;
         self.written(was_there)
     }
 

@@ -270,7 +270,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::rmw_async`].
     pub async fn delete_async(&self, key: &K) -> Result<bool> {
         let key = key.bytes();
-        let _ending = self.outdate_load(key, || self.hash(key))?;
+        let mut ending = self.outdate_load(key, || self.hash(key))?;
         if !Self::WORD {
             Self::check_key(key)?;
         }
@@ -278,7 +278,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.delete_now(self.engine.index.first_match(hash), key) {
             return Ok(true);
         }
-        let was_there = self.run_async(key, |known| self.delete_step(key, hash, known)).await?;
+        let was_there = self.run_async(key, |known| self.delete_attempt(key, hash, known, &mut ending)).await?;
         self.written_async(was_there).await
     }
 }

@@ -199,7 +199,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             && matches!(self.region(*at), Region::Mutable)
         {
             let was_live = self.is_live(*record);
-            let is_ours = if was_live { !record.is_sealed() && self.end_now(*record) } else { self.claim_ended(&found) };
+            let is_ours = if was_live {
+                !record.is_sealed() && self.end_now(*record)
+            } else {
+                self.claim_ended(&found) && self.leads_still(hash, &seen)
+            };
             if !is_ours {
                 return Ok(Step::Again);
             }
