@@ -3,8 +3,9 @@
 //! Whoever asks first *leads*: it loads, puts, and lands. Who asks meanwhile *waits*, on a condition variable or as a future, and
 //! gets a copy of what landed, value or failure. A leader that is gone without landing (a panic, a future dropped) lands `Lost`:
 //! who waited asks again, and one of them leads. So does who asks when the key was deleted since the load began: what it brings may be older than
-//! his own deletion. A load that begins while its key is being deleted, or given an end, counts as one that began before. What a cache drops while its key is loaded may be newer than what that brings, as a deletion is. The table is striped by
-//! hash; nothing is held while anybody loads.
+//! his own deletion. What a load brings that begins while its key is being deleted, or given an end, is shared by those who ask meanwhile, and not kept. What
+//! a cache drops while its key is loaded may be newer than what that brings, as a deletion is. The table is striped by hash; nothing is held while anybody
+//! loads.
 //!
 //! **Rests**: nobody loads a key for a while, because it was found to have no value, or because to load it anew failed. A hint, of which there is
 //! room for a mebibyte in all; a clock that is set back to before it began ends it. When a stripe's part is full, those that
