@@ -77,11 +77,14 @@ impl Run {
         })
     }
 
-    /// Lets time pass, a few times for each key that ends, until all is done.
+    /// Lets time pass, as often as a worker does something: each time is part of each key's history.
     fn pass(&self, seed: u64) -> Vec<Event<Lasting>> {
         let (mut random, mut recorder) = (ChaCha8Rng::seed_from_u64(seed * 100 + THREADS), Recorder::new(&self.clock));
         let Some(time) = &self.time else { return Vec::new() };
-        while !self.stopped.load(Ordering::Relaxed) {
+        for passed in 0..OPERATIONS {
+            while !self.is_as_far(passed) && !self.stopped.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
             let mut now = time.write().unwrap();
             let by = random.random_range(1..4);
             recorder.record(0, || {
@@ -89,8 +92,6 @@ impl Run {
                 *now += by;
                 Lasting::Pass(*now)
             });
-            drop(now);
-            std::thread::sleep(Duration::from_micros(random.random_range(0..100)));
         }
         recorder.finish()
     }
@@ -120,10 +121,14 @@ impl Run {
 
     /// Waits until the insertions are as far along as this worker.
     fn keep_pace(&self, done: u64) {
-        while self.inserted.load(Ordering::Relaxed) < self.fresh * done / OPERATIONS {
+        while !self.is_as_far(done) {
             assert!(!self.stopped.load(Ordering::Relaxed), "another thread panicked");
             std::thread::yield_now();
         }
+    }
+
+    fn is_as_far(&self, done: u64) -> bool {
+        self.inserted.load(Ordering::Relaxed) >= self.fresh * done / OPERATIONS
     }
 
     fn operate(&self, id: u64, random: &mut ChaCha8Rng) -> Action {
