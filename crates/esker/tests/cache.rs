@@ -1566,6 +1566,34 @@ fn a_full_cache_takes_puts_beside_pages() {
     assert!(store.stats().cache.unwrap().evictions > 100_000);
 }
 
+/// A device that keeps the store's reader waiting until it is let go: what a future asks for is not there when it is polled again.
+#[derive(Default)]
+struct Holding {
+    device: esker::MemoryDevice,
+    lets_go: AtomicBool,
+}
+
+impl esker::Device for Holding {
+    fn read(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
+        while thread::current().name() == Some("esker-reader") && !self.lets_go.load(SeqCst) {
+            thread::yield_now();
+        }
+        self.device.read(offset, into)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+        self.device.write(offset, bytes)
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        self.device.sync()
+    }
+
+    fn bytes(&self) -> std::io::Result<u64> {
+        self.device.bytes()
+    }
+}
+
 /// The deletion had marked the loads that were under way when it began, and then waited for the device.
 #[test]
 fn what_is_loaded_while_a_deletion_waits_is_not_kept() {
@@ -1582,7 +1610,8 @@ fn what_is_loaded_while_a_deletion_waits_is_not_kept() {
     {
         let clock = Arc::new(ManualClock::default());
         let options = Options::new().memory(BUDGET).clock(clock).background(false);
-        let store: Store<u64, u64> = options.open_on(Arc::new(esker::MemoryDevice::new())).unwrap();
+        let device = Arc::new(Holding::default());
+        let store: Store<u64, u64> = options.open_on(device.clone()).unwrap();
         if !is_first {
             store.get_or_insert_with(&0, || Ok::<_, Error>(0)).unwrap();
         }
@@ -1593,6 +1622,7 @@ fn what_is_loaded_while_a_deletion_waits_is_not_kept() {
         let mut deletion = delete(&store);
         let mut deleted = None;
         assert!(deletion.as_mut().poll(&mut context).is_pending(), "{number}");
+        device.lets_go.store(true, SeqCst);
         let loading = Loading::new().ttl(Duration::from_secs(100)).renew_ahead(Duration::from_secs(100));
         let load = || {
             while deleted.is_none() {
@@ -1616,12 +1646,14 @@ fn what_is_loaded_while_a_deletion_waits_is_not_kept() {
 #[test]
 fn who_asks_beside_a_deletion_that_waits_shares_a_load() {
     let options = Options::new().memory(BUDGET).background(false);
-    let store: Store<u64, u64> = options.open_on(Arc::new(esker::MemoryDevice::new())).unwrap();
+    let device = Arc::new(Holding::default());
+    let store: Store<u64, u64> = options.open_on(device.clone()).unwrap();
     store.get_or_insert_with(&0, || Ok::<_, Error>(0)).unwrap();
     store.put_with_ttl(&7, &1, Duration::from_millis(1)).unwrap();
     (1000..1_500_000).for_each(|n| store.put(&n, &n).unwrap());
     let mut deletion: Pin<Box<dyn Future<Output = bool>>> = Box::pin(async { store.delete_async(&7).await.unwrap() });
     assert!(deletion.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    device.lets_go.store(true, SeqCst);
     let (loads, begun) = (AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
         for _ in 0..8 {
