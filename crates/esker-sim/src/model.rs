@@ -185,6 +185,10 @@ impl Condition<'_> {
             Expected::Just(expected) => value == Some(expected),
         }
     }
+
+    fn after(&self, value: Option<&[u8]>) -> Option<Bytes> {
+        if self.holds(value) { self.new.cloned() } else { value.map(<[u8]>::to_vec) }
+    }
 }
 
 /// What an operation gave.
@@ -460,13 +464,7 @@ impl Uncertain {
             Operation::Transaction(operations) => operations.iter().for_each(|operation| self.write(operation, surely)),
             _ => {
                 if let Some(condition) = operation.condition() {
-                    self.transform(
-                        condition.key,
-                        surely,
-                        |s, _| {
-                            if condition.holds(s) { condition.new.cloned() } else { s.map(<[u8]>::to_vec) }
-                        },
-                    );
+                    self.transform(condition.key, surely, |s, _| condition.after(s));
                 }
             }
         }

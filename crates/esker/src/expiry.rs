@@ -100,8 +100,6 @@ const TELLING: f64 = 128.0;
 /// Entries without any expiring record until it is believed that there are none, and the same where one may be as long as thousands of others.
 const ENTRIES_IN_VAIN: u64 = 2048;
 const ENTRIES_IN_VAIN_OF_ANY_LENGTH: u64 = 1 << 17;
-/// Consecutive looks lie this part of the table apart, of 2^64: the golden ratio spreads them evenly, and leaves none out, however many buckets there are.
-pub(crate) const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// What an engine knows of time.
 pub(crate) struct Expiry {
@@ -280,16 +278,13 @@ impl Engine {
             return;
         }
         let mut sample = Sample::default();
-        let buckets = self.index.buckets();
         // Most buckets of a table that just grew are half full.
         for _ in 0..entries {
             if sample.entries >= entries || sample.reads >= SMALL_SAMPLE {
                 break;
             }
-            let part = self.expiry.hand.fetch_add(1, Relaxed).wrapping_mul(STRIDE);
-            let at = ((u128::from(part) * u128::from(buckets)) >> 64) as u64;
             let Ok(pin) = self.epochs.pin_anyway() else { return };
-            let addresses = self.index.addresses(at);
+            let addresses = self.index.addresses(self.index.sampled_bucket(&self.expiry.hand));
             drop(pin);
             addresses.into_iter().for_each(|address| self.sample_record(address, &mut sample));
         }

@@ -109,7 +109,7 @@ impl Engine {
     pub(crate) fn take_image(&self) -> Result<()> {
         let _compaction = self.hold_compaction();
         self.images.is_under_way.store(true, Relaxed);
-        let taken = self.take_image_alone();
+        let taken = self.guarded(|| self.take_image_alone());
         let failure = taken.as_ref().err().filter(|error| !matches!(error, Error::Closed));
         lock(&self.images.retries).note(failure.is_some());
         *lock(&self.images.failure) = failure.cloned();

@@ -1679,6 +1679,32 @@ fn who_asks_beside_a_deletion_that_waits_shares_a_load() {
     assert_eq!(store.get(&7).unwrap(), Some(3));
 }
 
+/// Only a deletion ends what is known of a source without a value.
+#[test]
+fn an_end_leaves_an_absence() {
+    type Write = fn(&Store<u64, u64>);
+    let writes: [Write; 2] = [
+        |store| store.put_with_ttl(&7, &1, Duration::from_millis(5)).unwrap(),
+        |store| store.transaction(|tx| tx.put_with_ttl(&7, &1, Duration::from_millis(5))).unwrap(),
+    ];
+    for write in writes {
+        let (clock, store) = timed();
+        let (loading, loads) = (Loading::new().absent_ttl(Duration::from_secs(100)), AtomicU64::new(0));
+        let ask = || {
+            let load = || {
+                loads.fetch_add(1, SeqCst);
+                Ok::<_, Error>(None)
+            };
+            assert_eq!(store.get_or_load(&7, &loading, load).unwrap(), None);
+        };
+        ask();
+        write(&store);
+        clock.advance(Duration::from_millis(10));
+        ask();
+        assert_eq!(loads.load(SeqCst), 1);
+    }
+}
+
 /// A newer value that was put for less time than the load took.
 #[test]
 fn what_is_loaded_beside_a_value_that_ends_is_not_kept() {

@@ -10,7 +10,7 @@
 use super::{Compaction, Copied, Done, Pass, Stretch};
 use crate::engine::{Engine, lock};
 use crate::epoch::Counter;
-use crate::expiry::{SMALL_SAMPLE, STRIDE};
+use crate::expiry::SMALL_SAMPLE;
 use crate::log::{block_floor, device_offset};
 use crate::record::{ABSENT, Record};
 use crate::stats::SpaceStats;
@@ -217,13 +217,12 @@ impl Engine {
         if self.value_width.is_some() || !self.is_in_memory() {
             return false;
         }
-        let (mut bytes, mut wasted, buckets) = (0, 0, self.index.buckets());
+        let (mut bytes, mut wasted) = (0, 0);
         for _ in 0..SMALL_SAMPLE {
-            let part = self.compaction.looks.fetch_add(1, Relaxed).wrapping_mul(STRIDE);
-            let at = ((u128::from(part) * u128::from(buckets)) >> 64) as u64;
             let Ok(_pin) = self.epochs.pin_anyway() else { return false };
             let begin = self.log.bounds.begin.load(Acquire).max(self.log.bounds.head.load(Acquire));
-            for address in self.index.addresses(at).into_iter().filter(|at| *at >= begin) {
+            let addresses = self.index.addresses(self.index.sampled_bucket(&self.compaction.looks));
+            for address in addresses.into_iter().filter(|at| *at >= begin) {
                 // SAFETY: in memory under the pin; index entries hold published addresses only.
                 let record = unsafe { Record::new(self.log.pointer(address)) };
                 bytes += record.bytes(self.layout);

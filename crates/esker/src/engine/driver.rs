@@ -54,7 +54,7 @@ impl Engine {
         std::thread::scope(|scope| {
             let named = || std::thread::Builder::new().name("esker-image".into());
             // A failure is latched; without a thread there is no image, until one is due again.
-            let take_image = || named().spawn_scoped(scope, || _ = self.guarded(|| self.take_image())).is_ok();
+            let take_image = || named().spawn_scoped(scope, || _ = self.take_image()).is_ok();
             while !self.epochs.is_closed() {
                 let driven = self.guarded(|| {
                     self.drive(take_image);

@@ -178,6 +178,10 @@ impl Engine {
     /// Waits until `bytes` more can be allocated. Must not be called under a pin.
     #[cold]
     pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
+        self.guarded(|| self.make_room_unguarded(bytes))
+    }
+
+    fn make_room_unguarded(&self, bytes: u64) -> Result<()> {
         if self.is_compaction_late() && !self.has_log_room(Self::with_piece(bytes)) {
             self.help_compaction();
         }

@@ -56,6 +56,9 @@ use shape::{BUCKET_BITS, DOUBLING, Geometry, Place, Shape, TURNING, base};
 pub(crate) use shrink::{Collision, Covers, Shrunk};
 pub(crate) use walk::{Bucketful, position};
 
+/// Consecutive looks of a sample lie this part of the table apart, of 2^64: the golden ratio spreads them evenly, and leaves none out, however many buckets
+/// there are.
+const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 const TAG_BITS: u32 = 15;
 const FULL: u64 = 1 << TAG_BITS;
 const FIRST_LEVEL: u32 = if cfg!(loom) { 1 } else { 8 };
@@ -330,6 +333,12 @@ impl Index {
 
     pub(crate) fn add_to_count(&self, entries: u64) {
         self.entries.0.fetch_add(entries, Relaxed);
+    }
+
+    /// The next bucket of a sample: consecutive looks are spread evenly over the table.
+    pub(crate) fn sampled_bucket(&self, looks: &AtomicU64) -> u64 {
+        let part = looks.fetch_add(1, Relaxed).wrapping_mul(STRIDE);
+        ((u128::from(part) * u128::from(self.buckets())) >> 64) as u64
     }
 
     /// All addresses in one bucket, for statistics.

@@ -294,19 +294,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         for (i, (key, hash)) in keys.iter().zip(group.hashes).enumerate() {
             let key = key.borrow().bytes();
             Self::check_key(key)?;
-            let ending = self.outdate_load(key, || hash)?;
-            if cold.puts_off(first + i, hash) {
+            let ending = self.outdate_load(key, true, || hash)?;
+            let was_there = if cold.puts_off(first + i, hash) {
                 self.count(Counter::Delete)?;
-                endings.push(ending.map_or_else(|| self.begin_ending(key, hash, true), Ok)?);
+                None
             } else if self.delete_now(group.first(i, &self.engine.index), key) {
-                count += 1;
+                Some(true)
             } else {
                 group.look_again();
-                let was_there = cold.attempt(self, first + i, hash, |known| self.delete_step(key, hash, known))?;
-                count += usize::from(was_there == Some(true));
-                if was_there.is_none() {
-                    endings.push(ending.map_or_else(|| self.begin_ending(key, hash, true), Ok)?);
-                }
+                cold.attempt(self, first + i, hash, |known| self.delete_step(key, hash, known))?
+            };
+            match was_there {
+                Some(was_there) => count += usize::from(was_there),
+                None => endings.push(ending.map_or_else(|| self.begin_ending(key, hash, true), Ok)?),
             }
         }
         Ok(count)

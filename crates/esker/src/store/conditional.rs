@@ -132,7 +132,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     async fn change_if(&self, waits: Waits, key: &K, new: Option<&V>, test: impl Fn(Option<&[u8]>) -> bool) -> Result<bool> {
-        let _ending = if new.is_none() { self.outdate_load(key.bytes(), || self.hash(key.bytes()))? } else { None };
+        let _ending = if new.is_none() { self.outdate_load(key.bytes(), true, || self.hash(key.bytes()))? } else { None };
         let test = |old: Old<'_>| test(old.map(|(value, _)| value));
         self.change_if_by(waits, key, new, NEVER, None, test).await
     }

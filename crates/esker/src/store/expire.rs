@@ -164,7 +164,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// A put that ends then, in milliseconds since 1970.
     pub(crate) fn put_until(&self, key: &[u8], value: &[u8], expires: u64) -> Result<()> {
         let hash = self.hash(key);
-        let _ending = self.outdate_load_by_end(key, || hash)?;
+        let _ending = self.outdate_load(key, false, || hash)?;
         if Self::WORD {
             let value = super::to_word(value);
             self.count(Counter::Put)?;
@@ -183,7 +183,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::put_async`].
     pub async fn put_with_ttl_async(&self, key: &K, value: &V, ttl: Duration) -> Result<()> {
         let (key, value, expires) = (key.bytes(), value.bytes(), self.end_after(ttl));
-        let _ending = self.outdate_load_by_end(key, || self.hash(key))?;
+        let _ending = self.outdate_load(key, false, || self.hash(key))?;
         if Self::WORD {
             let (hash, value) = (self.hash(key), super::to_word(value));
             self.count(Counter::Put)?;
@@ -211,7 +211,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.engine.has_passed(expires) {
             return self.delete(key);
         }
-        let _ending = self.outdate_load_by_end(key.bytes(), || self.hash(key.bytes()))?;
+        let _ending = self.outdate_load(key.bytes(), false, || self.hash(key.bytes()))?;
         brought_here(self.change_end(Waits::Here, key.bytes(), NewEnd::At(expires)))
     }
 
@@ -224,7 +224,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.engine.has_passed(expires) {
             return self.delete_async(key).await;
         }
-        let _ending = self.outdate_load_by_end(key.bytes(), || self.hash(key.bytes()))?;
+        let _ending = self.outdate_load(key.bytes(), false, || self.hash(key.bytes()))?;
         self.change_end(Waits::Later, key.bytes(), NewEnd::At(expires)).await
     }
 

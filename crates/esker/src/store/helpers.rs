@@ -258,7 +258,7 @@ fn run_rooms(engine: &Engine, queue: &Queue<RoomJob>) {
     while queue.wait() {
         while let Some(job) = queue.pop() {
             if job.answer.is_wanted() {
-                job.answer.send(engine.guarded(|| engine.make_room(job.bytes)));
+                job.answer.send(engine.make_room(job.bytes));
             }
         }
     }

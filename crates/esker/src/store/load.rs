@@ -18,7 +18,7 @@ use super::waiting::{Waits, brought_here};
 use crate::cache::{Duty, Flight, Joined, Landed, Lead, Rest};
 use crate::error::{Error, Result};
 use crate::expiry::whole_millis;
-use crate::record::{self, NEVER};
+use crate::record::NEVER;
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
@@ -313,11 +313,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
             return Ok(None);
         };
         // What is there must not stay older than what was just handed out.
-        let is_admitted = old.is_some() || store.engine.admits_more(Self::bytes_kept(self.key, new.borrow(), ttl));
+        let expires = ttl.map_or(NEVER, |ttl| store.end_after(ttl));
+        let bytes = Store::<K, V>::record_bytes_of(key.bytes(), new.borrow().bytes().len(), expires);
+        let is_admitted = old.is_some() || store.engine.admits_more(bytes);
         if !is_admitted || !lead.may_keep() {
             return Ok(Some(new));
         }
-        let expires = ttl.map_or(NEVER, |ttl| store.end_after(ttl));
         // It may have ended while it was loaded anew.
         let is_unchanged = |now: Old<'_>| now.is_none_or(|(now, _)| old.is_some_and(|old| now == old.borrow().bytes()));
         if !store.change_if_by(waits, key, Some(new.borrow()), expires, Some(lead), is_unchanged).await? {
@@ -328,12 +329,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
             store.change_end(waits, key.bytes(), NewEnd::InsteadOf(ends, expires)).await?;
         }
         Ok(Some(new))
-    }
-
-    /// Of the log.
-    fn bytes_kept(key: &K, new: &V, ttl: Option<Duration>) -> u64 {
-        let (key, end) = (key.bytes().len(), if ttl.is_some() { 8 } else { 0 });
-        end + if Store::<K, V>::WORD { record::word_record_bytes(key) } else { record::bytes_record_bytes(key, new.bytes().len()) }
     }
 
     fn rests(&self, why: Rest) -> bool {

@@ -45,7 +45,7 @@ use crate::device::Storage;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
-use crate::record::{ABSENT, KEY_BYTES_MAX, TOMBSTONE};
+use crate::record::{self, ABSENT, KEY_BYTES_MAX, TOMBSTONE};
 use crate::resting::existing;
 use crate::stats::Stats;
 use crate::sync::atomic::Ordering::AcqRel;
@@ -236,13 +236,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// `Closed`; `Invalid` inside a closure that the store runs, which could hold what is waited for.
     #[inline(always)]
-    fn outdate_load(&self, key: &[u8], hash: impl FnOnce() -> u64) -> Result<Option<Ending<'_>>> {
-        if self.closer.flights.are_used() { self.begin_ending(key, hash(), true).map(Some) } else { Ok(None) }
-    }
-
-    /// The same of a load beside which the key gets an end.
-    fn outdate_load_by_end(&self, key: &[u8], hash: impl FnOnce() -> u64) -> Result<Option<Ending<'_>>> {
-        if self.closer.flights.are_used() { self.begin_ending(key, hash(), false).map(Some) } else { Ok(None) }
+    fn outdate_load(&self, key: &[u8], deletes: bool, hash: impl FnOnce() -> u64) -> Result<Option<Ending<'_>>> {
+        if self.closer.flights.are_used() { self.begin_ending(key, hash(), deletes).map(Some) } else { Ok(None) }
     }
 
     fn begin_ending(&self, key: &[u8], hash: u64, deletes: bool) -> Result<Ending<'_>> {
@@ -257,6 +252,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             *ending = Some(self.begin_ending(key, hash, true)?);
         }
         Ok(step)
+    }
+
+    /// The bytes of the log that a record with this room for a value takes.
+    fn record_bytes_of(key: &[u8], room: usize, expires: u64) -> u64 {
+        let own = if Self::WORD { Self::RECORD_BYTES } else { record::bytes_record_bytes(key.len(), room) };
+        own + record::expiry_bytes(record::expiry_flags(expires))
     }
 
     fn count(&self, what: Counter) -> Result<()> {
@@ -405,7 +406,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     pub(crate) fn delete_key(&self, key: &[u8]) -> Result<bool> {
-        let mut ending = self.outdate_load(key, || self.hash(key))?;
+        let mut ending = self.outdate_load(key, true, || self.hash(key))?;
         if !Self::WORD {
             Self::check_key(key)?;
         }
@@ -484,7 +485,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub fn save_index(&self) -> Result<()> {
         // Not from inside a closure that compaction runs, for it would wait for itself.
         drop(self.engine.epochs.pin()?);
-        self.engine.guarded(|| self.engine.take_image())
+        self.engine.take_image()
     }
 
     /// Makes a backup in the directory `to` while operations go on. All that had returned before the call is in it. `to` is new, or an earlier backup of this

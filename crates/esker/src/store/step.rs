@@ -119,7 +119,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Step::Done(result) => return Ok(Ok(result)),
                 Step::Again => pause(&mut again),
                 Step::Read(at) => return Ok(Err(at)),
-                Step::Room(bytes) => match self.engine.guarded(|| self.engine.make_room(bytes)) {
+                Step::Room(bytes) => match self.engine.make_room(bytes) {
                     // What there is now may do for what takes the place of as much.
                     Err(Error::Full) if !was_full => was_full = true,
                     made => made?,

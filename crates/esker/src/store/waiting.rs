@@ -270,7 +270,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::rmw_async`].
     pub async fn delete_async(&self, key: &K) -> Result<bool> {
         let key = key.bytes();
-        let mut ending = self.outdate_load(key, || self.hash(key))?;
+        let mut ending = self.outdate_load(key, true, || self.hash(key))?;
         if !Self::WORD {
             Self::check_key(key)?;
         }

@@ -145,7 +145,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// What was loaded before the commit of a key that it deletes, or gives an end, is not kept, as for any deletion.
     fn outdate_loads(&self, touched: &[Touched<K, V>]) -> Result<Vec<Ending<'_>>> {
         let ends = |touched: &&Touched<K, V>| touched.is_deleted || matches!(&touched.write, Some(Write::Put(put)) if put.expires != NEVER);
-        touched.iter().filter(ends).filter_map(|touched| self.outdate_load(touched.key(), || touched.hash).transpose()).collect()
+        let outdate = |touched: &Touched<K, V>| self.outdate_load(touched.key(), touched.is_deleted, || touched.hash).transpose();
+        touched.iter().filter(ends).filter_map(outdate).collect()
     }
 
     /// The most log that the writes may take, each of which must still be short enough: the budget may be smaller since it was given.
@@ -155,7 +156,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 self.check_value(put.bytes().len())?;
             }
         }
-        let records = touched.iter().filter_map(|touched| Some(Self::record_bytes_of(touched, touched.write.as_ref()?)));
+        let records = touched.iter().filter_map(|touched| Some(Self::written_bytes_of(touched, touched.write.as_ref()?)));
         let room = records.map(Log::room_of).sum::<u64>() + PIECE_BYTES;
         let most = self.engine.log.budget.load(Relaxed) / 8 * 7;
         if room > most {
@@ -166,22 +167,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// `room`, and what a longer record than all that are there leaves to compaction.
     fn needs_room(&self, touched: &[Touched<K, V>], room: u64) -> Step<()> {
-        let records = touched.iter().filter_map(|touched| Some(Self::record_bytes_of(touched, touched.write.as_ref()?)));
+        let records = touched.iter().filter_map(|touched| Some(Self::written_bytes_of(touched, touched.write.as_ref()?)));
         Step::Room(room + self.engine.log.reserve_for_longest(records.max().unwrap_or(0)))
     }
 
-    fn record_bytes_of(touched: &Touched<K, V>, write: &Write<V>) -> u64 {
+    fn written_bytes_of(touched: &Touched<K, V>, write: &Write<V>) -> u64 {
         match write {
-            Write::Put(put) => Self::bytes_of(touched, put.room) + record::expiry_bytes(record::expiry_flags(put.expires)),
-            Write::Delete => Self::bytes_of(touched, 0),
+            Write::Put(put) => Self::record_bytes_of(touched.key(), put.room, put.expires),
+            Write::Delete => Self::record_bytes_of(touched.key(), 0, NEVER),
         }
-    }
-
-    fn bytes_of(touched: &Touched<K, V>, room: usize) -> u64 {
-        if Self::WORD {
-            return record::word_record_bytes(Self::KEY_WIDTH);
-        }
-        record::bytes_record_bytes(touched.key().len(), room)
     }
 
     /// One attempt.
@@ -373,7 +367,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// A record of what is to be written, which leads nowhere yet.
     fn make_at_tail(&self, touched: &Touched<K, V>, write: &Write<V>, allocate: impl FnOnce(u64) -> Option<u64>) -> Option<(u64, Record)> {
         let log = &self.engine.log;
-        let at = allocate(Self::record_bytes_of(touched, write))?;
+        let at = allocate(Self::written_bytes_of(touched, write))?;
         // SAFETY: just allocated under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
         self.fill(record, touched.key(), write, log.line_flag());
