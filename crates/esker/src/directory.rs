@@ -29,7 +29,7 @@ pub(crate) struct Directory {
     io_uring: bool,
     is_writable: bool,
     /// The lock goes with the file handle, or before; and the process that has it, for one that it forked has the handle, too.
-    lock: Option<File>,
+    lock: Option<Arc<File>>,
     process: u32,
     _temporary: Option<tempfile::TempDir>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Directory {
 impl Directory {
     /// Takes the directory at `path`, made if nothing is there.
     pub(crate) fn open(path: &Path, direct_io: bool, io_uring: bool) -> Result<Self> {
-        refuse_foreign(path)?;
+        refuse_foreign(path).map_err(|error| if is_held(path) { Error::Locked(path.into()) } else { error })?;
         make(path).map_err(|error| at(path, error))?;
         Self::locked(path, direct_io, io_uring, true, |inside| {
             let file = File::options().create(true).truncate(false).write(true).open(inside.join(LOCK));
@@ -75,7 +75,7 @@ impl Directory {
         take: impl FnOnce(&Path) -> Result<Option<File>>,
     ) -> Result<Self> {
         let (handle, path) = handle(path)?;
-        let lock = take(&path)?;
+        let lock = take(&path)?.map(Arc::new);
         Ok(Self { path, handle, direct_io, io_uring, is_writable, lock, process: std::process::id(), _temporary: None })
     }
 
@@ -98,7 +98,11 @@ impl Directory {
 
 impl Storage for Directory {
     fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
-        Ok(Arc::new(FileDevice::open(&self.path.join(name), self.direct_io, self.is_writable)?))
+        let file = FileDevice::open(&self.path.join(name), self.direct_io, self.is_writable)?;
+        Ok(Arc::new(match &self.lock {
+            Some(lock) => file.while_locked_by(lock),
+            None => file,
+        }))
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
@@ -195,6 +199,11 @@ fn handle(path: &Path) -> Result<(File, PathBuf)> {
     let through = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&handle)));
     let inside = if through.exists() { through } else { std::path::absolute(path).map_err(|error| at(path, error))? };
     Ok((handle, inside))
+}
+
+/// True while a process has a store open there, whatever becomes of its other files.
+fn is_held(path: &Path) -> bool {
+    File::open(path.join(LOCK)).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
 }
 
 fn lock(file: File, path: &Path) -> Result<File> {

@@ -81,6 +81,7 @@ pub(crate) struct Engine {
     durability: Durability,
     drawn: Mutex<Drawn>,
     pub(crate) budget: AtomicU64,
+    budgets: Mutex<room::Budgets>,
     /// One at a time shares it between index and log.
     sharing: Mutex<()>,
     /// The index's bytes when it was.
@@ -174,6 +175,7 @@ impl Engine {
             durability: parts.durability,
             drawn: Drawn::now(),
             budget: AtomicU64::new(parts.budget),
+            budgets: Mutex::new(room::Budgets::of(parts.budget)),
             sharing: Mutex::new(()),
             shared_index: AtomicU64::new(0),
             lent: AtomicU64::new(0),
@@ -235,9 +237,12 @@ impl Engine {
         lock(&self.home).as_ref().is_none_or(|home| home.is_temporary)
     }
 
-    /// Makes everything durable, with an image of the index, so that opening is quick. Once; later calls do nothing.
+    /// Makes everything durable, with an image of the index, so that opening is quick. Once.
     pub(crate) fn close(&self) -> Result<()> {
-        if !self.epochs.close() || self.is_in_memory() {
+        if !self.epochs.close() {
+            return Err(Error::Closed);
+        }
+        if self.is_in_memory() {
             return Ok(());
         }
         self.end_commits();
@@ -286,6 +291,7 @@ impl Engine {
             durability: Durability::None,
             drawn: Drawn::now(),
             budget: AtomicU64::new(1 << 20),
+            budgets: Mutex::new(room::Budgets::of(1 << 20)),
             sharing: Mutex::new(()),
             shared_index: AtomicU64::new(0),
             lent: AtomicU64::new(0),

@@ -90,6 +90,29 @@ fn system_number(error: &io::Error) -> Option<i32> {
     error.raw_os_error().or_else(|| system_number(&error.get_ref()?.downcast_ref::<Named>()?.error))
 }
 
+/// Says of a device that its store is closed: an [`Error::Closed`] among those of the system.
+#[derive(Debug)]
+struct StoreClosed;
+
+impl fmt::Display for StoreClosed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Error::Closed.fmt(f)
+    }
+}
+
+impl std::error::Error for StoreClosed {}
+
+/// What a device answers when its store is closed.
+pub(crate) fn store_closed() -> io::Error {
+    io::Error::other(StoreClosed)
+}
+
+fn is_store_closed(error: &io::Error) -> bool {
+    error
+        .get_ref()
+        .is_some_and(|inner| inner.is::<StoreClosed>() || inner.downcast_ref().is_some_and(|Named { error, .. }| is_store_closed(error)))
+}
+
 /// True where the process, or the machine, may have no more files open.
 pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
     matches!(system_number(error), Some(libc::EMFILE | libc::ENFILE))
@@ -131,7 +154,7 @@ impl std::error::Error for Error {
 
 impl From<io::Error> for Error {
     fn from(error: io::Error) -> Self {
-        Self::Io(Arc::new(error))
+        if is_store_closed(&error) { Self::Closed } else { Self::Io(Arc::new(error)) }
     }
 }
 
@@ -148,5 +171,11 @@ mod tests {
             Error::from(named).is_damage()
         };
         assert!(is_lost(libc::EIO) && is_lost(libc::ENODATA) && !is_lost(libc::ENOSPC));
+    }
+
+    #[test]
+    fn a_closed_store_is_no_failed_device() {
+        assert!(matches!(Error::from(about(store_closed(), "file=a")), Error::Closed));
+        assert!(matches!(Error::from(about(io::Error::other("the store is closed"), "file=a")), Error::Io(_)));
     }
 }

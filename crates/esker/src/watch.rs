@@ -4,7 +4,7 @@
 //! sleeps holds up everything that drains: eviction, commit lines, closing. So a drain that waits notes for whom and since when, and
 //! `Stats::warnings` says it.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Waits below this are an operation's usual length, or a thread that had to give way to another.
@@ -25,30 +25,39 @@ pub(crate) fn register(number: usize) {
 
 /// For whom drains wait.
 #[derive(Default)]
-pub(crate) struct Watch(Mutex<Option<(usize, Instant)>>);
+pub(crate) struct Watch(Mutex<Vec<Wait>>);
+
+/// For the thread of that number, and since when.
+type Wait = (usize, Instant);
 
 impl Watch {
     /// A drain waits for this thread.
     pub(crate) fn waiting(&self, number: usize) -> Waiting<'_> {
-        let mut held = self.0.lock().unwrap_or_else(|e| e.into_inner());
-        // Another drain may have waited longer.
-        held.get_or_insert_with(|| (number, Instant::now()));
-        Waiting(self)
+        let wait = (number, Instant::now());
+        self.waits().push(wait);
+        Waiting(self, wait)
     }
 
-    /// The thread that a drain has been waiting for, and how long, if that is long.
+    fn waits(&self) -> MutexGuard<'_, Vec<Wait>> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The thread that a drain has been waiting for longest, and how long, if that is long.
     pub(crate) fn long_pin(&self) -> Option<(String, Duration)> {
-        let (number, since) = (*self.0.lock().unwrap_or_else(|e| e.into_inner()))?;
+        let (number, since) = *self.waits().iter().min_by_key(|(_, since)| *since)?;
         let name = NAMES.lock().unwrap_or_else(|e| e.into_inner()).get(number).cloned().unwrap_or_default();
         Some((name, since.elapsed())).filter(|(_, waited)| *waited >= LONG)
     }
 }
 
 /// While this lives, a drain waits.
-pub(crate) struct Waiting<'a>(&'a Watch);
+pub(crate) struct Waiting<'a>(&'a Watch, Wait);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        *self.0.0.lock().unwrap_or_else(|e| e.into_inner()) = None;
+        let mut waits = self.0.waits();
+        if let Some(ours) = waits.iter().position(|wait| *wait == self.1) {
+            waits.swap_remove(ours);
+        }
     }
 }

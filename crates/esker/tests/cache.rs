@@ -1357,6 +1357,27 @@ fn a_budget_that_a_scan_does_not_let_be_lowered_stays() {
     assert_eq!(store.stats().memory.budget_bytes, BUDGET);
 }
 
+/// What two had asked for at once, and were refused, was in force in the end.
+#[test]
+fn a_budget_that_two_are_refused_is_the_old_one() {
+    let store: Pages = options().memory(4 * BUDGET).background(false).in_memory().unwrap();
+    (0..80_000).for_each(|n| store.put(&n, &[7; 1000]).unwrap());
+    let reading = store.begin_read().unwrap();
+    for round in 0..200 {
+        let (barrier, store) = (Barrier::new(2), &store);
+        let ask = |bytes: u64| {
+            barrier.wait();
+            store.set_memory(bytes)
+        };
+        std::thread::scope(|scope| {
+            let asked = [BUDGET, 2 * BUDGET].map(|bytes| scope.spawn(move || ask(bytes)));
+            asked.into_iter().for_each(|asked| assert!(matches!(asked.join().unwrap(), Err(Error::Full))));
+        });
+        assert_eq!(store.stats().memory.budget_bytes, 4 * BUDGET, "round {round}");
+    }
+    drop(reading);
+}
+
 /// It was read again and again when its turn to be dropped had come, and nothing was dropped any more.
 #[test]
 fn a_block_that_cannot_be_read_goes_with_its_stretch() {

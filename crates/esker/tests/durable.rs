@@ -7,7 +7,7 @@ mod minded;
 #[path = "common/raise.rs"]
 mod raise;
 
-use esker::{Durability, MemoryStorage, Options, Storage, Store};
+use esker::{Durability, Error, MemoryStorage, Options, Storage, Store};
 use minded::{Call, Minded};
 use raise::Raise;
 use std::io;
@@ -508,6 +508,101 @@ fn a_close_that_cannot_tidy_loses_nothing() {
     }
 }
 
+/// Whoever removes the lock lets another process in: both were told that what they wrote was durable, and the store was ruined.
+#[test]
+fn a_store_whose_lock_was_removed_writes_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || -> Store<u64, u64> { Options::new().memory("16MiB").background(false).open(folder.path()).unwrap() };
+    let old = open();
+    (0..100).for_each(|n| old.put(&n, &1).unwrap());
+    old.commit().unwrap();
+    std::fs::remove_file(folder.path().join("esker.lock")).unwrap();
+    let new = open();
+    for n in 0..100 {
+        new.put(&n, &2).unwrap();
+        old.put(&(n + 1000), &3).unwrap();
+    }
+    new.commit().unwrap();
+    assert!(old.commit().is_err() && old.stats().latched.is_some() && old.close().is_err());
+    new.put(&5, &5).unwrap();
+    new.close().unwrap();
+    drop((old, new));
+    assert!(esker::verify(folder.path(), |_, _| ()).unwrap().is_sound());
+    let again = open();
+    assert!((0..100).all(|n| again.get(&n).unwrap() == Some(if n == 5 { 5 } else { 2 }) && again.get(&(n + 1000)).unwrap().is_none()));
+}
+
+/// It was called a store without a manifest, or a backup that was cut short.
+#[test]
+fn a_store_that_is_open_is_locked_whatever_it_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || Options::new().memory("16MiB").open::<u64, u64>(folder.path());
+    let store = open().unwrap();
+    store.put(&1, &1).unwrap();
+    store.commit().unwrap();
+    std::fs::remove_file(folder.path().join("esker.manifest")).unwrap();
+    assert!(matches!(open(), Err(Error::Locked(_))));
+    drop(store);
+    assert!(matches!(open(), Err(Error::Invalid(_))));
+}
+
+/// The product of its number and a file's length was too much for a number, or the log found no address behind it.
+#[test]
+fn a_file_that_no_log_reaches_is_refused_by_name() {
+    for name in ["esker.log.18446744073709551615", "esker.log.99999999"] {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || Options::new().memory("16MiB").open::<u64, u64>(folder.path());
+        let store = open().unwrap();
+        store.put(&1, &1).unwrap();
+        store.close().unwrap();
+        drop(store);
+        std::fs::write(folder.path().join(name), b"").unwrap();
+        let refused = open().unwrap_err().to_string();
+        assert!(refused.contains(name), "{refused}");
+        std::fs::remove_file(folder.path().join(name)).unwrap();
+        assert_eq!(open().unwrap().get(&1).unwrap(), Some(1));
+    }
+}
+
+/// Who closed a store beside another thread was told that all was written before anything was.
+#[test]
+fn who_closes_beside_another_is_told_what_that_one_is() {
+    for fails in [false, true] {
+        let (files, holds, waits) = (Arc::new(MemoryStorage::new()), Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let minded = Minded::new(files.clone(), {
+            let (holds, waits) = (holds.clone(), waits.clone());
+            move |_, call| {
+                while holds.load(SeqCst) && matches!(call, Call::Write { .. }) {
+                    waits.store(true, SeqCst);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let is_refused = fails && waits.load(SeqCst) && matches!(call, Call::Write { .. });
+                if is_refused { Err(io::Error::other("no")) } else { Ok(()) }
+            }
+        });
+        let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(Arc::new(minded)).unwrap();
+        store.put(&1, &1).unwrap();
+        store.commit().unwrap();
+        store.put(&2, &2).unwrap();
+        holds.store(true, SeqCst);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| store.close());
+            while !waits.load(SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // The power goes when he has been told.
+            let second = scope.spawn(|| (store.close(), files.copy()));
+            std::thread::sleep(Duration::from_millis(100));
+            holds.store(false, SeqCst);
+            let (closed, left) = second.join().unwrap();
+            assert_eq!((first.join().unwrap().is_err(), closed.is_err()), (fails, fails));
+            let again: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(Arc::new(left)).unwrap();
+            assert!(fails || again.get(&2).unwrap() == Some(2));
+        });
+        assert_eq!(store.close().is_err(), fails);
+    }
+}
+
 /// The lock is of the directory, not of its name. A store whose directory had gone wrote on into the next one of that name, and destroyed it.
 #[test]
 fn a_directory_that_is_renamed_or_removed_stays_its_stores() {
@@ -526,8 +621,12 @@ fn a_directory_that_is_renamed_or_removed_stays_its_stores() {
         let new = open();
         (0..30_000).for_each(|n| new.put(&n, &(n + 1)).unwrap());
         new.commit().unwrap();
+        // At once: what a removed directory is told goes to nobody.
+        let wrote = old.put(&1, &7).and_then(|()| old.commit());
+        assert_eq!(wrote.is_err(), is_removed, "{wrote:?}");
         let wrote = (0..90_000).try_for_each(|n| old.put(&n, &7)).and_then(|()| old.commit());
         assert_eq!(wrote.is_err(), is_removed, "{wrote:?}");
+        assert_eq!(old.close().is_err(), is_removed);
         drop(old);
         new.close().unwrap();
         drop(new);

@@ -329,6 +329,61 @@ fn a_thread_that_stays_inside_an_operation_is_named() {
     assert_eq!(store.stats().warnings, []);
 }
 
+/// When one drain ended the thread that another one waited for was named no more.
+#[test]
+fn a_thread_that_stays_inside_is_named_though_another_has_left() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+    (1..3).for_each(|key| store.put(&key, &key).unwrap());
+    let pause = || std::thread::sleep(Duration::from_millis(1));
+    let stay = |key: u64, inside: &AtomicBool, may_leave: &AtomicBool| {
+        let update = |old: Option<u64>| {
+            inside.store(true, SeqCst);
+            while !may_leave.load(SeqCst) {
+                pause();
+            }
+            old.unwrap() + 1
+        };
+        store.rmw(&key, update).unwrap();
+    };
+    let [known, begins, first_in, first_out, second_in, second_out] = &<[AtomicBool; 6]>::default();
+    let until = |flag: &AtomicBool| {
+        while !flag.load(SeqCst) {
+            pause();
+        }
+    };
+    let is_named = |name: &str| {
+        let names = |warning: &Warning| matches!(warning, Warning::LongPin { thread, .. } if thread == name);
+        store.stats().warnings.iter().any(names)
+    };
+    std::thread::scope(|scope| {
+        let named = |name: &str| std::thread::Builder::new().name(name.into());
+        // The number of the first is the lower one: drains look at it first.
+        let first = || {
+            store.get(&1).unwrap();
+            known.store(true, SeqCst);
+            until(begins);
+            stay(1, first_in, first_out);
+        };
+        named("first").spawn_scoped(scope, first).unwrap();
+        until(known);
+        named("second").spawn_scoped(scope, || stay(2, second_in, second_out)).unwrap();
+        until(second_in);
+        scope.spawn(|| drop(store.begin().unwrap()));
+        while !is_named("second") {
+            pause();
+        }
+        begins.store(true, SeqCst);
+        until(first_in);
+        scope.spawn(|| drop(store.begin_read().unwrap()));
+        std::thread::sleep(Duration::from_millis(200));
+        second_out.store(true, SeqCst);
+        while !is_named("first") {
+            pause();
+        }
+        first_out.store(true, SeqCst);
+    });
+}
+
 /// Versions of a key lie on its chain, and a lookup ends at the first: that was told as too few entries.
 #[test]
 fn many_versions_of_few_keys_are_no_long_chains() {

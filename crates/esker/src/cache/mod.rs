@@ -276,6 +276,11 @@ thread_local! {
     static IS_TELLING: Cell<bool> = const { Cell::new(false) };
 }
 
+/// True inside a listener.
+pub(crate) fn is_telling() -> bool {
+    IS_TELLING.get()
+}
+
 /// While it lives this thread tells no listener, for that might wait for what others await of the thread. It ends where it began.
 pub(crate) struct Duty;
 

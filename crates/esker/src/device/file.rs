@@ -6,15 +6,17 @@ use super::{Device, ReadSource, pool};
 use crate::error::about;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 pub(crate) struct FileDevice {
     file: Arc<File>,
     /// In its directory: what errors say.
     name: Box<str>,
     is_writable: bool,
+    /// What keeps others from the directory.
+    lock: Option<Weak<File>>,
 }
 
 impl FileDevice {
@@ -27,11 +29,26 @@ impl FileDevice {
         if direct {
             // EINVAL: the file system knows no direct I/O (tmpfs before Linux 6.6); the page cache serves then. Any other reason meets the plain open, too.
             if let Ok(file) = options.clone().custom_flags(libc::O_DIRECT).open(path) {
-                return Ok(Self { file: Arc::new(file), name, is_writable });
+                return Ok(Self { file: Arc::new(file), name, is_writable, lock: None });
             }
         }
         let file = options.open(path).map_err(|error| about(error, format_args!("opening file={name}")))?;
-        Ok(Self { file: Arc::new(file), name, is_writable })
+        Ok(Self { file: Arc::new(file), name, is_writable, lock: None })
+    }
+
+    /// Nothing is written any more once that file was removed.
+    pub(crate) fn while_locked_by(self, lock: &Arc<File>) -> Self {
+        Self { lock: Some(Arc::downgrade(lock)), ..self }
+    }
+
+    /// Without its lock the directory was removed, and what is written goes to nobody; or another process may have it. A look costs a hundredth of a write.
+    fn check_lock(&self) -> io::Result<()> {
+        match self.lock.as_ref().and_then(Weak::upgrade) {
+            Some(lock) if lock.metadata()?.nlink() == 0 => {
+                Err(io::Error::new(io::ErrorKind::NotFound, "the directory or its lock was removed while the store was open"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn failed(&self, doing: &str, error: io::Error) -> io::Error {
@@ -49,12 +66,14 @@ impl Device for FileDevice {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, offset).map_err(|error| self.failed_at("writing", offset, bytes.len(), error))
+        let written = self.check_lock().and_then(|()| self.file.write_all_at(bytes, offset));
+        written.map_err(|error| self.failed_at("writing", offset, bytes.len(), error))
     }
 
     fn sync(&self) -> io::Result<()> {
         // Some file systems that are only read do not know the call.
-        if self.is_writable { self.file.sync_data().map_err(|error| self.failed("syncing", error)) } else { Ok(()) }
+        let sync = || self.check_lock().and_then(|()| self.file.sync_data());
+        if self.is_writable { sync().map_err(|error| self.failed("syncing", error)) } else { Ok(()) }
     }
 
     fn bytes(&self) -> io::Result<u64> {

@@ -19,7 +19,7 @@
 
 use super::buffer::{Sector, sector_bytes};
 use super::{Device, ReadSource, SECTOR_BYTES, Storage, read_one_by_one};
-use crate::error::is_out_of_files;
+use crate::error::{about, is_out_of_files, store_closed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
@@ -30,6 +30,8 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuar
 pub(crate) const PREFIX: &str = "esker.log.";
 /// A quarter of what a process may open where nobody raised the limit.
 const HANDLES_MAX: usize = 256;
+/// More than the blocks of all addresses take, of which there are 48 bits.
+const LOG_BYTES_MAX: u64 = 9 << 45;
 /// Files written and not synced.
 const OWED_MAX: usize = 128;
 /// Writes up to this length, in bytes, are short.
@@ -93,7 +95,10 @@ struct Owed {
 impl Segments {
     /// The segments in `storage`, of which those that end below `begin` count for nothing.
     pub(crate) fn open(storage: &Arc<dyn Storage>, segment_bytes: u64, begin: u64) -> io::Result<Self> {
-        let known = numbers(&**storage)?.into_iter().collect();
+        let known: BTreeSet<u64> = numbers(&**storage)?.into_iter().collect();
+        if let Some(last) = known.last().filter(|last| last.checked_mul(segment_bytes).is_none_or(|offset| offset > LOG_BYTES_MAX)) {
+            return Err(about(io::Error::new(io::ErrorKind::InvalidData, "no log is so long"), format_args!("file={}", name(*last))));
+        }
         let files = RwLock::new(Files { first: begin / segment_bytes, known, open: BTreeMap::new() });
         let (zeros, owed, syncing) = (Mutex::default(), Mutex::default(), Mutex::default());
         Ok(Self { storage: Arc::downgrade(storage), segment_bytes, files, zeros, has_zeros: true, owed, syncing })
@@ -105,7 +110,7 @@ impl Segments {
     }
 
     fn storage(&self) -> io::Result<Arc<dyn Storage>> {
-        self.storage.upgrade().ok_or_else(|| io::Error::other("the store is closed"))
+        self.storage.upgrade().ok_or_else(store_closed)
     }
 
     /// Makes the next sync settle what an earlier process may have left loose from `offset` on, the names included.
@@ -445,7 +450,7 @@ mod tests {
             let mut open = self.open.lock().unwrap();
             open.retain(|device| device.strong_count() > 0);
             if open.len() >= self.most {
-                return Err(crate::error::about(io::Error::from_raw_os_error(libc::EMFILE), "opening a file"));
+                return Err(about(io::Error::from_raw_os_error(libc::EMFILE), "opening a file"));
             }
             let device = self.inner.open(name)?;
             open.push(Arc::downgrade(&device));

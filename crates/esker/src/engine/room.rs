@@ -43,6 +43,33 @@ const SPARE_PART_IN_MEMORY: u64 = 64;
 const FLUSH_STEP_MAX: u64 = 8 << 20;
 const FLUSH_ROUNDS: u32 = 4;
 
+/// The budgets that were asked for, in this order, from the last one that was granted on: the last is in force. One that is refused goes, or all who write
+/// would be refused for what they did not ask. No lock is held while it is tried: a listener may ask for another one.
+pub(super) struct Budgets {
+    turns: u64,
+    asked: Vec<(u64, u64)>,
+}
+
+impl Budgets {
+    pub(super) fn of(bytes: u64) -> Self {
+        Self { turns: 0, asked: vec![(0, bytes)] }
+    }
+
+    fn ask(&mut self, bytes: u64, in_force: &AtomicU64) -> u64 {
+        self.turns += 1;
+        self.asked.push((self.turns, bytes));
+        in_force.store(bytes, Relaxed);
+        self.turns
+    }
+
+    fn answer(&mut self, turn: u64, is_granted: bool, in_force: &AtomicU64) {
+        self.asked.retain(|(asked, _)| if is_granted { *asked >= turn } else { *asked != turn });
+        if let Some((_, bytes)) = self.asked.last() {
+            in_force.store(*bytes, Relaxed);
+        }
+    }
+}
+
 impl Engine {
     /// What the index and the rest leave for the log must suffice to work with.
     pub(crate) fn check_index_fits(&self) -> Result<()> {
@@ -77,7 +104,7 @@ impl Engine {
             Ok(())
         };
         check_held()?;
-        let old = self.budget.swap(bytes, Relaxed);
+        let turn = lock(&self.budgets).ask(bytes, &self.budget);
         self.share_budget();
         let kept = match &self.caching {
             Some(caching) if self.is_in_memory() => self.evict_for(caching, 0),
@@ -88,10 +115,8 @@ impl Engine {
             }
             _ => self.shift_boundaries(&lock(&self.boundaries), 1),
         };
-        // Or all who write would be refused for what they did not ask. Unless another thread has set it since.
-        if kept.is_err() && self.budget.compare_exchange(bytes, old, Relaxed, Relaxed).is_ok() {
-            self.share_budget();
-        }
+        lock(&self.budgets).answer(turn, kept.is_ok(), &self.budget);
+        self.share_budget();
         kept
     }
 

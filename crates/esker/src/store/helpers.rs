@@ -45,6 +45,20 @@ pub(super) fn is_own() -> bool {
     IS_OWN.get()
 }
 
+/// While `work` goes on, in which foreign code is called that may come back: that must not wait for it.
+pub(super) fn as_own<T>(work: impl FnOnce() -> T) -> T {
+    let _before = Before(IS_OWN.replace(true));
+    work()
+}
+
+struct Before(bool);
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        IS_OWN.set(self.0);
+    }
+}
+
 /// The helper threads of one store, started or not.
 #[derive(Default)]
 pub(super) struct Helpers {

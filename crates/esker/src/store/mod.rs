@@ -40,7 +40,7 @@ mod waiting;
 mod word;
 
 use crate::backup::{Backup, into_directory};
-use crate::cache::{Ending, Flights};
+use crate::cache::{self, Ending, Flights};
 use crate::device::Storage;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout};
 use crate::epoch::Counter;
@@ -49,11 +49,11 @@ use crate::record::{self, ABSENT, KEY_BYTES_MAX, TOMBSTONE};
 use crate::resting::existing;
 use crate::stats::Stats;
 use crate::sync::atomic::Ordering::AcqRel;
-use crate::sync::{Mutex, Rule, broken};
+use crate::sync::{Mutex, Rule, broken, lock, try_lock};
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, take};
 use std::path::Path;
 use std::process;
 use std::sync::Arc;
@@ -79,6 +79,8 @@ struct Closer {
     engine: Arc<Engine>,
     driver: Mutex<Option<JoinHandle<()>>>,
     helpers: Helpers,
+    /// What the first close came to; held while it goes on.
+    closed: Mutex<Option<Result<()>>>,
     /// In a cache the engine's.
     flights: Arc<Flights>,
     /// Whose threads and files these are: not those of a process that was forked from it.
@@ -88,7 +90,8 @@ struct Closer {
 impl Closer {
     fn new(engine: Arc<Engine>, driver: Option<JoinHandle<()>>) -> Self {
         let flights = engine.caching.as_ref().map_or_else(|| Arc::new(Flights::new()), |caching| caching.flights.clone());
-        Self { engine, driver: Mutex::new(driver), helpers: Helpers::default(), flights, process: process::id() }
+        let (driver, closed) = (Mutex::new(driver), Mutex::new(None));
+        Self { engine, driver, helpers: Helpers::default(), closed, flights, process: process::id() }
     }
 }
 
@@ -109,8 +112,8 @@ impl Drop for Closer {
 impl Closer {
     /// From inside a closure that the store runs: the close waits for its end, so another thread closes. Without a thread the store stays open as long as the process.
     fn close_elsewhere(&mut self) {
-        let (driver, helpers) = (std::mem::take(&mut self.driver), std::mem::take(&mut self.helpers));
-        let rest = Self { engine: self.engine.clone(), driver, helpers, flights: self.flights.clone(), process: self.process };
+        let (driver, helpers, closed) = (take(&mut self.driver), take(&mut self.helpers), take(&mut self.closed));
+        let rest = Self { engine: self.engine.clone(), driver, helpers, closed, flights: self.flights.clone(), process: self.process };
         let rest = ManuallyDrop::new(rest);
         let _ = std::thread::Builder::new().name("esker-closer".into()).spawn(move || drop(ManuallyDrop::into_inner(rest)));
     }
@@ -123,9 +126,14 @@ impl Closer {
         if self.is_forked() {
             return Err(Error::invalid("the store belongs to the process from which this one was forked"));
         }
-        let result = self.engine.close();
-        // A store's own thread waits for none: two that closed each other's store would wait for each other.
-        let may_wait = !helpers::is_own();
+        // A store's own thread waits for none: two that closed each other's store would wait for each other. Nor does a listener, for which a close waits.
+        let may_wait = !helpers::is_own() && !cache::is_telling();
+        let result = {
+            let closed = if may_wait { Some(lock(&self.closed)) } else { try_lock(&self.closed) };
+            // What is told is so: who closes beside another waits until all is written.
+            let Some(mut closed) = closed else { return Err(Error::Closed) };
+            closed.get_or_insert_with(|| helpers::as_own(|| self.engine.close())).clone()
+        };
         let driver = self.driver.lock().unwrap_or_else(|e| e.into_inner()).take();
         if let Some(driver) = driver {
             driver.thread().unpark();
@@ -585,11 +593,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.commit()
     }
 
-    /// Writes everything to the device, so that opening the directory again finds it. Later calls answer `Closed`, but for another `close`, which does nothing,
-    /// and [`Store::stats`].
+    /// Writes everything to the device, so that opening the directory again finds it. Later calls answer `Closed`, but for [`Store::stats`] and another `close`,
+    /// which waits for the first one and answers what that answered.
     ///
     /// # Errors
-    /// `Io`: not all could be written. `Invalid` from inside a closure that the store runs, for the close would wait for itself: the store stays open then; and
+    /// `Io`: not all could be written. `Closed` from a waker or a listener while another thread closes, which they do not wait for. `Invalid` from inside a closure that the store runs, for the close would wait for itself: the store stays open then; and
     /// in a process that was forked from the one that opened it.
     ///
     /// # Cost
