@@ -75,6 +75,11 @@ impl Acknowledgements {
         self.closed(rows)
     }
 
+    /// The last number: so many rows are durable, whatever comes after.
+    pub(crate) fn printed(&self) -> Option<u64> {
+        self.printed
+    }
+
     /// The store was closed in order.
     pub(crate) fn closed(&mut self, rows: u64) -> Outcome {
         if self.wanted && self.printed != Some(rows) { self.print(rows) } else { Ok(()) }

@@ -86,6 +86,10 @@ pub(crate) enum Command {
     Compact {
         /// The store's directory, which must exist
         dir: PathBuf,
+        /// Make the index anew from the log first. Keys share its entries where --memory was too little for them, which makes compaction and reads
+        /// slow; with more memory each has its own again
+        #[arg(long)]
+        rebuild_index: bool,
         /// Print the figures afterwards as JSON
         #[arg(long)]
         json: bool,
@@ -258,7 +262,7 @@ pub(crate) struct LoadArgs {
     pub(crate) dir: PathBuf,
     /// The file to load, or - for standard input
     pub(crate) file: PathBuf,
-    /// What the file holds [default: by the file's name]. Rows end with LF, CRLF or CR
+    /// What the file holds [default: by the file's name]. Rows of CSV and TSV end with LF, CRLF or CR
     #[arg(long, value_enum)]
     pub(crate) format: Option<Format>,
     /// The column or columns that make the key. In JSON the number 7 and the text "7" are one key
@@ -273,7 +277,8 @@ pub(crate) struct LoadArgs {
     /// What a row does to its key
     #[arg(long, value_enum, default_value_t = Mode::Put)]
     pub(crate) mode: Mode,
-    /// Pass over the first N rows: those that an earlier load said it had loaded when it ended. One that was killed may have more
+    /// Pass over the first N rows: those that an earlier load said it had loaded, or knew to be stored, when it ended. One that was killed, or
+    /// could not write, may have more
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) skip_rows: u64,
     /// Print how many rows of the file are durable, a number on a line, whenever that is known: after each row with --durability always,

@@ -19,8 +19,9 @@ use crate::{out, progress};
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Compacts the store in `dir`.
-pub(crate) fn run(dir: &Path, json: bool, opening: Opening) -> Outcome {
-    let (before, after) = store::with_existing(dir, opening, |store| {
+pub(crate) fn run(dir: &Path, rebuild_index: bool, json: bool, opening: Opening) -> Outcome {
+    store::must_exist(dir)?;
+    let (before, after) = store::with_options(dir, store::options(opening).rebuild_index(rebuild_index), |store| {
         let before = store.stats().space;
         watched(store).map_err(|error| Failure::about(dir.display(), error))?;
         Ok((before, store.stats().space))

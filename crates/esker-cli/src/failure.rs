@@ -89,10 +89,15 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// One line on standard error, whatever line breaks the message brings along.
+/// One line on standard error, whatever line breaks the message brings along. Names of files and columns come from elsewhere: what would command the terminal
+/// is shown.
 fn complain(message: &str) {
     let line = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-    say(&format!("esker: {line}"));
+    say(&format!("esker: {}", harmless(&line)));
+}
+
+fn harmless(line: &str) -> String {
+    line.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
 /// Who closed standard error wants to hear nothing; the exit code still tells.

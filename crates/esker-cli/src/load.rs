@@ -30,6 +30,8 @@ struct Loaded {
     rows: u64,
     skipped: u64,
     bytes: u64,
+    /// Where the input, or the store, failed; else it ended between two rows.
+    failed_at_line: Option<u64>,
 }
 
 impl Loaded {
@@ -51,7 +53,7 @@ impl Watch<'_> {
             let rate = rate(loaded.rows_now(), self.start.elapsed().as_secs_f64());
             progress::say(self.bar, format!("{} rows, {rate} rows/s", count(loaded.rows)));
         }
-        self.interrupt.check().map_err(|why| after(loaded.rows, why))
+        self.interrupt.check()
     }
 }
 
@@ -69,16 +71,29 @@ pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
     let start = Instant::now();
     let watch = Watch { bar: &bar, interrupt, start };
     let mut told = Acknowledgements::new(args.acknowledge, opening.durability);
-    let mut loaded = Loaded { rows: args.skip_rows, skipped: args.skip_rows, bytes: 0 };
+    let mut loaded = Loaded { rows: args.skip_rows, skipped: args.skip_rows, bytes: 0, failed_at_line: None };
     skip(args, &mut *rows, &watch.interrupt)?;
-    store::with(&args.dir, opening, |store| {
-        let done = load_all(store, args, &mut *rows, &watch, &mut told, &mut loaded);
-        if done.is_err() {
+    let mut stopped = None;
+    let closed = store::with(&args.dir, opening, |store| {
+        stopped = load_all(store, args, &mut *rows, &watch, &mut told, &mut loaded).err();
+        if stopped.is_some() {
             // What was stored is kept; that this cannot be told as well is not the failure to report.
             let _ = told.ended(store, loaded.rows);
         }
-        done
-    })?;
+        Ok(())
+    });
+    match (stopped, closed) {
+        (None, Ok(())) => {}
+        (Some(why), Ok(())) => return Err(stored(args, &loaded, why)),
+        // Nothing was begun.
+        (None, Err(why)) if loaded.rows == loaded.skipped => return Err(why),
+        // How many rows there are is known of no other.
+        (stopped, Err(lost)) => {
+            let rows = told.printed().unwrap_or(loaded.skipped);
+            let why = stopped.map_or_else(String::new, |why| format!("{}; ", at_line(args, &loaded, why)));
+            return Err(lost.map(|lost| format!("{why}{lost} (rows known to be stored: {rows})")));
+        }
+    }
     bar.finish_and_clear();
     // All is stored and closed: who is not told that would load it again.
     let told = told.closed(loaded.rows).and_then(|()| report(&loaded, start.elapsed().as_secs_f64()));
@@ -107,7 +122,7 @@ fn skip(args: &LoadArgs, rows: &mut dyn Rows, interrupt: &Interrupt) -> Outcome 
     let mut pair = Pair::default();
     for row in 0..args.skip_rows {
         interrupt.check().map_err(|why| after(args.skip_rows, why))?;
-        if !rows.next(&mut pair).map_err(|why| at_line(args, rows.line(), args.skip_rows, ("passed over", row), why))? {
+        if !rows.next(&mut pair).map_err(|why| unread(args, rows.line(), row, why))? {
             return Err(in_file(args, Failure::new(format!("it has {row} rows, and is to be loaded behind {}", args.skip_rows))));
         }
     }
@@ -124,10 +139,10 @@ fn load_all(
 ) -> Outcome {
     told.during(store, |tell| {
         let mut pair = Pair::default();
-        while step(store, args, rows, &mut pair).map_err(|why| at_line(args, rows.line(), loaded.rows, ("loaded", loaded.rows), why))? {
+        while step(store, args, rows, &mut pair).inspect_err(|_| loaded.failed_at_line = Some(rows.line()))? {
             loaded.rows += 1;
             loaded.bytes += (pair.key.len() + pair.value.len()) as u64;
-            tell(loaded.rows).map_err(|why| unheard(loaded.rows, why))?;
+            tell(loaded.rows).map_err(unheard)?;
             watch.see(loaded)?;
         }
         Ok(())
@@ -185,10 +200,10 @@ fn parse_number(text: &[u8]) -> Result<i64, Failure> {
 }
 
 /// Whoever feeds a load and no longer listens has not seen enough: the rest is missing.
-fn unheard(rows: u64, why: Failure) -> Failure {
+fn unheard(why: Failure) -> Failure {
     match why {
-        Failure::OutputClosed => after(rows, Failure::new("nobody reads the acknowledgements")),
-        why => after(rows, why),
+        Failure::OutputClosed => Failure::new("nobody reads the acknowledgements"),
+        why => why,
     }
 }
 
@@ -201,16 +216,36 @@ fn in_file(args: &LoadArgs, why: Failure) -> Failure {
     why.map(|why| format!("{}: {why}", input::name(&args.file)))
 }
 
-/// `loaded`: rows that are stored. `before`: what was done with how many rows of the file so far.
-fn at_line(args: &LoadArgs, line: u64, loaded: u64, before: (&str, u64), why: Failure) -> Failure {
-    match why {
-        // While the input was silent.
-        Failure::Failed(why) if why == INTERRUPTED => after(loaded, Failure::Failed(why)),
-        why => {
-            let (name, (done, rows)) = (input::name(&args.file), before);
-            why.map(|why| format!("{name}: line {line}: {why} (rows {done} before it: {rows})"))
-        }
+/// A row that was to be passed over cannot be read.
+fn unread(args: &LoadArgs, line: u64, row: u64, why: Failure) -> Failure {
+    if is_interrupt(&why) {
+        return after(args.skip_rows, why);
     }
+    in_file(args, why.map(|why| format!("line {line}: {why} (rows passed over before it: {row})")))
+}
+
+/// The store was closed in order: what is loaded is stored.
+fn stored(args: &LoadArgs, loaded: &Loaded, why: Failure) -> Failure {
+    if loaded.failed_at_line.is_none() || is_interrupt(&why) {
+        return after(loaded.rows, why);
+    }
+    let Failure::Failed(why) = why else { return why };
+    Failure::new(format!("{} (rows loaded before it: {})", at_line(args, loaded, Failure::Failed(why)), loaded.rows))
+}
+
+/// What is told of a failure, with where it came.
+fn at_line(args: &LoadArgs, loaded: &Loaded, why: Failure) -> String {
+    let name = input::name(&args.file);
+    match (why, loaded.failed_at_line) {
+        (Failure::Failed(why), Some(line)) if why != INTERRUPTED => format!("{name}: line {line}: {why}"),
+        (Failure::Failed(why) | Failure::Usage(why), _) => why,
+        (Failure::OutputClosed, _) => "nobody reads the output".to_owned(),
+    }
+}
+
+/// Perhaps while the input was silent.
+fn is_interrupt(why: &Failure) -> bool {
+    matches!(why, Failure::Failed(why) if why == INTERRUPTED)
 }
 
 fn report(loaded: &Loaded, seconds: f64) -> Outcome {

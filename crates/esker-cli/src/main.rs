@@ -42,6 +42,9 @@ use crate::args::{Cli, Command};
 use crate::failure::Outcome;
 
 fn main() -> ExitCode {
+    // A write beyond `ulimit -f` fails then, as one to a full disk does.
+    // SAFETY: no handler, and no memory is passed.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
@@ -57,7 +60,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Append { dir, key, value } => points::append(&dir, key, value, opening),
         Command::Delete { dir, key } => points::delete(&dir, key, opening),
         Command::Stats { dir, json } => stats::run(&dir, json, opening),
-        Command::Compact { dir, json } => compact::run(&dir, json, opening),
+        Command::Compact { dir, rebuild_index, json } => compact::run(&dir, rebuild_index, json, opening),
         Command::Verify { dir, accept_loss: true, .. } => verify::accept_loss(&dir, opening),
         Command::Verify { dir, json, .. } => verify::run(&dir, json),
         Command::Backup { dir, to, from } => backup::run(&dir, from.as_deref(), &to),

@@ -10,6 +10,9 @@ use crate::failure::{Failure, Outcome};
 use crate::out;
 use crate::store::{self, look_at, with_existing};
 
+/// Of a key that is not there a message has so many bytes.
+const KEY_SHOWN: usize = 200;
+
 /// Prints the value of a key.
 pub(crate) fn get(dir: &Path, key: OsString, opening: Opening) -> Outcome {
     let key = key.into_encoded_bytes();
@@ -40,5 +43,7 @@ pub(crate) fn delete(dir: &Path, key: OsString, opening: Opening) -> Outcome {
 }
 
 fn absent(key: &[u8]) -> Failure {
-    Failure::new(format!("no such key: {}", String::from_utf8_lossy(key)))
+    let start = &key[..key.len().min(KEY_SHOWN)];
+    let more = if key.len() > KEY_SHOWN { "..." } else { "" };
+    Failure::new(format!("no such key: {}{more}", String::from_utf8_lossy(start)))
 }

@@ -92,6 +92,8 @@ struct Quotes {
     row_bytes: u64,
     /// Of what comes next, from 1.
     line: u64,
+    /// The last byte was a CR: an LF that follows ends the same line.
+    is_behind_cr: bool,
     /// Something of a row is read, and not its end.
     is_in_row: bool,
     /// Those that were read ahead.
@@ -129,7 +131,8 @@ enum Place {
 impl Quotes {
     fn new(text: Box<dyn BufRead>, delimiter: u8, quotes: bool) -> Self {
         let (is_over, row_bytes, line, is_in_row) = (false, 0, 1, false);
-        Self { text, delimiter, quotes, place: Place::Start, is_over, row_bytes, line, is_in_row, rows: VecDeque::new() }
+        let (place, rows) = (Place::Start, VecDeque::new());
+        Self { text, delimiter, quotes, place, is_over, row_bytes, line, is_behind_cr: false, is_in_row, rows }
     }
 
     fn pass(&mut self, bytes: &[u8]) {
@@ -151,6 +154,7 @@ impl Quotes {
     /// Without quotes and line breaks.
     fn pass_text(&mut self, text: &[u8]) {
         let Some(&last) = text.last() else { return };
+        self.is_behind_cr = false;
         self.begin_row();
         if self.place == Place::Closing
             && text[0] != self.delimiter
@@ -164,6 +168,7 @@ impl Quotes {
     }
 
     fn pass_quote(&mut self) {
+        self.is_behind_cr = false;
         self.begin_row();
         self.place = match self.place {
             Place::Start | Place::Closing => Place::Quoted,
@@ -173,7 +178,8 @@ impl Quotes {
     }
 
     fn pass_break(&mut self, byte: u8) {
-        self.line += u64::from(byte == b'\n');
+        self.line += u64::from(byte == b'\r' || !self.is_behind_cr);
+        self.is_behind_cr = byte == b'\r';
         if self.place != Place::Quoted {
             (self.place, self.is_in_row) = (Place::Start, false);
         }
@@ -290,7 +296,8 @@ mod tests {
             let mut builder = ReaderBuilder::new();
             let records = builder.has_headers(false).flexible(true).quoting(quotes).from_reader(&text[..]).into_byte_records();
             let begin = |from: u64| from as usize + text[from as usize..].iter().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
-            let line = |to: usize| 1 + text[..to].iter().filter(|&&byte| byte == b'\n').count() as u64;
+            let ends_line = |at: &usize| text[*at] == b'\r' || text[*at] == b'\n' && (*at == 0 || text[at - 1] != b'\r');
+            let line = |to: usize| 1 + (0..to).filter(ends_line).count() as u64;
             let mut expected = Vec::new();
             for record in records {
                 expected.push(line(begin(record.unwrap().position().unwrap().byte())));

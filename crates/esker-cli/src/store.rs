@@ -31,7 +31,8 @@ pub(crate) fn with<T>(dir: &Path, opening: Opening, work: impl FnOnce(&Bytes) ->
     with_options(dir, options(opening), work)
 }
 
-fn with_options<T>(dir: &Path, options: Options, work: impl FnOnce(&Bytes) -> Result<T, Failure>) -> Result<T, Failure> {
+/// The same, opened so.
+pub(crate) fn with_options<T>(dir: &Path, options: Options, work: impl FnOnce(&Bytes) -> Result<T, Failure>) -> Result<T, Failure> {
     let store: Bytes = options.open(dir).map_err(|error| Failure::about(dir.display(), error))?;
     let done = work(&store);
     match (done, store.close()) {

@@ -160,3 +160,15 @@ fn a_closed_standard_error_leaves_the_exit_code() {
         assert_eq!(esker(&place, arguments).stderr(writer).status().unwrap().code(), Some(code));
     }
 }
+
+/// What is asked for comes from elsewhere: it does not command the terminal, and is not told at any length.
+#[test]
+fn messages_show_no_more_than_they_should() {
+    let place = Place::new();
+    place.ok("put store a 1");
+    let run = place.run_with(["get", "store", "a\u{1b}[2Jb"], "");
+    run.must_fail("no such key: a\\u{1b}[2Jb");
+    assert!(!run.stderr.contains('\u{1b}'));
+    let long = "k".repeat(60_000);
+    assert!(place.run_with(["get", "store", &long], "").stderr.len() < 300);
+}
