@@ -37,7 +37,7 @@ use crate::traverse::Span;
 use mover::{Mover, Tally};
 use pieces::Pieces;
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A stretch is this part of the log's memory or this part of the log, whichever is more, within bounds: long ones for the doubts of many records to be read
 /// together, short ones of those who wait for room meanwhile.
@@ -98,6 +98,9 @@ pub(crate) struct Compaction {
     /// The log's length when its oldest part was last found to live, and how many had guessed by then. 0: it was found dead.
     glanced_at: AtomicU64,
     guesses: AtomicU64,
+    /// When that was, and how long records were in the part that was last gone through, in the mean.
+    glanced: Mutex<Option<Instant>>,
+    glanced_mean: AtomicU64,
     /// So many glances, one behind the other, found it dead.
     dead_glances: AtomicU64,
     /// So many buckets were looked at for entries that lead nowhere, again and again from the first to the last.
@@ -394,7 +397,7 @@ impl Engine {
             if reached > from {
                 match caching {
                     Some(caching) => caching.adapt(reached - from),
-                    None => self.note_glance(kind, mover.tally.moved, reached - from),
+                    None => self.note_glance(kind, mover.tally.moved, reached - from, mover.mean_bytes()),
                 }
                 let Tally { moved, expired, left } = mover.tally;
                 let dead = (reached - from).saturating_sub(moved + expired) + mover.taken_back.get();

@@ -181,6 +181,10 @@ impl Manifest {
             is_cache,
         };
         let mut manifest = Self::unwritten(storage, state)?;
+        // The other slot has its room, too: what the first opening of a full disk must write.
+        for offset in offsets(0) {
+            manifest.device.write(offset, AlignedBuffer::new(1).bytes())?;
+        }
         manifest.write(|_| {})?;
         storage.sync()?;
         Ok(manifest)

@@ -29,7 +29,7 @@ use std::sync::Arc;
 /// | [`promotion`](Options::promotion) | on | in memory |
 /// | [`verify_reads`](Options::verify_reads) | on | in memory |
 /// | [`direct_io`](Options::direct_io), [`io_uring`](Options::io_uring) | on, where they exist | in memory, and in a [`Storage`] of your own |
-/// | [`accept_loss`](Options::accept_loss), [`progress`](Options::progress) | off | where nothing is opened |
+/// | [`accept_loss`](Options::accept_loss), [`rebuild_index`](Options::rebuild_index), [`progress`](Options::progress) | off | where nothing is opened |
 /// | [`history`](Options::history), [`cache`](Options::cache) | off; not both | |
 /// | [`clock`](Options::clock) | the system's | |
 /// | [`background`](Options::background) | on | |
@@ -162,6 +162,15 @@ impl Options {
     #[must_use]
     pub fn accept_loss(mut self, accepted: bool) -> Self {
         self.recovery.accept_loss = accepted;
+        self
+    }
+
+    /// Whether opening makes the index anew from the log where several keys share an entry, as they do once the index has used its share of the budget. They
+    /// go on sharing it in a larger budget, with new keys too, and through images of the index: with this, and room for them, each has its own again.
+    /// Opening reads all of the log then, and writes once more what of it was superseded under a shared entry. No effect on other stores. Default: false.
+    #[must_use]
+    pub fn rebuild_index(mut self, wanted: bool) -> Self {
+        self.recovery.rebuilds_index = wanted;
         self
     }
 

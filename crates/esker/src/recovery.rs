@@ -51,6 +51,8 @@ pub(crate) type Progress = dyn Fn(u64, u64) + Send + Sync;
 pub(crate) struct Manner {
     /// Damage in the log or its image is not refused: what lies before it is taken for all there was.
     pub(crate) accept_loss: bool,
+    /// The log makes the index anew where keys share entries: an image has them share for good.
+    pub(crate) rebuilds_index: bool,
     pub(crate) progress: Option<Arc<Progress>>,
 }
 
@@ -88,7 +90,7 @@ impl Engine {
             behind += BLOCK_BYTES;
         }
         self.log.start_at(behind, state.line + 1, state.cut);
-        let image = self.restore_index(&state, manner.accept_loss)?;
+        let image = self.restore_index(&state, manner)?;
         scars.extend(begun);
         let (image, cut) = if manner.accept_loss {
             self.accept_loss(&state, &scars, image, begun.map_or(state.cut, |scar| scar.cut))?
@@ -222,9 +224,9 @@ impl Engine {
     }
 
     /// The index as the image has it.
-    fn restore_index(&self, state: &State, accept_loss: bool) -> Result<Restored> {
+    fn restore_index(&self, state: &State, manner: &Manner) -> Result<Restored> {
         self.index.set_shared(state.shared);
-        if state.image == 0 {
+        if state.image == 0 || manner.rebuilds_index && state.shared {
             return self.restore_nothing(state, false);
         }
         let home = lock(&self.home);
@@ -238,7 +240,7 @@ impl Engine {
                 Ok(Restored { until: state.image_until.max(state.begin), top, is_lost: false })
             }
             // The log itself has everything.
-            Err(error) if accept_loss && error.is_damage() => self.restore_nothing(state, true),
+            Err(error) if manner.accept_loss && error.is_damage() => self.restore_nothing(state, true),
             Err(error) => Err(error),
         }
     }

@@ -36,14 +36,14 @@ pub struct Stats {
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Warning {
-    /// An index entry leads to this many keys in memory, on average: there are too few entries for the keys. A larger budget mends it. Reported
-    /// above 2.
+    /// An index entry leads to this many keys in memory, on average: there are too few entries for the keys. A larger budget with
+    /// [`Options::rebuild_index`](crate::Options::rebuild_index) mends it. Reported above 2.
     LongChains {
         /// Keys an entry, on average over a sample.
         average: f64,
     },
     /// Several keys share an entry, because the index has used its share of the budget: a cold read may take several device reads. Reported above
-    /// one read a call, after 10,000 calls. A larger budget mends it.
+    /// one read a call, after 10,000 calls. A larger budget with [`Options::rebuild_index`](crate::Options::rebuild_index) mends it.
     SharedEntries {
         /// Device reads for each get, `rmw`, append and delete since the store was opened.
         reads_per_get: f64,
@@ -78,12 +78,13 @@ impl std::fmt::Display for Warning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::LongChains { average } => {
-                write!(f, "long chains: {average:.1} keys an index entry; a larger budget gives the index more entries")
+                write!(f, "long chains: {average:.1} keys an index entry; a larger budget, and the index rebuilt, mends it")
             }
             Self::SharedEntries { reads_per_get } => {
                 write!(
                     f,
-                    "shared entries: the index has all of its share ({reads_per_get:.2} device reads a call); a larger budget mends it"
+                    "shared entries: the index has all of its share ({reads_per_get:.2} device reads a call); a larger budget, and the index rebuilt, \
+                     mends it"
                 )
             }
             Self::DiskBound { reads_per_get } => {

@@ -634,3 +634,31 @@ fn a_directory_that_is_renamed_or_removed_stays_its_stores() {
         assert!((0..30_000).all(|n| new.get(&n).unwrap() == Some(n + 1)));
     }
 }
+
+/// The disk was full before the first line: a store in which nothing was lost could not even be looked at.
+#[test]
+fn a_store_whose_medium_was_full_from_the_beginning_can_be_opened() {
+    let (files, is_full) = (Arc::new(MemoryStorage::new()), Arc::new(AtomicBool::new(false)));
+    let minded = || {
+        let is_full = is_full.clone();
+        let mind = move |_: &str, call: Call| match call {
+            Call::Make | Call::Write { grows: true } if is_full.load(SeqCst) => Err(io::Error::from(io::ErrorKind::StorageFull)),
+            _ => Ok(()),
+        };
+        Arc::new(Minded::new(files.clone(), mind))
+    };
+    let open = || -> esker::Result<Store<u64, u64>> { Options::new().memory("16MiB").background(false).open_in(minded()) };
+    let store = open().unwrap();
+    is_full.store(true, SeqCst);
+    store.put(&1, &1).unwrap();
+    assert!(store.close().is_err());
+    drop(store);
+    let store = open().unwrap();
+    assert_eq!(store.get(&1).unwrap(), None);
+    let _ = store.close();
+    drop(store);
+    is_full.store(false, SeqCst);
+    let store = open().unwrap();
+    store.put(&1, &1).unwrap();
+    store.close().unwrap();
+}

@@ -670,3 +670,46 @@ fn a_store_opens_with_a_little_less_memory_than_its_index_was_made_for() {
     store.put(&keys, &1).unwrap();
     assert_eq!(store.get(&keys).unwrap(), Some(1));
 }
+
+/// Keys that had come to share entries for want of memory shared them for good, and new ones, too, however large the budget was later.
+#[test]
+fn entries_are_shared_no_more_when_the_index_is_rebuilt() {
+    const KEYS: u64 = 2_400_000;
+    let files = Arc::new(MemoryStorage::new());
+    let open = |memory: &str, rebuild: bool| -> Store<u64, u64> {
+        Options::new().memory(memory).background(false).rebuild_index(rebuild).open_in(files.clone()).unwrap()
+    };
+    let value = |key: u64, round: u64| (key % 5 != 3 || round == 0).then_some(key + round);
+    let check = |store: &Store<u64, u64>| (0..KEYS).step_by(7).for_each(|key| assert_eq!(store.get(&key).unwrap(), value(key, 1), "{key}"));
+    let store = open("16MiB", false);
+    (0..KEYS).for_each(|key| store.put(&key, &key).unwrap());
+    for key in 0..KEYS {
+        match value(key, 1) {
+            Some(value) => store.put(&key, &value).unwrap(),
+            None => assert!(store.delete(&key).unwrap()),
+        }
+    }
+    store.close().unwrap();
+    let store = open("256MiB", false);
+    let shared = store.stats().index.entries;
+    assert!(shared < KEYS / 2, "{shared} entries");
+    check(&store);
+    store.close().unwrap();
+    // Nothing of it is written before the opening has succeeded, and what was written counts with the next line.
+    let store = open("256MiB", true);
+    let own = store.stats().index.entries;
+    assert!(own > KEYS / 10 * 7, "{own} entries of {shared}");
+    check(&store);
+    let mut pairs = 0;
+    store.scan().for_each(|_, _| pairs += 1).unwrap();
+    assert_eq!(pairs, (0..KEYS).filter(|key| value(*key, 1).is_some()).count() as u64);
+    let crashed = Arc::new(files.copy());
+    store.close().unwrap();
+    drop(store);
+    let store = open("256MiB", false);
+    assert!(store.stats().index.entries > KEYS / 10 * 7);
+    check(&store);
+    drop(store);
+    let store: Store<u64, u64> = Options::new().memory("256MiB").background(false).open_in(crashed).unwrap();
+    check(&store);
+}

@@ -1049,3 +1049,54 @@ fn what_longer_values_left_comes_back_on_a_device() {
     assert!(space.dead_bytes < 4 << 20, "{space:?}");
     assert!((0..20_000u64).all(|key| store.get(&key).unwrap().as_deref() == Some(&key.to_le_bytes()[..])));
 }
+
+/// The share of the index was not taken off the log's while nothing was split, though overflow buckets came.
+#[test]
+fn the_budget_is_kept_between_two_doublings() {
+    let memory = 64 << 20;
+    let store: Store<u64, u64> = Options::new().memory(memory).background(false).open_on(Arc::new(MemoryDevice::new())).unwrap();
+    for n in 0..3_000_000u64 {
+        store.put(&n, &n).unwrap();
+        if n % 64 == 0 {
+            let stats = store.stats().memory;
+            assert!(stats.total_bytes <= stats.budget_bytes + (128 << 10), "{n}: {stats:?}");
+        }
+    }
+}
+
+/// Who shortens or deletes cold values without reading them does not know how long they were: nothing of them came back.
+#[test]
+fn space_of_what_transactions_delete_comes_back() {
+    let keys = 3000u64;
+    for by in ["delete", "transaction", "transaction that has read", "rmw in a transaction", "put"] {
+        let store: Store<u64, [u8]> = Options::new().memory("32MiB").open_in(Arc::new(MemoryStorage::new())).unwrap();
+        (0..keys).for_each(|key| store.put(&key, &[7; 20_000]).unwrap());
+        store.commit().unwrap();
+        for key in (0..keys).rev() {
+            match by {
+                "delete" => assert!(store.delete(&key).unwrap()),
+                "transaction" => drop(store.transaction(|tx| tx.delete(&key)).unwrap()),
+                "transaction that has read" => store
+                    .transaction(|tx| {
+                        assert!(tx.contains(&key)?);
+                        tx.delete(&key).map(drop)
+                    })
+                    .unwrap(),
+                "rmw in a transaction" => drop(store.transaction(|tx| tx.rmw(&key, |_| vec![1])).unwrap()),
+                _ => store.put(&key, &[1]).unwrap(),
+            }
+        }
+        store.commit().unwrap();
+        // The driver looks once a second; the last one to go may be what it looked at.
+        for looks in 0.. {
+            let space = store.stats().space;
+            if space.log_bytes < 24 << 20 {
+                break;
+            }
+            assert!(looks < 6000, "{by}: {space:?}");
+            std::thread::sleep(Duration::from_millis(10));
+            // Somebody guesses on.
+            store.put(&(looks % keys), &[2]).unwrap();
+        }
+    }
+}

@@ -3,7 +3,8 @@
 //! Dead bytes are counted where records are superseded or deleted. Above the space target, and by half a file on a device,
 //! the driver compacts, a stretch at a time; of a store in memory also when its budget is nearly full, and whoever finds it full does it himself.
 //! Who puts over a cold record does not know how long that was, and counts as much as he puts (a guess). So where there were guesses, and the log is half as long again
-//! as when its oldest part was last found to live, a little of it is compacted, whatever the count says, and more and more from there until a part is found of which more lives than the target has.
+//! as when its oldest part was last found to live, or much of it may be dead that was not counted, a little of it is compacted, whatever the count says, and more and more from there until a part
+//! is found of which more lives than the target has.
 //! On a device the driver may be too slow for those who write: where keys share entries most records are in doubt, the more the longer the log is. So it must not grow without end:
 //! from twice the length on that it had when compaction had last done its work, whoever needs room does a stretch first, or waits a little.
 
@@ -16,11 +17,15 @@ use crate::record::{ABSENT, Record};
 use crate::stats::SpaceStats;
 use crate::sync::atomic::Ordering::*;
 use std::ops::RangeBounds;
+use std::time::{Duration, Instant};
 
 /// Those who write help when the log is so many times as long as when compaction was last done with it.
 const LATE: u64 = 2;
 /// The oldest part is looked at when the log is so many times as long as when that was last found to live.
 const GLANCE: f64 = 1.5;
+/// Or, now and then, where as much as so large a part of it may be dead and was not counted by those who guessed.
+const UNCOUNTED_PART: u64 = 4;
+const BETWEEN_GLANCES: Duration = Duration::from_secs(1);
 /// With less of the log dead compaction copies nearly all it reads.
 const HOPELESS_PART: u64 = 32;
 /// For less of the log than this unused room is not worth a pass.
@@ -163,19 +168,27 @@ impl Engine {
         if self.value_width.is_some() {
             return false;
         }
-        let Compaction { glanced_at, guesses, .. } = &self.compaction;
-        let is_longer =
-            self.log_extent() as f64 > (GLANCE * glanced_at.load(Relaxed) as f64).max((LOG_BYTES_MIN + slack(self.segment_bytes)) as f64);
-        !self.is_in_memory() && is_longer && self.epochs.counted(Counter::Guess) > guesses.load(Relaxed)
+        let Compaction { glanced_at, glanced, glanced_mean, guesses, .. } = &self.compaction;
+        let (extent, guessed) = (self.log_extent(), self.epochs.counted(Counter::Guess));
+        let is_longer = || extent as f64 > GLANCE * glanced_at.load(Relaxed) as f64;
+        // Short records, deletions above all, that take the place of long ones make the log no longer.
+        let may_be_uncounted = || {
+            let uncounted = guessed.saturating_mul(glanced_mean.load(Relaxed)).saturating_sub(self.epochs.counted(Counter::GuessedByte));
+            uncounted > extent / UNCOUNTED_PART && lock(glanced).is_none_or(|at| at.elapsed() > BETWEEN_GLANCES)
+        };
+        let is_long = extent > LOG_BYTES_MIN + slack(self.segment_bytes);
+        !self.is_in_memory() && is_long && guessed > guesses.load(Relaxed) && (is_longer() || may_be_uncounted())
     }
 
     /// How much of the oldest part lived. What was due because it was counted says nothing of what was not: else each burst of
     /// that went on below the target.
-    pub(super) fn note_glance(&self, stretch: Stretch, moved: u64, bytes: u64) {
-        let Compaction { glanced_at, guesses, dead_glances, .. } = &self.compaction;
+    pub(super) fn note_glance(&self, stretch: Stretch, moved: u64, bytes: u64, mean: u64) {
+        let Compaction { glanced_at, glanced, glanced_mean, guesses, dead_glances, .. } = &self.compaction;
+        glanced_mean.store(mean, Relaxed);
         if moved as f64 * self.space_amplification >= bytes as f64 {
             glanced_at.store(self.log_extent(), Relaxed);
             guesses.store(self.epochs.counted(Counter::Guess), Relaxed);
+            *lock(glanced) = Some(Instant::now());
             dead_glances.store(0, Relaxed);
         } else if let Stretch::Glance = stretch {
             glanced_at.store(0, Relaxed);

@@ -371,8 +371,13 @@ impl Mover<'_> {
         if self.engine.index.settle_guess(hash, head)
             && let Some(bytes) = wrong
         {
-            self.taken_back.set(self.taken_back.get() + bytes.max(self.value_bytes / self.values.max(1)));
+            self.taken_back.set(self.taken_back.get() + bytes.max(self.mean_bytes()));
         }
+    }
+
+    /// The length of the records so far that are no deletions, in the mean.
+    pub(super) fn mean_bytes(&self) -> u64 {
+        self.value_bytes / self.values.max(1)
     }
 
     /// True if whatever lived there has a copy above: a chain that leads there leads to nothing.

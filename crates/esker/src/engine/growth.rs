@@ -16,7 +16,9 @@ impl Engine {
     pub(crate) fn entries_added(&self, pin: &Pin<'_>) {
         let added = pin.slot.entries.load(Relaxed);
         pin.slot.entries.store(0, Relaxed);
-        if self.index.grow(added, &PinnedRecords(self)) && self.index.bytes() > self.shared_index.load(Relaxed) + SHARED_ANEW_BYTES {
+        self.index.grow(added, &PinnedRecords(self));
+        // Overflow buckets come though nothing is split.
+        if self.index.bytes() > self.shared_index.load(Relaxed) + SHARED_ANEW_BYTES {
             self.share_budget();
         }
     }

@@ -57,12 +57,13 @@ pub(crate) enum Counter {
     /// Transactions that committed, and those that met another and did not.
     Transaction,
     Conflict,
-    /// Puts over a cold record that nobody read.
+    /// Puts over a cold record that nobody read, and the bytes that were counted as dead for them.
     Guess,
+    GuessedByte,
 }
 
 impl Counter {
-    pub(crate) const COUNT: usize = 12;
+    pub(crate) const COUNT: usize = 13;
     /// The first so many count what may be done at once. Models count gets alone.
     const AT_ONCE: usize = if cfg!(loom) { 1 } else { Self::DeviceRead as usize };
 

@@ -270,6 +270,9 @@ impl Index {
             Way::Divided
         } else {
             self.divide_carefully(bucket, at, level, &mut split.list, lists, records);
+            // An entry that cannot tell goes to both sides, and one that another shadows to none.
+            let [before, go] = lists;
+            self.add_to_count((split.list.len() as u64 + go.len() as u64).wrapping_sub(before.len() as u64));
             Way::WithCare
         }
     }

@@ -229,3 +229,21 @@ fn memory_behind_the_table_goes_back_and_is_empty_when_it_grows_there_again() {
     index.grow_to(word, &Warm);
     assert!((1..100_000).all(|n| index.lookup(mix(n)).address() == n * 8));
 }
+
+/// A split that cannot tell doubles an entry, and all that went later were counted: there were fewer than none.
+#[test]
+fn entries_are_counted_through_splits() {
+    let index = Index::new(1 << 30).unwrap();
+    index.set_limit(1024 * 64);
+    let there = |index: &Index| (0..index.buckets()).map(|at| index.addresses(at).len() as u64).sum::<u64>();
+    for n in 1..200_000 {
+        insert(&index, mix(n), 8 * n);
+        index.grow(0, &Cold);
+    }
+    index.set_limit(u64::MAX);
+    let few = there(&index);
+    assert_eq!(index.entries(), few);
+    index.grow_to_for_test(index.buckets().ilog2() + 3);
+    assert_eq!(index.entries(), there(&index));
+    assert!(index.entries() > few);
+}

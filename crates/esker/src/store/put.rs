@@ -178,7 +178,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             (Some(Added::Entry), _) => self.count_entry(pin),
             (Some(Added::Over), _) => {
                 pin.slot.count(Counter::DeadByte, value.record_bytes(key));
-                pin.slot.count(Counter::Guess, 1);
+                Self::count_guess(pin, value.record_bytes(key));
             }
             (None, Some(at)) => self.engine.give_up(pin, record(at)),
             _ => {}
@@ -219,7 +219,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 }
                 pin.slot.count(Counter::DeadByte, dying);
                 if let Keys::Guessed = keys {
-                    pin.slot.count(Counter::Guess, 1);
+                    Self::count_guess(pin, dying);
                 }
                 return true;
             }
@@ -246,6 +246,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             },
             Found::Cold { own: Own::None, .. } | Found::Absent => 0,
         }
+    }
+
+    fn count_guess(pin: &Pin<'_>, bytes: u64) {
+        pin.slot.count(Counter::Guess, 1);
+        pin.slot.count(Counter::GuessedByte, bytes);
     }
 
     #[inline(always)]
