@@ -130,7 +130,7 @@ pub(crate) enum Command {
         /// The store's directory, which must be absent or empty
         dir: PathBuf,
     },
-    /// Carry what is whole of a damaged store over to a new one, around all damage; the damaged one stays as it is
+    /// Carry what is whole of a damaged store of this program over to a new one, around all damage; the damaged one stays as it is
     Salvage {
         /// The damaged store's directory, which nobody may have open
         dir: PathBuf,
@@ -177,7 +177,7 @@ pub(crate) struct AggregateArgs {
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) prefix: Option<OsString>,
     /// A line for each group of keys: those with the same first N bytes, or the same bytes before the first X. Groups are kept in memory
-    /// besides the budget: some hundred bytes each, with --median up to some kilobytes
+    /// besides the budget: some 1,500 bytes each, with --median up to some kilobytes
     #[arg(long, value_name = "prefix:N|delimiter:X", value_parser = crate::aggregate::parse_part)]
     pub(crate) by: Option<KeyPart>,
     /// How many pairs; the figure if no other is asked for

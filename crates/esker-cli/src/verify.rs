@@ -87,9 +87,15 @@ fn must_be_sound(dir: &Path, found: &Verification, verdict: &str) -> Outcome {
     if found.is_sound() {
         return Ok(());
     }
-    // Without a line there is no store to carry anything over from.
-    let advice =
-        if found.line > 0 { "`esker salvage` carries over what is not" } else { "nothing else of it can be read: a backup may be" };
+    let is_of_image = |damage: &String| damage.contains("file=index.");
+    let advice = if found.line == 0 {
+        // There is no store to carry anything over from.
+        "nothing else of it can be read: a backup may be"
+    } else if found.damaged == found.damage.len() as u64 && found.damage.iter().all(is_of_image) {
+        "`esker verify --accept-loss` makes the index anew from the log, and nothing is lost"
+    } else {
+        "`esker salvage` carries over what is not"
+    };
     let verdict = format!("{verdict}; {advice}");
     let places = if found.damaged == 1 { "place is" } else { "places are" };
     Err(Failure::about(dir.display(), format!("{} {places} {verdict}", count(found.damaged))))

@@ -15,7 +15,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 const LOCK: &str = "esker.lock";
 
@@ -30,6 +30,8 @@ pub(crate) struct Directory {
     is_writable: bool,
     /// The lock goes with the file handle, or before; and the process that has it, for one that it forked has the handle, too.
     lock: Option<Arc<File>>,
+    /// What files look at before they are written, where the system counts a file's names.
+    guard: Weak<File>,
     process: u32,
     _temporary: Option<tempfile::TempDir>,
 }
@@ -76,7 +78,9 @@ impl Directory {
     ) -> Result<Self> {
         let (handle, path) = handle(path)?;
         let lock = take(&path)?.map(Arc::new);
-        Ok(Self { path, handle, direct_io, io_uring, is_writable, lock, process: std::process::id(), _temporary: None })
+        let guard =
+            lock.as_ref().filter(|lock| lock.metadata().is_ok_and(|found| found.nlink() > 0)).map(Arc::downgrade).unwrap_or_default();
+        Ok(Self { path, handle, direct_io, io_uring, is_writable, lock, guard, process: std::process::id(), _temporary: None })
     }
 
     /// Removes the directory if there is nothing in it, but for the lock, which is ours.
@@ -99,10 +103,7 @@ impl Directory {
 impl Storage for Directory {
     fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
         let file = FileDevice::open(&self.path.join(name), self.direct_io, self.is_writable)?;
-        Ok(Arc::new(match &self.lock {
-            Some(lock) => file.while_locked_by(lock),
-            None => file,
-        }))
+        Ok(Arc::new(file.while_locked_by(self.guard.clone())))
     }
 
     fn list(&self) -> io::Result<Vec<String>> {

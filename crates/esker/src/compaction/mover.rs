@@ -517,8 +517,7 @@ impl Mover<'_> {
         let (at, hash) = (self.from + u64::from(doubt.at), self.engine.hash_of(&key));
         // From where the entry leads now: a newer record may have come and gone cold since the doubt arose.
         let Some(first) = self.cold_part(hash, &key)? else { return Ok(()) };
-        if chain::find(self.engine, first, &key)? == Some(at) {
-            let bytes = chain::record_bytes(self.engine, at)?;
+        if let Some(bytes) = chain::newest_bytes(self.engine, first, &key, at)? {
             // Should something newer have gone cold since, it is doubtful again, or dead.
             self.consider(&Original { at, hash, bytes: &bytes }, Some(first))?;
         }

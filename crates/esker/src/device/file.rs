@@ -16,7 +16,7 @@ pub(crate) struct FileDevice {
     name: Box<str>,
     is_writable: bool,
     /// What keeps others from the directory.
-    lock: Option<Weak<File>>,
+    lock: Weak<File>,
 }
 
 impl FileDevice {
@@ -29,21 +29,21 @@ impl FileDevice {
         if direct {
             // EINVAL: the file system knows no direct I/O (tmpfs before Linux 6.6); the page cache serves then. Any other reason meets the plain open, too.
             if let Ok(file) = options.clone().custom_flags(libc::O_DIRECT).open(path) {
-                return Ok(Self { file: Arc::new(file), name, is_writable, lock: None });
+                return Ok(Self { file: Arc::new(file), name, is_writable, lock: Weak::new() });
             }
         }
         let file = options.open(path).map_err(|error| about(error, format_args!("opening file={name}")))?;
-        Ok(Self { file: Arc::new(file), name, is_writable, lock: None })
+        Ok(Self { file: Arc::new(file), name, is_writable, lock: Weak::new() })
     }
 
     /// Nothing is written any more once that file was removed.
-    pub(crate) fn while_locked_by(self, lock: &Arc<File>) -> Self {
-        Self { lock: Some(Arc::downgrade(lock)), ..self }
+    pub(crate) fn while_locked_by(self, lock: Weak<File>) -> Self {
+        Self { lock, ..self }
     }
 
     /// Without its lock the directory was removed, and what is written goes to nobody; or another process may have it. A look costs a hundredth of a write.
     fn check_lock(&self) -> io::Result<()> {
-        match self.lock.as_ref().and_then(Weak::upgrade) {
+        match self.lock.upgrade() {
             Some(lock) if lock.metadata()?.nlink() == 0 => {
                 Err(io::Error::new(io::ErrorKind::NotFound, "the directory or its lock was removed while the store was open"))
             }

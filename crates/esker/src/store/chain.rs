@@ -178,14 +178,15 @@ fn read_for_call(engine: &Engine, read: DeviceRead) -> Result<DeviceRead> {
     read_at_once(&engine.log, read)
 }
 
-/// The address of the key's newest record in the chain that begins at `at`, or `None`. Not under a pin.
-pub(crate) fn find(engine: &Engine, at: u64, key: &[u8]) -> Result<Option<u64>> {
-    let mut down = Descent::new(engine.layout, at);
-    while down.at != 0 && down.at >= engine.log.bounds.copied.load(Acquire) {
+/// All bytes of the record `own` if that is the key's newest in the chain that begins at `first`. Not under a pin.
+pub(crate) fn newest_bytes(engine: &Engine, first: u64, key: &[u8], own: u64) -> Result<Option<Vec<u8>>> {
+    let mut down = Descent::new(engine.layout, first);
+    while down.at >= own && down.at != 0 && down.at >= engine.log.bounds.copied.load(Acquire) {
         let (at, mut read) = (down.at, read_at_once(&engine.log, down.read(0))?);
-        let record = down.advance(engine.layout, &engine.log.open_blocks(&mut read)?)?;
+        let cold = engine.log.open_blocks(&mut read)?;
+        let record = down.advance(engine.layout, &cold)?;
         if record.is_some_and(|record| record.key == key) {
-            return Ok(Some(at));
+            return if at == own { whole_of(engine, own, &cold).map(Some) } else { Ok(None) };
         }
     }
     Ok(None)
@@ -193,9 +194,15 @@ pub(crate) fn find(engine: &Engine, at: u64, key: &[u8]) -> Result<Option<u64>> 
 
 /// All bytes of the record at `at`, spare room included. Not under a pin.
 pub(crate) fn record_bytes(engine: &Engine, at: u64) -> Result<Vec<u8>> {
-    let first = part(engine, at, record::first_bytes(engine.layout))?;
-    let whole = record::scanned_record_bytes(engine.layout, &first).ok_or_else(|| no_record(at))?;
-    if whole == first.len() as u64 { Ok(first) } else { part(engine, at, whole) }
+    let mut read = read_at_once(&engine.log, Log::cold_read(at, record::first_bytes(engine.layout), 0))?;
+    whole_of(engine, at, &engine.log.open_blocks(&mut read)?)
+}
+
+/// The same of a record whose beginning was read: nearly always with all of it.
+fn whole_of(engine: &Engine, at: u64, cold: &ColdBytes<'_>) -> Result<Vec<u8>> {
+    let whole = cold.get(at, record::first_bytes(engine.layout)).and_then(|first| record::scanned_record_bytes(engine.layout, first));
+    let bytes = whole.ok_or_else(|| no_record(at))?;
+    cold.get(at, bytes).map_or_else(|| part(engine, at, bytes), |whole| Ok(whole.to_vec()))
 }
 
 /// When the record at `at` ends, and how many bytes it has. Not under a pin.
