@@ -96,6 +96,9 @@ impl Directory {
         let folder = tempfile::Builder::new().prefix("esker-").tempdir()?;
         let mut directory = Self::open(folder.path(), direct_io, io_uring)?;
         directory._temporary = Some(folder);
+        // Nobody else opens it, and who clears away what is old of temporary files may take the lock. systemd spares a directory that is locked itself.
+        directory.guard = Weak::new();
+        let _ = directory.handle.try_lock_shared();
         Ok(directory)
     }
 }
