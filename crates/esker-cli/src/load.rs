@@ -73,26 +73,24 @@ pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
     let mut told = Acknowledgements::new(args.acknowledge, opening.durability);
     let mut loaded = Loaded { rows: args.skip_rows, skipped: args.skip_rows, bytes: 0, failed_at_line: None };
     skip(args, &mut *rows, &watch.interrupt)?;
-    let mut stopped = None;
-    let closed = store::with(&args.dir, opening, |store| {
-        stopped = load_all(store, args, &mut *rows, &watch, &mut told, &mut loaded).err();
-        if stopped.is_some() {
+    let mut opened = None;
+    let done = store::with(&args.dir, opening, |store| {
+        opened = Some(store.clone());
+        let done = load_all(store, args, &mut *rows, &watch, &mut told, &mut loaded);
+        if done.is_err() {
             // What was stored is kept; that this cannot be told as well is not the failure to report.
             let _ = told.ended(store, loaded.rows);
         }
-        Ok(())
+        done.map_err(|why| at_line(args, &loaded, why))
     });
-    match (stopped, closed) {
-        (None, Ok(())) => {}
-        (Some(why), Ok(())) => return Err(stored(args, &loaded, why)),
-        // Nothing was begun.
-        (None, Err(why)) if loaded.rows == loaded.skipped => return Err(why),
-        // How many rows there are is known of no other.
-        (stopped, Err(lost)) => {
-            let rows = told.printed().unwrap_or(loaded.skipped);
-            let why = stopped.map_or_else(String::new, |why| format!("{}; ", at_line(args, &loaded, why)));
-            return Err(lost.map(|lost| format!("{why}{lost} (rows known to be stored: {rows})")));
-        }
+    if let Err(why) = done {
+        return Err(match opened.map(|store| store.close()) {
+            None => why,
+            Some(Ok(())) if loaded.failed_at_line.is_some() => why.map(|why| format!("{why} (rows loaded before it: {})", loaded.rows)),
+            Some(Ok(())) => after(loaded.rows, why),
+            // The first close had failed: how many rows there are is known of no other.
+            Some(Err(_)) => why.map(|why| format!("{why} (rows known to be stored: {})", told.printed().unwrap_or(loaded.skipped))),
+        });
     }
     bar.finish_and_clear();
     // All is stored and closed: who is not told that would load it again.
@@ -139,7 +137,7 @@ fn load_all(
 ) -> Outcome {
     told.during(store, |tell| {
         let mut pair = Pair::default();
-        while step(store, args, rows, &mut pair).inspect_err(|_| loaded.failed_at_line = Some(rows.line()))? {
+        while step(store, args, rows, &mut pair).inspect_err(|why| loaded.failed_at_line = (!is_interrupt(why)).then(|| rows.line()))? {
             loaded.rows += 1;
             loaded.bytes += (pair.key.len() + pair.value.len()) as u64;
             tell(loaded.rows).map_err(unheard)?;
@@ -224,22 +222,11 @@ fn unread(args: &LoadArgs, line: u64, row: u64, why: Failure) -> Failure {
     in_file(args, why.map(|why| format!("line {line}: {why} (rows passed over before it: {row})")))
 }
 
-/// The store was closed in order: what is loaded is stored.
-fn stored(args: &LoadArgs, loaded: &Loaded, why: Failure) -> Failure {
-    if loaded.failed_at_line.is_none() || is_interrupt(&why) {
-        return after(loaded.rows, why);
-    }
-    let Failure::Failed(why) = why else { return why };
-    Failure::new(format!("{} (rows loaded before it: {})", at_line(args, loaded, Failure::Failed(why)), loaded.rows))
-}
-
-/// What is told of a failure, with where it came.
-fn at_line(args: &LoadArgs, loaded: &Loaded, why: Failure) -> String {
-    let name = input::name(&args.file);
-    match (why, loaded.failed_at_line) {
-        (Failure::Failed(why), Some(line)) if why != INTERRUPTED => format!("{name}: line {line}: {why}"),
-        (Failure::Failed(why) | Failure::Usage(why), _) => why,
-        (Failure::OutputClosed, _) => "nobody reads the output".to_owned(),
+/// A failure, and where it came.
+fn at_line(args: &LoadArgs, loaded: &Loaded, why: Failure) -> Failure {
+    match loaded.failed_at_line {
+        Some(line) => in_file(args, why.map(|why| format!("line {line}: {why}"))),
+        None => why,
     }
 }
 

@@ -207,7 +207,7 @@ fn handle(path: &Path) -> Result<(File, PathBuf)> {
 
 /// True while a process has a store open there, whatever becomes of its other files.
 fn is_held(path: &Path) -> bool {
-    File::open(path.join(LOCK)).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+    File::open(path.join(LOCK)).is_ok_and(|file| matches!(lock(file, path), Err(Error::Locked(_))))
 }
 
 fn lock(file: File, path: &Path) -> Result<File> {

@@ -41,7 +41,7 @@ impl FileDevice {
         Self { lock, ..self }
     }
 
-    /// Without its lock the directory was removed, and what is written goes to nobody; or another process may have it. A look costs a hundredth of a write.
+    /// Without its lock the directory was removed, and what is written goes to nobody; or another process may have it.
     fn check_lock(&self) -> io::Result<()> {
         match self.lock.upgrade() {
             Some(lock) if lock.metadata()?.nlink() == 0 => {

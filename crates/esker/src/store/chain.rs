@@ -181,7 +181,7 @@ fn read_for_call(engine: &Engine, read: DeviceRead) -> Result<DeviceRead> {
 /// All bytes of the record `own` if that is the key's newest in the chain that begins at `first`. Not under a pin.
 pub(crate) fn newest_bytes(engine: &Engine, first: u64, key: &[u8], own: u64) -> Result<Option<Vec<u8>>> {
     let mut down = Descent::new(engine.layout, first);
-    while down.at >= own && down.at != 0 && down.at >= engine.log.bounds.copied.load(Acquire) {
+    while down.at >= own && down.at >= engine.log.bounds.copied.load(Acquire) {
         let (at, mut read) = (down.at, read_at_once(&engine.log, down.read(0))?);
         let cold = engine.log.open_blocks(&mut read)?;
         let record = down.advance(engine.layout, &cold)?;
@@ -198,25 +198,35 @@ pub(crate) fn record_bytes(engine: &Engine, at: u64) -> Result<Vec<u8>> {
     whole_of(engine, at, &engine.log.open_blocks(&mut read)?)
 }
 
-/// The same of a record whose beginning was read: nearly always with all of it.
+/// The same of a record whose beginning was read.
 fn whole_of(engine: &Engine, at: u64, cold: &ColdBytes<'_>) -> Result<Vec<u8>> {
-    let whole = cold.get(at, record::first_bytes(engine.layout)).and_then(|first| record::scanned_record_bytes(engine.layout, first));
-    let bytes = whole.ok_or_else(|| no_record(at))?;
-    cold.get(at, bytes).map_or_else(|| part(engine, at, bytes), |whole| Ok(whole.to_vec()))
+    let (_, bytes) = beginning(engine, at, cold)?;
+    part(engine, at, bytes, cold)
 }
 
 /// When the record at `at` ends, and how many bytes it has. Not under a pin.
 pub(crate) fn expiry(engine: &Engine, at: u64) -> Result<(u64, u64)> {
-    let first = part(engine, at, record::first_bytes(engine.layout))?;
-    let bytes = record::scanned_record_bytes(engine.layout, &first).ok_or_else(|| no_record(at))?;
-    if record::word_at(&first, 0) & record::EXPIRES == 0 {
+    let mut read = read_at_once(&engine.log, Log::cold_read(at, record::first_bytes(engine.layout), 0))?;
+    let cold = engine.log.open_blocks(&mut read)?;
+    let (header, bytes) = beginning(engine, at, &cold)?;
+    if header & record::EXPIRES == 0 {
         return Ok((record::NEVER, bytes));
     }
-    Ok((record::word_at(&part(engine, at + bytes - 8, 8)?, 0), bytes))
+    Ok((record::word_at(&part(engine, at + bytes - 8, 8, &cold)?, 0), bytes))
 }
 
-/// Some bytes of the log. Not under a pin.
-fn part(engine: &Engine, at: u64, bytes: u64) -> Result<Vec<u8>> {
+/// The header of a record that was read from its beginning, and how many bytes it has.
+fn beginning(engine: &Engine, at: u64, cold: &ColdBytes<'_>) -> Result<(u64, u64)> {
+    let first = cold.get(at, record::first_bytes(engine.layout)).ok_or_else(|| no_record(at))?;
+    let bytes = record::scanned_record_bytes(engine.layout, first).ok_or_else(|| no_record(at))?;
+    Ok((record::word_at(first, 0), bytes))
+}
+
+/// Some bytes of the log: of what was read, as nearly always, or by another read. Not under a pin.
+fn part(engine: &Engine, at: u64, bytes: u64, cold: &ColdBytes<'_>) -> Result<Vec<u8>> {
+    if let Some(there) = cold.get(at, bytes) {
+        return Ok(there.to_vec());
+    }
     let mut read = read_at_once(&engine.log, Log::cold_read(at, bytes, 0))?;
     let cold = engine.log.open_blocks(&mut read)?;
     cold.get(at, bytes).map(<[u8]>::to_vec).ok_or_else(|| no_record(at))
