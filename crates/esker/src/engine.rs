@@ -4,12 +4,14 @@
 //! room.rs     one budget, and the boundaries that keep the log to its share
 //! driver.rs   a thread that does early what others would wait for
 //! growth.rs   the index grows with those who add entries
+//! failure.rs  what stops all writing, for good or for now
 //! hasher.rs   keys to hashes                     stats.rs    what `stats` shows
 //! ```
 //! Operations (`store/`) run under a pin and never wait while they hold it. What needs waiting (room in the log) is
 //! done by whoever waits: [`Engine::make_room`] does the driver's work itself. The driver thread only does it earlier.
 
 mod driver;
+mod failure;
 mod growth;
 mod hasher;
 mod room;
@@ -32,11 +34,12 @@ use crate::promotion::Lately;
 use crate::recovery::Manner;
 use crate::snapshot::Holds;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use crate::sync::atomic::{AtomicU32, AtomicU64};
 pub(crate) use crate::sync::{lock, try_lock};
 pub(crate) use crate::types::Layout;
 use driver::Drawn;
 pub(crate) use driver::Retries;
+use failure::Failure;
 pub(crate) use hasher::Hasher;
 pub(crate) use room::{BUDGET_BYTES_MIN, Loan, check_budget, check_space};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -88,9 +91,7 @@ pub(crate) struct Engine {
     shared_index: AtomicU64,
     /// Of the log's share, for a while.
     lent: AtomicU64,
-    /// The first failure of the device: nothing is written after it.
-    latched: Mutex<Option<Error>>,
-    is_latched: AtomicBool,
+    failure: Failure,
 }
 
 /// Loads of values that were missed (`store/load.rs`).
@@ -179,8 +180,7 @@ impl Engine {
             sharing: Mutex::new(()),
             shared_index: AtomicU64::new(0),
             lent: AtomicU64::new(0),
-            latched: Mutex::new(None),
-            is_latched: AtomicBool::new(false),
+            failure: Failure::default(),
         };
         engine.check_address_space(parts.budget)?;
         engine.share_budget();
@@ -207,31 +207,6 @@ impl Engine {
         self.log.device.is_none()
     }
 
-    /// The device failed: what it holds now is unknown, so nothing more is written to it.
-    pub(crate) fn latch(&self, error: impl Into<Error>) -> Error {
-        let error = lock(&self.latched).get_or_insert_with(|| error.into()).clone();
-        self.is_latched.store(true, Release);
-        // Fast paths do not ask; the slow ones do.
-        self.epochs.slow_down();
-        error
-    }
-
-    /// A device is foreign code: what one that panics has written is not known.
-    pub(crate) fn guarded<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(self.latch(Error::device_panicked())))
-    }
-
-    /// The failure that stopped all writing, if one did.
-    #[inline]
-    pub(crate) fn check_writable(&self) -> Result<()> {
-        if self.is_latched.load(Acquire) { self.refusal() } else { Ok(()) }
-    }
-
-    #[cold]
-    fn refusal(&self) -> Result<()> {
-        lock(&self.latched).clone().map_or(Ok(()), Err)
-    }
-
     /// True if nothing need be kept at the close.
     pub(crate) fn is_temporary(&self) -> bool {
         lock(&self.home).as_ref().is_none_or(|home| home.is_temporary)
@@ -248,7 +223,7 @@ impl Engine {
         self.end_commits();
         let _compaction = self.hold_compaction();
         let _growth = self.index.hold();
-        let saved = if self.is_temporary() { Ok(()) } else { self.check_writable().and_then(|()| self.guarded(|| self.save_image(false))) };
+        let saved = if self.is_temporary() { Ok(()) } else { self.guarded(|| self.go_on_at_last().and_then(|()| self.save_image(false))) };
         // Lets go of the directory, even if clones of the store live on.
         if let Some(home) = lock(&self.home).take() {
             home.storage.let_go();
@@ -262,7 +237,7 @@ impl Engine {
     /// An engine for keys without bytes and values of one word; no driver, no device, the same hashes every time.
     pub(crate) fn for_model() -> Self {
         let log = Log::new(None, 0, FIRST_ADDRESS, 0, false).expect("a modelled region");
-        log.budget.store(1 << 20, Relaxed);
+        log.budget.store(1 << 20, crate::sync::atomic::Ordering::Relaxed);
         Self {
             epochs: Epochs::new().expect("a box"),
             index: Index::new(0).expect("a modelled region"),
@@ -295,8 +270,7 @@ impl Engine {
             sharing: Mutex::new(()),
             shared_index: AtomicU64::new(0),
             lent: AtomicU64::new(0),
-            latched: Mutex::new(None),
-            is_latched: AtomicBool::new(false),
+            failure: Failure::default(),
         }
     }
 }

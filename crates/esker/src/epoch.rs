@@ -16,7 +16,8 @@
 //!
 //! | shut when                                  | `door` | `read_door` | `write_door` |
 //! |--------------------------------------------|--------|-------------|--------------|
-//! | the store is closed, or its device failed  | x      | x           | x            |
+//! | the store is closed, or its device failed, | x      | x           | x            |
+//! | or has no room now (`engine/failure.rs`)   |        |             |              |
 //! | pins must fence (no `membarrier`)          | x      | x           | x            |
 //! | keys have latches (`latches.rs`)           |        | x           | x            |
 //! | each write is to be durable at its return  |        |             | x            |
@@ -59,15 +60,27 @@ pub(crate) struct Epochs {
     latching: AtomicBool,
     closed: AtomicBool,
     fence_on_pin: bool,
+    /// Who moves a door has them locked.
+    reasons: Mutex<u8>,
     pub(crate) watch: Watch,
 }
 
-/// Where the store's slots are, while it is open; [`SHUT`] for good afterwards.
+/// Why doors are shut, a bit each.
+const CLOSED: u8 = 1;
+const FAILED: u8 = 2;
+const LATCHING: u8 = 4;
+const DURABLE: u8 = 8;
+
+/// Where the store's slots are, while it is open, or [`SHUT`].
 struct Door(AtomicPtr<Slot>);
 
 impl Door {
-    fn shut(&self) {
-        self.0.store(ptr::without_provenance_mut(SHUT as usize), SeqCst);
+    /// Where it leads, or null to shut it.
+    fn lead(&self, to: *mut Slot) {
+        if self.is_open() == to.is_null() {
+            let holds = if to.is_null() { ptr::without_provenance_mut(SHUT as usize) } else { to };
+            self.0.store(holds, SeqCst);
+        }
     }
 
     #[inline(always)]
@@ -164,6 +177,7 @@ impl Epochs {
             latching: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             fence_on_pin,
+            reasons: Mutex::new(0),
             watch: Watch::default(),
             slots,
         })
@@ -340,30 +354,41 @@ impl Epochs {
 
     pub(crate) fn close(&self) -> bool {
         let was_open = !self.closed.swap(true, SeqCst);
-        self.slow_down();
+        self.set_doors(|reasons| reasons | CLOSED);
         self.drain();
         was_open
     }
 
     /// From now on every pin takes the long way, where more can be asked than a fast operation has time for.
     pub(crate) fn slow_down(&self) {
-        for door in [&self.door, &self.read_door, &self.write_door] {
-            door.shut();
-        }
+        self.set_doors(|reasons| reasons | FAILED);
+    }
+
+    /// That is over, unless there is another reason.
+    pub(crate) fn speed_up(&self) {
+        self.set_doors(|reasons| reasons & !FAILED);
     }
 
     /// From now on no write is made at once.
     pub(crate) fn slow_writes_down(&self) {
-        self.write_door.shut();
+        self.set_doors(|reasons| reasons | DURABLE);
+    }
+
+    fn set_doors(&self, change: impl FnOnce(u8) -> u8) {
+        let mut reasons = self.reasons.lock().unwrap_or_else(|e| e.into_inner());
+        *reasons = change(*reasons);
+        let read_door = CLOSED | FAILED | LATCHING;
+        for (door, shut_by) in [(&self.door, CLOSED | FAILED), (&self.read_door, read_door), (&self.write_door, read_door | DURABLE)] {
+            let is_open = !self.fence_on_pin && *reasons & shut_by == 0;
+            door.lead(if is_open { self.slots.first() } else { ptr::null_mut() });
+        }
     }
 
     /// From now on every operation asks the latches: when this returns, those that did not have ended, but for reads of one key
     /// that are late. Not under a pin.
     pub(crate) fn begin_latching(&self) {
         self.latching.store(true, SeqCst);
-        for door in [&self.read_door, &self.write_door] {
-            door.shut();
-        }
+        self.set_doors(|reasons| reasons | LATCHING);
         self.drain();
     }
 

@@ -10,7 +10,7 @@ pub enum Error {
     /// is whole over with [`crate::salvage`], or open with [`crate::Options::accept_loss`].
     Corruption(String),
     /// The device failed; in which file and where, in the text. What the system said, with its number, is the source of that. After a failed write or sync
-    /// the store is latched: writes refuse, reads go on; reopen it.
+    /// the store is latched: writes refuse, reads go on; reopen it. If it was for want of room, or of file handles, writes go on as soon as there is some.
     Io(Arc<io::Error>),
     /// The memory budget has no room for a new record. Delete something or raise the budget. A scan, an iterator or a read transaction that is alive
     /// holds space back: in a cache this is the only cause.
@@ -116,6 +116,11 @@ fn is_store_closed(error: &io::Error) -> bool {
 /// True where the process, or the machine, may have no more files open.
 pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
     matches!(system_number(error), Some(libc::EMFILE | libc::ENFILE))
+}
+
+/// True where there is no room, as far as this process may have it.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
 }
 
 /// True for a place of the medium that cannot be read: block devices answer `EIO` or `ENODATA`, file systems with checksums of their own also the others.

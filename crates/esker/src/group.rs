@@ -40,12 +40,25 @@ struct Progress {
     started: u64,
     ended: u64,
     is_drawing: bool,
+    /// The last line that failed, and why.
+    failed: Option<(u64, Error)>,
     /// At each gate, and the herald: at least as many as there are.
     sleepers: [u32; 2],
     has_herald: bool,
     company: Company,
     /// The store closes: no more lines but its last one.
     is_closing: bool,
+}
+
+impl Progress {
+    /// Why the line failed, if it did: where the store goes on by itself, at its gate are those of another by now.
+    fn failure_of(&self, line: u64) -> Option<&Error> {
+        self.failed.as_ref().filter(|(last, _)| *last >= line && !broken(Rule::FailedLinesAreTold)).map(|(_, error)| error)
+    }
+
+    fn is_over(&self, line: u64) -> bool {
+        self.ended >= line || self.failure_of(line).is_some()
+    }
 }
 
 /// Of those who wait for this line.
@@ -74,7 +87,7 @@ impl Group {
             false => waiting::for_long(&self.progress, &self.herald, progress, patience),
             true => (self.herald.wait(progress).unwrap_or_else(|e| e.into_inner()), false),
         };
-        if progress.ended >= wanted {
+        if progress.is_over(wanted) {
             // The next line may have another one by now.
             return (progress, false);
         }
@@ -95,6 +108,7 @@ impl Engine {
         }
         // Refuses closed stores and calls from inside a closure, which the drain would wait for.
         drop(self.epochs.pin()?);
+        self.guarded(|| self.go_on())?;
         let group = &self.commits.group;
         let mut progress = group.lock();
         let wanted = progress.started + 1;
@@ -111,6 +125,9 @@ impl Engine {
             }
             if progress.ended >= wanted {
                 break;
+            }
+            if let Some(error) = progress.failure_of(wanted) {
+                return Err(error.clone());
             }
             if progress.is_closing {
                 return Err(Error::Closed);
@@ -143,7 +160,7 @@ impl Engine {
                 (progress, is_alone) = group.wait_as_herald(progress, wanted);
             }
             // Once its line has ended, the gate counts those of another.
-            if progress.ended < wanted {
+            if !progress.is_over(wanted) {
                 progress.sleepers[side] = progress.sleepers[side].saturating_sub(1);
             }
         }
@@ -156,9 +173,12 @@ impl Engine {
         let mut progress = group.lock();
         progress.is_drawing = false;
         let (own, next) = (gate_of(progress.started), gate_of(progress.started + 1));
-        if result.is_ok() {
-            progress.ended = progress.started;
-            group.ended.store(progress.ended, Release);
+        match result {
+            Ok(()) => {
+                progress.ended = progress.started;
+                group.ended.store(progress.ended, Release);
+            }
+            Err(error) => progress.failed = Some((progress.started, error.clone())),
         }
         let (are_own, next_sleepers) = (std::mem::take(&mut progress.sleepers[own]) > 0, progress.sleepers[next]);
         progress.company.line_ended(own, next_sleepers, took, waiting::now());

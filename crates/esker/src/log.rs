@@ -539,9 +539,10 @@ impl Log {
         self.longest.forget_below(to, self.tail());
     }
 
-    /// Writes the frozen blocks `[from, to)` to the device; the last one ends with a line record, or not.
-    pub(crate) fn flush(&self, from: u64, to: u64, ends_line: bool) -> Result<()> {
-        let Some(device) = &self.device else { return Ok(()) };
+    /// Writes the frozen blocks `[from, to)` to the device; the last one ends with a line record, or not. How far it came, and what stopped it: what is
+    /// written another time is the same, but for that end.
+    pub(crate) fn flush(&self, from: u64, to: u64, ends_line: bool) -> (u64, Result<()>) {
+        let Some(device) = &self.device else { return (to, Ok(())) };
         let (mut block, end) = (from / BLOCK_BYTES, to / BLOCK_BYTES);
         let mut sealed = lock(&self.sealed);
         let buffer = sealed.get_or_insert_with(|| AlignedBuffer::new(FLUSH_BLOCKS as usize));
@@ -551,10 +552,12 @@ impl Log {
                 let flag = if ends_line && block + i + 1 == end { LINE_END } else { 0 };
                 self.seal_block(block + i, flag, buffer.sector_mut(i as usize));
             }
-            device.write(block * SECTOR_BYTES as u64, &buffer.bytes()[..count as usize * SECTOR_BYTES])?;
+            if let Err(error) = device.write(block * SECTOR_BYTES as u64, &buffer.bytes()[..count as usize * SECTOR_BYTES]) {
+                return (block * BLOCK_BYTES, Err(error.into()));
+            }
             block += count;
         }
-        Ok(())
+        (to, Ok(()))
     }
 
     /// All of the sector is written.

@@ -21,7 +21,7 @@ use crate::copies::Original;
 use crate::device::{AlignedBuffer, SECTOR_BYTES, Storage, ZEROS_BYTES_MAX};
 use crate::engine::{Engine, lock};
 use crate::epoch::Pin;
-use crate::error::{Error, Result, is_unreadable};
+use crate::error::{Error, Result, is_full, is_unreadable};
 use crate::image;
 use crate::index::{Chain, Index, Keys, Records};
 use crate::log::{BLOCK_BYTES, block_ceil, block_floor};
@@ -161,7 +161,7 @@ impl Engine {
         }
         let known = lock(&self.compaction.scars).len();
         match scars::end(storage, known, false) {
-            Err(Error::Io(error)) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+            Err(Error::Io(error)) if is_full(&error) => {
                 self.compaction.lack_room.store(true, Relaxed);
                 Ok(())
             }
@@ -187,7 +187,7 @@ impl Engine {
         }
         let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
         let known = lock(&self.compaction.scars).len();
-        scars::end(&*storage, known, true).map_err(|error| self.latch(error))?;
+        scars::end(&*storage, known, true).map_err(|error| self.latch_for_now(error))?;
         self.compaction.lack_room.store(false, Relaxed);
         Ok(())
     }

@@ -202,5 +202,5 @@ pub(crate) fn end(storage: &dyn Storage, known: usize, anew: bool) -> Result<()>
         device.write((known * SECTOR_BYTES) as u64, AlignedBuffer::new(1).bytes())?;
     }
     device.sync()?;
-    if is_new { Ok(storage.sync()?) } else { Ok(()) }
+    if is_new || anew { Ok(storage.sync()?) } else { Ok(()) }
 }

@@ -15,7 +15,7 @@ mod ends;
 use crate::engine::{Engine, lock};
 use crate::sync::atomic::set_scheduled;
 use crate::sync::{Rule, Weakness};
-use crate::{Durability, Error, MemoryStorage, Options, Store, Transaction, Value};
+use crate::{Device, Durability, Error, MemoryStorage, Options, Storage, Store, Transaction, Value};
 use esker_sim::history::{Action, Clock, Event, Recorder, Together, add, check};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -23,8 +23,10 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
 use std::borrow::Borrow;
 use std::collections::HashMap;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 const KEYS: u64 = 2;
 /// Keys that are there before, where the index shall grow: one more and buckets are split.
@@ -570,6 +572,10 @@ fn twins_of_one_program_are_found() {
     for rule in [Rule::GatesChange, Rule::HeraldGoesOn, Rule::HeraldEndsWithLine] {
         assert!(finds(rule, || in_orders(0, 20_000, write_durably_together)), "{rule:?}: sleep without end was not found");
     }
+    assert!(
+        finds(Rule::FailedLinesAreTold, || in_orders(0, 20_000, write_durably_with_little_room)),
+        "sleep without end behind a line that failed was not found"
+    );
     for rule in [Rule::LinesLeaveRecords, Rule::LinesDrain] {
         let program = written_while_a_line_is_drawn();
         assert!(finds(rule, || schedule::<Store<u64, u64>>(program, 20_000)), "{rule:?}: a loss was not found");
@@ -641,6 +647,80 @@ fn write_durably_together() {
 #[test]
 fn everybody_who_waits_for_a_line_is_woken() {
     (0..2).for_each(|seed| in_orders(seed, schedules() as usize / 2, write_durably_together));
+}
+
+/// Files of which the log's second write finds no room.
+struct Scarce {
+    files: Arc<MemoryStorage>,
+    writes: Arc<AtomicU64>,
+}
+
+struct ScarceFile(Arc<dyn Device>, Option<Arc<AtomicU64>>);
+
+impl Storage for Scarce {
+    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
+        let writes = name.starts_with("esker.log.").then(|| self.writes.clone());
+        Ok(Arc::new(ScarceFile(self.files.open(name)?, writes)))
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.files.list()
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.files.remove(name)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.files.sync()
+    }
+}
+
+impl Device for ScarceFile {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read(offset, into)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if self.1.as_ref().is_some_and(|writes| writes.fetch_add(1, SeqCst) == 1) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.0.write(offset, bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        self.0.bytes()
+    }
+}
+
+/// Four threads that put durably once, where the second line finds no room, and the store goes on: who is refused puts again.
+fn write_durably_with_little_room() {
+    set_scheduled(false);
+    let (files, writes) = (Arc::new(MemoryStorage::default()), Arc::default());
+    let place = Scarce { files: files.clone(), writes };
+    let store: Store<u64, u64> = options().durability(Durability::Always).open_in(Arc::new(place)).expect("opens");
+    set_scheduled(true);
+    let write = |key: u64| {
+        let store = store.clone();
+        shuttle::thread::spawn(move || while store.put(&key, &key).is_err() {})
+    };
+    let threads: Vec<_> = (0..4).map(write).collect();
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    set_scheduled(false);
+    let crashed = Store::<u64, u64>::open(Arc::new(files.copy()));
+    assert!((0..4).all(|key| crashed.get(&key).expect("reads") == Some(key)), "a durable put was lost");
+    crashed.close();
+    store.close();
+}
+
+/// Those who waited for the line that failed slept on at a gate where one of them was woken by the next.
+#[test]
+fn everybody_who_waits_for_a_line_that_finds_no_room_is_woken() {
+    (0..2).for_each(|seed| in_orders(seed, schedules() as usize / 2, write_durably_with_little_room));
 }
 
 /// A walk through memory asked for `head` once for itself and again for each record: when `head` passed a record in between, the

@@ -24,7 +24,7 @@ pub struct Stats {
     pub loads: LoadStats,
     /// What a cache dropped and kept; none for a store that loses nothing.
     pub cache: Option<CacheStats>,
-    /// The first device failure, after which nothing is written any more.
+    /// The first device failure, after which nothing is written any more; or, where a write had no room, until it has.
     pub latched: Option<String>,
     /// What is worth a change of a setting, or of the program.
     pub warnings: Vec<Warning>,

@@ -208,6 +208,8 @@ pub(crate) enum Rule {
     HeraldGoesOn,
     /// At a line's end nobody waits for company any more, though he may still sleep.
     HeraldEndsWithLine,
+    /// Who waited for a line that failed waits for no other.
+    FailedLinesAreTold,
 }
 
 /// True in the twin that breaks this rule.

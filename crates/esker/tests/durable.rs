@@ -662,3 +662,108 @@ fn a_store_whose_medium_was_full_from_the_beginning_can_be_opened() {
     store.put(&1, &1).unwrap();
     store.close().unwrap();
 }
+
+/// A store on a medium that is full for a while kept nothing of what was put since its last line, though it lay in memory, and had to be opened anew.
+#[test]
+fn a_store_goes_on_when_its_medium_has_room_again() {
+    let manners = [(false, Durability::None), (true, Durability::None), (true, Durability::Every(Duration::from_millis(5)))];
+    for (in_background, durability) in manners.into_iter().chain([(false, Durability::Always), (true, Durability::Always)]) {
+        let (files, is_full) = (Arc::new(MemoryStorage::new()), Arc::new(AtomicBool::new(false)));
+        let place = {
+            let is_full = is_full.clone();
+            Minded::new(files.clone(), move |_, call| match call {
+                Call::Make | Call::Write { grows: true } if is_full.load(SeqCst) => Err(no_room()),
+                _ => Ok(()),
+            })
+        };
+        let options = || Options::new().memory("16MiB").background(in_background).durability(durability);
+        let store: Store<u64, [u8]> = options().open_in(Arc::new(place)).unwrap();
+        let value = |n: u64| vec![n as u8; 1000];
+        let mut known = 0;
+        for _ in 0..3 {
+            (known..known + 1000).for_each(|n| store.put(&n, &value(n)).unwrap());
+            known += 1000;
+            is_full.store(true, SeqCst);
+            let refused = (known..).find(|n| store.put(n, &value(*n)).is_err()).unwrap();
+            assert!(refused < known + 30_000 && store.stats().latched.is_some());
+            assert!(matches!(store.commit(), Err(Error::Io(error)) if error.kind() == io::ErrorKind::StorageFull));
+            assert!(matches!(store.delete(&0), Err(Error::Io(_))));
+            assert!((0..refused).all(|n| store.get(&n).unwrap().is_some_and(|held| *held == value(n)[..])));
+            is_full.store(false, SeqCst);
+            // What was refused is put again by who wants it.
+            known = refused;
+            if in_background {
+                let begun = Instant::now();
+                while store.put(&known, &value(known)).is_err() {
+                    assert!(begun.elapsed() < PATIENCE, "it does not go on");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            } else {
+                store.put(&known, &value(known)).unwrap();
+            }
+            assert!(store.stats().latched.is_none());
+            store.commit().unwrap();
+            let again: Store<u64, [u8]> = options().open_in(Arc::new(files.copy())).unwrap();
+            assert!((0..=known).all(|n| again.get(&n).unwrap().is_some_and(|held| *held == value(n)[..])));
+            known += 1;
+        }
+        store.close().unwrap();
+        assert!(esker::verify_in(files, |_, _| ()).unwrap().is_sound());
+    }
+}
+
+/// Four threads put durably while there is now room and now none: whatever was acknowledged is there whenever the power goes, and nobody waits for ever.
+#[test]
+fn what_is_acknowledged_on_a_medium_with_little_room_is_kept() {
+    let (files, calls) = (Arc::new(MemoryStorage::new()), Arc::new(AtomicU64::new(0)));
+    let place = {
+        let calls = calls.clone();
+        // Of each 64 such calls 20 in a row have none.
+        Minded::new(files.clone(), move |_, call| match call {
+            Call::Make | Call::Write { grows: true } if calls.fetch_add(1, SeqCst) % 64 >= 44 => Err(no_room()),
+            _ => Ok(()),
+        })
+    };
+    let options = || Options::new().memory("16MiB").segment_bytes(64 << 10).durability(Durability::Always);
+    let store: Store<u64, u64> = options().open_in(Arc::new(place)).unwrap();
+    let (refused, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let known: [AtomicU64; 4] = Default::default();
+    std::thread::scope(|scope| {
+        let (store, refused, known) = (&store, &refused, &known);
+        let write = |thread: u64| {
+            for n in 1..=2000 {
+                let put = || match n % 3 {
+                    0 => store.transaction(|tx| tx.put(&thread, &n).and_then(|()| tx.put(&(thread + 4), &n))),
+                    _ => store.put(&thread, &n),
+                };
+                let begun = Instant::now();
+                while let Err(error) = put() {
+                    assert!(matches!(error, Error::Io(_)) && begun.elapsed() < PATIENCE, "{error}");
+                    refused.fetch_add(1, SeqCst);
+                    // Nobody waits for the driver's next look.
+                    let _ = store.commit();
+                }
+                known[thread as usize].store(n, SeqCst);
+            }
+        };
+        let writers: Vec<_> = (0..4).map(|thread| scope.spawn(move || write(thread))).collect();
+        let cut = scope.spawn(|| {
+            while !is_over.load(SeqCst) {
+                let least: Vec<u64> = known.iter().map(|n| n.load(SeqCst)).collect();
+                let again: Store<u64, u64> = options().background(false).open_in(Arc::new(files.copy())).unwrap();
+                for (thread, least) in (0..).zip(least) {
+                    let (held, twin) = (again.get(&thread).unwrap().unwrap_or(0), again.get(&(thread + 4)).unwrap().unwrap_or(0));
+                    assert!(held >= least && twin <= held && twin + 3 > held, "thread {thread}: {least} {held} {twin}");
+                }
+            }
+        });
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        is_over.store(true, SeqCst);
+        cut.join().unwrap();
+    });
+    assert!(refused.load(SeqCst) > 0 && calls.load(SeqCst) > 64);
+    // Close finds no room, or does.
+    let is_whole = |store: &Store<u64, u64>| (0..4).all(|thread| store.get(&thread).unwrap() == Some(2000));
+    let _ = store.close();
+    assert!(is_whole(&options().open_in(Arc::new(files.copy())).unwrap()));
+}

@@ -88,6 +88,7 @@ impl AddAssign for Faults {
     fn add_assign(&mut self, other: Faults) {
         self.0.runs += other.0.runs;
         self.0.openings += other.0.openings;
+        self.0.went_on += other.0.went_on;
         for (kind, count) in other.0.kinds {
             *self.0.kinds.entry(kind).or_default() += count;
         }
@@ -99,9 +100,9 @@ pub(crate) fn faults(arguments: &Arguments) -> bool {
     let (subject, begun) = (subject(arguments), Instant::now());
     let programs = arguments.programs.unwrap_or(40);
     let tell = |tally: &Tally<Faults>| {
-        let Faults(faults::Report { runs, kinds, openings, .. }) = &tally.figures;
+        let Faults(faults::Report { runs, kinds, openings, went_on }) = &tally.figures;
         let seconds = begun.elapsed().as_secs_f64();
-        format!("faults: runs={runs} openings={openings} by_call={kinds:?} seconds={seconds:.0}")
+        format!("faults: runs={runs} openings={openings} went_on={went_on} by_call={kinds:?} seconds={seconds:.0}")
     };
     let task = |number| {
         let mut report = faults::Report::default();

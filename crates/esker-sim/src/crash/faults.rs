@@ -3,7 +3,7 @@
 //! The theory: an operation that failed happened or did not, and nobody knows which; so the oracle keeps both histories until something seen
 //! tells them apart. An operation that was refused without a call to the storage did not happen. Whatever the store says after a
 //! failure must fit one history; and once the fault is gone, the store opens, whether the process was merely started again or
-//! the power went too, and holds what was acknowledged.
+//! the power went too, and holds what was acknowledged. Where a write had no room once, the store may go on by itself: what it acknowledges then counts.
 
 use super::life::{Past, model_of, state_of};
 use super::program::{Program, Step, keys};
@@ -23,6 +23,8 @@ pub struct Report {
     pub kinds: BTreeMap<Kind, u64>,
     /// Openings after the fault.
     pub openings: u64,
+    /// Commits that succeeded after a write that had no room.
+    pub went_on: u64,
 }
 
 /// Fails each call of a program in each way.
@@ -55,6 +57,8 @@ fn faults(nth: u64, kind: Kind) -> Vec<StorageFault> {
         faults.extend([
             fault(Failure::Io, false, 1),
             fault(Failure::NoSpace, true, 1),
+            fault(Failure::NoSpace, false, 1),
+            fault(Failure::NoSpace, false, usize::MAX / crate::storage::SECTOR),
             fault(Failure::Io, false, usize::MAX / crate::storage::SECTOR),
         ]);
     }
@@ -65,8 +69,10 @@ fn one<S: Subject>(subject: &S, program: &Program, kind: Kind, fault: StorageFau
     let storage = SimStorage::new();
     storage.fail(fault);
     let mut run = Run::new(subject, &storage, program);
-    run.latches = !matches!(kind, Kind::Open | Kind::List | Kind::Read | Kind::Bytes);
+    run.lacks_room = fault.failure == Failure::NoSpace && matches!(kind, Kind::Write | Kind::Create);
+    run.latches = !run.lacks_room && !matches!(kind, Kind::Open | Kind::List | Kind::Read | Kind::Bytes);
     guarded(|| run.all(program))?;
+    report.went_on += run.went_on;
     storage.heal();
     let mut reopen = |storage: SimStorage, how: &str| {
         report.openings += 1;
@@ -85,14 +91,27 @@ struct Run<'s, S> {
     /// Every history there may have been.
     paths: Vec<Past>,
     failed: bool,
-    /// The call that fails changes the disk: after it nothing may be promised before the store was opened again.
+    /// The call that fails changes the disk, and not for want of room: after it nothing may be promised before the store was opened again.
     latches: bool,
+    /// It is a write, for want of room.
+    lacks_room: bool,
+    went_on: u64,
 }
 
 impl<'s, S: Subject> Run<'s, S> {
     fn new(subject: &'s S, storage: &'s SimStorage, program: &Program) -> Run<'s, S> {
         let layout = program.layout;
-        Run { subject, storage, layout, keys: keys(layout), paths: vec![Past::none(layout)], failed: false, latches: false }
+        Run {
+            subject,
+            storage,
+            layout,
+            keys: keys(layout),
+            paths: vec![Past::none(layout)],
+            failed: false,
+            latches: false,
+            lacks_room: false,
+            went_on: 0,
+        }
     }
 
     fn fits(&self, found: &State) -> Result<(), String> {
@@ -164,7 +183,10 @@ impl<'s, S: Subject> Run<'s, S> {
     fn commit(&mut self, store: &mut S::Live) -> Result<(), String> {
         match store.commit() {
             Ok(()) if self.failed && self.latches => return Err("a commit succeeded after a call that changes the disk had failed".into()),
-            Ok(()) => self.promised(),
+            Ok(()) => {
+                self.went_on += u64::from(self.failed && self.lacks_room);
+                self.promised();
+            }
             Err(_) => self.failed = true,
         }
         Ok(())

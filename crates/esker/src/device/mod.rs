@@ -36,7 +36,8 @@ pub trait Device: Send + Sync {
     /// Writes all of `bytes` at `offset`; durable only after [`Device::sync`].
     ///
     /// # Errors
-    /// Whatever the device reports; part of the bytes may have been written then.
+    /// Whatever the device reports; part of the bytes may have been written then. After an error of kind `StorageFull`, `QuotaExceeded` or `FileTooLarge` the
+    /// same bytes may be written again there, after any other nothing is written any more.
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
     /// Makes all completed writes durable.

@@ -12,6 +12,8 @@ const DRIVER_PAUSE: Duration = Duration::from_millis(1);
 const SLOT_PAUSE: Duration = Duration::from_secs(1);
 /// Between two looks at how much has expired.
 const SAMPLE_PAUSE: Duration = Duration::from_millis(250);
+/// Between two looks whether there is room again for what could not be written.
+const ROOM_PAUSE: Duration = Duration::from_millis(100);
 /// Until compaction is tried again where it failed, and so many times as long when it fails again and again.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 const RETRY_PAUSES_MAX: u32 = 64;
@@ -69,10 +71,14 @@ impl Engine {
 
     /// `take_image` takes one elsewhere: lines must not wait for it.
     fn drive(&self, take_image: impl Fn() -> bool) {
-        let (mut last_sample, mut retries) = (Instant::now(), Retries::default());
+        let (mut last_sample, mut last_try, mut retries) = (Instant::now(), Instant::now(), Retries::default());
         while !self.epochs.is_closed() {
             self.log.bell.answer();
             self.share_budget();
+            if self.check_writable().is_err() && last_try.elapsed() >= ROOM_PAUSE {
+                let _ = self.go_on();
+                last_try = Instant::now();
+            }
             if !self.is_in_memory() {
                 let guard = lock(&self.boundaries);
                 // A failure is latched; whoever writes hears of it.

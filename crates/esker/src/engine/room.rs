@@ -409,9 +409,9 @@ impl Engine {
         let (from, to) = (bounds.flushed_until.load(Relaxed), bounds.safe_read_only.load(Relaxed));
         // The bug that the rule "nothing below a cut is ever written again" excludes: the last block goes out once more.
         let from = if crate::is_planted("rewritten_tail") { from.saturating_sub(BLOCK_BYTES).max(FIRST_ADDRESS) } else { from };
-        self.log.flush(from, to, is_told).map_err(|error| self.latch(error))?;
-        bounds.flushed_until.store(to, Release);
-        Ok(())
+        let (reached, written) = self.log.flush(from, to, is_told);
+        bounds.flushed_until.store(reached, Release);
+        written.map_err(|error| self.latch_for_now(error))
     }
 
     pub(crate) fn evict(&self, to: u64) {

@@ -1,7 +1,7 @@
 //! What `stats` shows.
 
 use super::room::FIXED_BYTES;
-use super::{Engine, Layout, lock};
+use super::{Engine, Layout};
 use crate::cache::Caching;
 use crate::epoch::Counter;
 use crate::record::Record;
@@ -58,7 +58,7 @@ impl Engine {
                 nanoseconds: self.loads.nanoseconds.load(Relaxed),
             },
             cache: self.caching.as_ref().map(Caching::stats),
-            latched: lock(&self.latched).as_ref().map(ToString::to_string),
+            latched: self.known_failure().map(|failure| failure.to_string()),
             warnings: Vec::new(),
         };
         let failures = [self.compaction_failure(), self.image_failure()];

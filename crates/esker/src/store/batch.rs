@@ -153,7 +153,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             }
             return Ok(None);
         }
-        self.engine.check_writable()?;
+        self.engine.admit_write()?;
         // What a key or value borrows from is the caller's code.
         let pin = self.engine.epochs.pin()?.wary();
         if *next == 0 {
@@ -214,7 +214,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         cold: &mut Cold,
     ) -> Result<()> {
         let mut group = self.fetch_group(keys.iter().map(Borrow::borrow));
-        self.engine.check_writable()?;
+        self.engine.admit_write()?;
         if Self::WORD {
             self.engine.epochs.count(Counter::Rmw, keys.len() as u64)?;
         }
@@ -598,7 +598,7 @@ impl<K: Key + ?Sized> Store<K, [u8]> {
 
     fn append_group<Q: Borrow<K>, U: AsRef<[u8]>>(&self, first: usize, pairs: &[(Q, U)], cold: &mut Cold) -> Result<()> {
         let mut group = self.fetch_group(pairs.iter().map(|(key, _)| key.borrow()));
-        self.engine.check_writable()?;
+        self.engine.admit_write()?;
         for (i, ((key, bytes), hash)) in pairs.iter().zip(group.hashes).enumerate() {
             let (key, bytes) = (key.borrow().bytes(), bytes.as_ref());
             Self::check_key(key)?;

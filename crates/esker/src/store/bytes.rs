@@ -213,7 +213,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         blind: bool,
         decide: &mut impl FnMut(Old<'_>) -> Change<'v>,
     ) -> Result<Step<bool>> {
-        self.engine.check_writable()?;
+        self.engine.admit_write()?;
         let pin = self.engine.epochs.pin()?;
         let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let Some((seen, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };

@@ -394,7 +394,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// One attempt at another end for a word. `left`: the record that left for it. Done: whether there was a value that it changed.
     fn end_word_step(&self, key: &[u8], hash: u64, known: &Known, end: NewEnd, left: &mut Option<u64>) -> Result<Step<bool>> {
-        self.engine.check_writable()?;
+        self.engine.admit_write()?;
         let pin = self.engine.epochs.pin()?;
         let Some(hold) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let Some((seen, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };

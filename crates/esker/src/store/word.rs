@@ -35,7 +35,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// One attempt at a put that ends then.
     pub(super) fn put_word_step(&self, key: &[u8], hash: u64, value: u64, expires: u64) -> Result<Step<()>> {
-        self.engine.check_writable()?;
+        self.engine.admit_write()?;
         let pin = self.engine.epochs.pin()?;
         let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let Some((seen, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };
@@ -141,7 +141,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         known: &Known,
         update: &mut impl FnMut(Option<u64>) -> u64,
     ) -> Result<Step<u64>> {
-        self.engine.check_writable()?;
+        self.engine.admit_write()?;
         let pin = self.engine.epochs.pin()?;
         let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let Some((seen, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };
@@ -191,7 +191,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// One attempt at a delete. Done: whether a value was there.
     pub(super) fn delete_word_step(&self, key: &[u8], hash: u64, known: &Known) -> Result<Step<bool>> {
-        self.engine.check_writable()?;
+        self.engine.admit_write()?;
         let pin = self.engine.epochs.pin()?;
         let Some(held) = self.engine.hold(hash) else { return Ok(Step::Again) };
         let Some((seen, found)) = self.locate_surely(key, hash) else { return Ok(Step::Again) };

@@ -181,7 +181,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// One attempt.
     fn commit_step(&self, touched: &[Touched<K, V>], room: u64) -> Result<Step<()>> {
         if writes(touched) {
-            self.engine.check_writable()?;
+            self.engine.admit_write()?;
         }
         let pin = self.engine.epochs.pin()?;
         if self.engine.is_cutting() {
