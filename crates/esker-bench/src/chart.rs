@@ -139,10 +139,14 @@ impl Panel {
 pub(crate) fn sheet(title: &str, panels: &[Panel]) -> String {
     const PANELS_IN_A_ROW: usize = 2;
     const HEAD: f64 = 36.0;
-    let panel_width = |panel: &Panel| bars_width(panel.series.len(), panel.groups.len()).max(legend_end(&panel.series));
+    let panel_width = |panel: &Panel| {
+        let bars = bars_width(panel.series.len(), panel.groups.len());
+        bars.max(legend_end(&panel.series)).max(title_end(&panel.title, 15.0))
+    };
     let across = panels.iter().map(panel_width).fold(0.0, f64::max);
     let rows = panels.len().div_ceil(PANELS_IN_A_ROW) as f64;
     let (width, height) = (across * PANELS_IN_A_ROW.min(panels.len()) as f64, HEAD + PITCH * rows);
+    let width = width.max(title_end(title, 18.0));
     let mut elements = String::new();
     put(&mut elements, &format!(r#"<text x="{LEFT}" y="26" font-size="18">{}</text>"#, escape(title)));
     for (index, panel) in panels.iter().enumerate() {
@@ -248,7 +252,7 @@ impl Scale {
 
 /// The beginning of a drawing: title, legend and axis.
 fn frame(title: &str, width: f64, series: &[String], scale: &Scale) -> Drawing {
-    let (width, mut elements) = (width.max(legend_end(series)), String::new());
+    let (width, mut elements) = (width.max(legend_end(series)).max(title_end(title, 15.0)), String::new());
     let title = escape(title);
     put(&mut elements, &format!(r#"<text x="{LEFT}" y="24" font-size="15">{title}</text>"#));
     draw_legend(&mut elements, series);
@@ -268,6 +272,11 @@ pub(crate) fn open(width: f64, height: f64) -> String {
          width=\"{width:.0}\" height=\"{height:.0}\" font-family=\"sans-serif\" \
          font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     )
+}
+
+/// Where a title in letters of this size ends, in any plain font.
+fn title_end(title: &str, size: f64) -> f64 {
+    LEFT + title.chars().count() as f64 * size * 0.6 + 10.0
 }
 
 fn legend_end(series: &[String]) -> f64 {

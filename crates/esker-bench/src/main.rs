@@ -161,7 +161,7 @@ fn parsed(line: &str) -> Experiment {
 
 fn main() -> anyhow::Result<()> {
     give_peers_huge_pages();
-    match Arguments::parse().experiment {
+    let done = match Arguments::parse().experiment {
         Experiment::Ycsb(arguments) => ycsb::run(&arguments),
         Experiment::Growth(arguments) => growth::run(&arguments),
         Experiment::Aggregate(arguments) => aggregate::run(&arguments),
@@ -178,7 +178,8 @@ fn main() -> anyhow::Result<()> {
         Experiment::Turnover(arguments) => turnover::run(&arguments),
         Experiment::Flood(arguments) => flood::run(&arguments),
         Experiment::Steady(arguments) => steady::run(&arguments),
-    }
+    };
+    done.and_then(|()| report::said())
 }
 
 #[cfg(test)]
@@ -211,6 +212,8 @@ mod tests {
             "pairs --seconds nan",
             "transactions --threads 0",
             "pacing --rate inf",
+            "pacing --target nan",
+            "pacing --target 0",
             "integrity --runs 0",
             "recovery --pairs 18446744073709551615",
             "turnover --turnovers 18446744073709551615",

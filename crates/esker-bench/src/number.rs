@@ -40,6 +40,12 @@ pub(crate) fn exponent(text: &str) -> Result<f64, String> {
     if (0.0..=10.0).contains(&exponent) { Ok(exponent) } else { Err("not from 0 to 10".to_owned()) }
 }
 
+/// So many times as much, at least once.
+pub(crate) fn factor(text: &str) -> Result<f64, String> {
+    let factor = parse(text)?;
+    if (1.0..=1e6).contains(&factor) { Ok(factor) } else { Err("not from 1 to 10^6".to_owned()) }
+}
+
 fn between(text: &str, least: usize, most: usize) -> Result<usize, String> {
     let number = parse(text)?;
     if (least..=most).contains(&number) { Ok(number) } else { Err(format!("not from {least} to {most}")) }

@@ -79,7 +79,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 1, value_parser = number::threads)]
     threads: usize,
     /// Bytes of log for each that lives, at which compaction begins
-    #[arg(long, default_value_t = 2.0)]
+    #[arg(long, default_value_t = 2.0, value_parser = number::factor)]
     target: f64,
     /// Measured seconds per setting
     #[arg(long, default_value_t = 20.0, value_parser = number::seconds)]
@@ -325,7 +325,7 @@ fn print(arguments: &Arguments, rows: &[Row], settings: &[Setting; 2]) {
     report::print_table(&head, &body.collect::<Vec<_>>());
     let ratios: Vec<f64> = settings[1].p99.iter().zip(&settings[0].p99).map(|(with, without)| with / without).collect();
     let Spread { median, min, max, .. } = Spread::of(&ratios);
-    println!("p99 of {} is {median:.2} ({min:.2}-{max:.2}) times that of {}.", settings[1].name, settings[0].name);
+    crate::report::say!("p99 of {} is {median:.2} ({min:.2}-{max:.2}) times that of {}.", settings[1].name, settings[0].name);
 }
 
 #[cfg(test)]

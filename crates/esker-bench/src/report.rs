@@ -4,9 +4,12 @@
 //! lowest and the highest. A ratio compares with the fastest of the other engines in the same
 //! circumstances; engines without an interface for batches stand for batches with single calls.
 
+use std::fmt;
+use std::io::{self, Write as _};
 use std::path::Path;
+use std::sync::Mutex;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
@@ -250,7 +253,34 @@ pub(crate) fn print_ratios(rows: &[Row]) {
         let Spread { median, min, max } = Spread::of(&ratios);
         let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
         let count = ratios.len();
-        println!("{own} to {other}: {median:.2} times as fast ({min:.2} - {max:.2}), geometric mean {mean:.2}, {count} settings");
+        say!("{own} to {other}: {median:.2} times as fast ({min:.2} - {max:.2}), geometric mean {mean:.2}, {count} settings");
+    }
+}
+
+/// A line on the standard output. Whoever closes that, or has no room there, loses none of the rows that go elsewhere.
+macro_rules! say {
+    ($($words:tt)*) => { $crate::report::say_line(format_args!($($words)*)) };
+}
+pub(crate) use say;
+
+/// Why a line could not be printed.
+static UNSAID: Mutex<Option<io::Error>> = Mutex::new(None);
+
+fn unsaid() -> std::sync::MutexGuard<'static, Option<io::Error>> {
+    UNSAID.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+pub(crate) fn say_line(words: fmt::Arguments<'_>) {
+    if let Err(error) = writeln!(io::stdout(), "{words}") {
+        unsaid().get_or_insert(error);
+    }
+}
+
+/// Fails if something that was to be printed was not, unless nobody wanted to read it.
+pub(crate) fn said() -> Result<()> {
+    match unsaid().take() {
+        Some(error) if error.kind() != io::ErrorKind::BrokenPipe => bail!("printing: {error}"),
+        _ => Ok(()),
     }
 }
 
@@ -275,10 +305,10 @@ pub(crate) fn print_table(head: &[&str], body: &[Vec<String>]) {
     };
     let widths: Vec<_> = (0..head.len()).map(width).collect();
     let head: Vec<_> = head.iter().map(ToString::to_string).collect();
-    println!("{}", line(&head, &widths));
-    println!("{}", widths.iter().map(|&width| "-".repeat(width)).collect::<Vec<_>>().join("  "));
+    say!("{}", line(&head, &widths));
+    say!("{}", widths.iter().map(|&width| "-".repeat(width)).collect::<Vec<_>>().join("  "));
     for row in body {
-        println!("{}", line(row, &widths));
+        say!("{}", line(row, &widths));
     }
 }
 

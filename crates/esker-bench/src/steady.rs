@@ -68,6 +68,18 @@ pub(crate) struct Arguments {
     outputs: Outputs,
 }
 
+impl Arguments {
+    /// From one batch of a thread to its next, in seconds.
+    fn pause(&self) -> f64 {
+        (self.batch * self.threads) as f64 / self.rate
+    }
+
+    /// Of each thread.
+    fn batches(&self) -> u64 {
+        (self.seconds / self.pause()).ceil() as u64
+    }
+}
+
 /// How it went.
 #[derive(Debug, Serialize)]
 struct Row {
@@ -233,10 +245,10 @@ impl<'a> Lane<'a> {
     }
 
     fn run(&mut self, begun: Instant, bar: &ProgressBar) -> Result<Seen> {
-        let Arguments { batch, threads, rate, seconds, .. } = *self.arguments;
-        let pause = (batch * threads) as f64 / rate;
+        let Arguments { batch, seconds, .. } = *self.arguments;
+        let pause = self.arguments.pause();
         let mut seen = Seen::new();
-        for number in 0..(seconds / pause).ceil() as u64 {
+        for number in 0..self.arguments.batches() {
             let (anew, further) = self.next_batch(batch);
             let due = begun + Duration::from_secs_f64(number as f64 * pause);
             run::wait_until(due);
@@ -316,8 +328,9 @@ fn measure(arguments: &Arguments) -> Result<Row> {
     store.close()?;
     let mut all = run::histogram();
     seen.parts.iter().for_each(|part| all += part);
-    // The last second is not a whole one.
-    let whole = &seen.seconds[..seen.seconds.len().saturating_sub(1).max(1)];
+    // The last batch has its time, too; and the last second may not be a whole one.
+    let took = took.max(arguments.batches() as f64 * arguments.pause());
+    let whole = &seen.seconds[..((took + 1e-6) as usize).clamp(1, seen.seconds.len())];
     let second_ops: Vec<f64> = whole.iter().map(|updates| *updates as f64).collect();
     let mean = second_ops.iter().sum::<f64>() / second_ops.len() as f64;
     let variance = second_ops.iter().map(|updates| (updates - mean).powi(2)).sum::<f64>() / second_ops.len() as f64;
@@ -346,7 +359,7 @@ fn measure(arguments: &Arguments) -> Result<Row> {
 }
 
 fn print(row: &Row) {
-    println!(
+    crate::report::say!(
         "{} lists of {} MiB, memory {} MiB, {} asked for",
         row.keys,
         row.list_bytes >> 20,

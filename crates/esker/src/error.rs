@@ -16,7 +16,7 @@ pub enum Error {
     /// holds space back: in a cache this is the only cause.
     Full,
     /// The call cannot be right, here and so: a value that is too long, a directory with something else in it, another layout or format, a call from inside
-    /// a closure that the store runs. Nothing was changed; of a batch, the items before this one were.
+    /// a closure that the store runs. Nothing was changed; of a batch, the items before this one were, and perhaps some behind it.
     Invalid(String),
     /// The directory is open, in this or another process.
     Locked(PathBuf),

@@ -103,11 +103,11 @@ impl Group {
 impl Engine {
     /// Returns when everything that had returned before the call is durable.
     pub(crate) fn commit(&self) -> Result<()> {
+        // Refuses closed stores and calls from inside a closure, which the drain would wait for.
+        drop(self.epochs.pin()?);
         if self.is_in_memory() {
             return Err(Error::invalid("a store in memory has no device that could keep it"));
         }
-        // Refuses closed stores and calls from inside a closure, which the drain would wait for.
-        drop(self.epochs.pin()?);
         self.guarded(|| self.go_on())?;
         let group = &self.commits.group;
         let mut progress = group.lock();

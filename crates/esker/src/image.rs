@@ -58,8 +58,10 @@ pub(crate) fn name(number: u64) -> String {
     format!("index.{number}")
 }
 
-pub(crate) fn is_image(name: &str) -> bool {
-    name.starts_with("index.")
+/// Anything else of a name that begins alike is somebody else's.
+pub(crate) fn is_image(file: &str) -> bool {
+    let number = file.strip_prefix("index.").and_then(|number| number.parse().ok());
+    number.is_some_and(|number| name(number) == file)
 }
 
 /// What is known about the last image.

@@ -130,13 +130,9 @@ impl Manifest {
         if let Some(error) = damage
             && !(accept_loss && newest.is_some())
         {
-            return Err(if is_foreign(&*device)? && !has_lived(storage)? {
-                Error::invalid(format!("not the manifest of a store file={MANIFEST}"))
-            } else {
-                error
-            });
+            return Err(if is_foreign(&*device)? && !has_lived(storage)? { foreign() } else { error });
         }
-        let Some(state) = newest else { return Ok(None) };
+        let Some(state) = newest else { return if is_short_and_foreign(&*device)? { Err(foreign()) } else { Ok(None) } };
         device.sync()?;
         if let Some((layout, widths)) = types
             && (state.layout, state.widths) != (layout, widths)
@@ -288,6 +284,23 @@ fn is_foreign(device: &dyn Device) -> Result<bool> {
         }
     }
     Ok(true)
+}
+
+/// The same for a file that is shorter than a slot. A cut while a store was made leaves nothing there, zeros, or all of a slot's text.
+fn is_short_and_foreign(device: &dyn Device) -> Result<bool> {
+    let bytes = device.bytes()? as usize;
+    if !(1..SECTOR_BYTES).contains(&bytes) {
+        return Ok(false);
+    }
+    let mut buffer = AlignedBuffer::new(1);
+    // It fails behind the file's end; what lies before that it has brought then.
+    let _ = device.read(0, buffer.bytes_mut());
+    let found = &buffer.bytes()[..bytes];
+    Ok(found.iter().any(|byte| *byte != 0) && !(bytes >= TEXT_BYTES_MAX && found.starts_with(FORMATS.as_bytes())))
+}
+
+fn foreign() -> Error {
+    Error::invalid(format!("not the manifest of a store file={MANIFEST}"))
 }
 
 /// What was found of a slot.

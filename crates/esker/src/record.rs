@@ -398,6 +398,13 @@ impl Drop for Latched {
 }
 
 impl Latched {
+    /// Lets go of the record as it was: whoever read it meanwhile, or before, has read what it holds.
+    pub(crate) fn leave_unchanged(self) {
+        let version = self.0.word(8);
+        version.store(version.load(Relaxed) & !LATCH, Release);
+        std::mem::forget(self);
+    }
+
     /// The value; other threads at most read it now.
     pub(crate) fn value(&self) -> &[u8] {
         let len = (self.0.word(16).load(Relaxed) as u32) as usize;

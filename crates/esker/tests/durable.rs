@@ -767,3 +767,33 @@ fn what_is_acknowledged_on_a_medium_with_little_room_is_kept() {
     let _ = store.close();
     assert!(is_whole(&options().open_in(Arc::new(files.copy())).unwrap()));
 }
+
+/// A short file of a manifest's name was taken for a store that was being made, and written over; files that begin as an image's name does were removed.
+#[test]
+fn files_that_are_somebody_elses_stay() {
+    let options = || Options::new().memory("16MiB").background(false);
+    for text in ["hello", "esker format 2\n", &"a manifest of goods. ".repeat(150)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("esker.manifest");
+        std::fs::write(&path, text).unwrap();
+        let refused = options().open::<u64, u64>(folder.path());
+        assert!(matches!(&refused, Err(Error::Invalid(_))), "{refused:?}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    }
+    // A cut while the store was made.
+    for left in [vec![], vec![0; 700]] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("esker.manifest"), left).unwrap();
+        options().open::<u64, u64>(folder.path()).unwrap().close().unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let others = ["index.html", "index.07", "index.+7", "index."];
+    for _ in 0..3 {
+        let store: Store<u64, u64> = options().open(folder.path()).unwrap();
+        others.iter().for_each(|name| std::fs::write(folder.path().join(name), "mine").unwrap());
+        store.put(&1, &1).unwrap();
+        store.save_index().unwrap();
+        store.close().unwrap();
+        assert!(others.iter().all(|name| std::fs::read_to_string(folder.path().join(name)).is_ok_and(|text| text == "mine")));
+    }
+}

@@ -476,3 +476,61 @@ fn a_transaction_that_only_reads_goes_on_when_writing_has_failed() {
     assert_eq!(store.transaction(|tx| tx.get(&1)).unwrap(), Some(1));
     assert!(matches!(store.transaction(|tx| tx.put(&1, &2)), Err(Error::Io(_))));
 }
+
+/// Calls that change a value only if something holds, and find that it does not, moved the version of a record of bytes: who had read it conflicted, though
+/// nobody had changed anything.
+#[test]
+fn what_changes_nothing_makes_no_conflict() {
+    fn check<V: esker::Value + ?Sized>(store: &Store<u64, V>, one: &V, two: &V) {
+        store.put(&1, two).unwrap();
+        let version = store.get_versioned(&1).unwrap().unwrap().1;
+        store.put(&1, one).unwrap();
+        let idle = |number| match number {
+            0 => assert!(!store.persist(&1).unwrap()),
+            1 => assert!(!store.put_if_absent(&1, two).unwrap()),
+            2 => assert!(!store.compare_and_swap(&1, Some(two), Some(two)).unwrap()),
+            3 => assert!(!store.put_if_version(&1, version, two).unwrap()),
+            _ => assert!(store.ttl(&1).unwrap().is_some()),
+        };
+        for number in 0..5 {
+            let mut tx = store.begin().unwrap();
+            let first = tx.get(&1).unwrap().is_some();
+            idle(number);
+            assert_eq!(tx.get(&1).unwrap().is_some(), first, "call {number}");
+            idle(number);
+            tx.put(&3, one).unwrap();
+            tx.commit().unwrap_or_else(|error| panic!("call {number}: {error}"));
+        }
+        // What does change it is seen as before.
+        let mut tx = store.begin().unwrap();
+        tx.get(&1).unwrap();
+        assert!(store.compare_and_swap(&1, Some(one), Some(two)).unwrap());
+        tx.put(&3, one).unwrap();
+        assert!(matches!(tx.commit(), Err(Error::Conflict { .. })));
+    }
+    let options = || Options::new().memory("16MiB");
+    check::<[u8]>(&options().in_memory().unwrap(), &[1; 30], &[2; 30]);
+    check::<[u8; 20]>(&options().open_temporary().unwrap(), &[1; 20], &[2; 20]);
+    check::<u64>(&options().in_memory().unwrap(), &1, &2);
+}
+
+/// They were left out without a word.
+#[test]
+fn a_key_that_is_too_long_is_refused_in_a_batch_of_the_past() {
+    let store: Store<[u8], u64> = Options::new().memory("16MiB").in_memory().unwrap();
+    store.put(b"here", &1).unwrap();
+    let tx = store.begin_read().unwrap();
+    let long = vec![0; (64 << 10) + 1];
+    assert!(matches!(tx.get_many(&[&b"here"[..], &long], |_, _| ()), Err(Error::Invalid(_))));
+    let mut seen = 0;
+    tx.get_many(&[&b"here"[..], &long[1..]], |_, value| seen += value).unwrap();
+    assert_eq!(seen, 1);
+}
+
+#[test]
+fn a_store_in_memory_that_is_closed_says_so() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
+    assert!(matches!(store.commit(), Err(Error::Invalid(_))));
+    store.close().unwrap();
+    assert!(matches!(store.commit(), Err(Error::Closed)));
+}

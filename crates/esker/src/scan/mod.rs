@@ -240,7 +240,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 }
 
 impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
-    /// Only these keys; list each once. A scan that does not go by keys ([`Strategy::ByKeys`]) first gathers them in a set.
+    /// Only these keys; list each once. One that is too long for a key is in no store. A scan that does not go by keys ([`Strategy::ByKeys`]) first gathers them in a set.
     pub fn keys<Q: Borrow<K> + Sync>(mut self, keys: &'a [Q]) -> Self {
         self.keys = Some(Box::new(Lent { keys, of: PhantomData::<fn(&K)> }));
         self

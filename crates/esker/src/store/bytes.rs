@@ -297,7 +297,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let change = self.as_a_whole(change, old);
         match &change {
             Change::Keep if !was_there && !self.is_absent_still(sight.hash, &sight.seen, &sight.found) => Ok(Step::Again),
-            Change::Keep => Ok(Step::Done(was_there)),
+            Change::Keep => {
+                // A transaction that has read it must not take it for changed.
+                latched.leave_unchanged();
+                Ok(Step::Done(was_there))
+            }
             Change::Append(_) | Change::End(_) => unreachable!("made whole"),
             Change::Remove => {
                 let was_dead = record.header().fetch_or(TOMBSTONE, AcqRel) & ABSENT != 0;

@@ -110,6 +110,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> ReadTransaction<'_, K, V> {
     /// # Cost
     /// As that of [`Store::get_many`].
     pub fn get_many<Q: Borrow<K> + Sync>(&self, keys: &[Q], visit: impl for<'v> FnMut(K::View<'v>, V::View<'v>)) -> Result<()> {
+        if K::WIDTH.is_none() {
+            keys.iter().try_for_each(|key| Store::<K, V>::check_key(key.borrow().bytes()))?;
+        }
         self.scan().keys(keys).by(Strategy::ByKeys).for_each(visit)
     }
 
