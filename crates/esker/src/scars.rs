@@ -113,6 +113,10 @@ pub(crate) fn list(storage: &dyn Storage, cut: u64, known: Option<u64>, accept_l
     if found < least && !(accept_loss && ended_by.is_some()) && !FUZZED {
         return Err(Error::corruption(format!("scars are missing file={SCARS} found={found} known={least}")));
     }
+    // Lines are built on those that a slot knows: what else lies below the cut is of another store.
+    if known.is_some_and(|known| scars.len() as u64 > known) && !accept_loss && !FUZZED {
+        return Err(Error::corruption(format!("there are too many scars file={SCARS} found={} known={least}", scars.len())));
+    }
     Ok(Listed { scars, ended_by })
 }
 
@@ -203,4 +207,45 @@ pub(crate) fn end(storage: &dyn Storage, known: usize, anew: bool) -> Result<()>
     }
     device.sync()?;
     if is_new || anew { Ok(storage.sync()?) } else { Ok(()) }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::{MemoryStorage, Options, Store};
+
+    /// They were believed, as any: what lay behind their cuts was left out, and the store was called sound.
+    #[test]
+    fn the_scars_of_another_store_are_refused() {
+        let open = |files: &Arc<MemoryStorage>| -> Result<Store<u64, u64>> {
+            Options::new().memory("16MiB").background(false).open_in(files.clone())
+        };
+        let lived = |lives: u64| {
+            let mut files = Arc::new(MemoryStorage::new());
+            for life in 0..=lives {
+                let store = open(&files).unwrap();
+                (0..1000).for_each(|n| store.put(&n, &life).unwrap());
+                store.commit().unwrap();
+                (0..300_000).for_each(|n| store.put(&n, &life).unwrap());
+                store.engine_for_test().flush_ahead().unwrap();
+                // A crash, behind which something was written.
+                files = Arc::new(files.copy());
+            }
+            let store = open(&files).unwrap();
+            (0..1_200_000).for_each(|n| store.put(&n, &7).unwrap());
+            store.commit().unwrap();
+            Arc::new(files.copy())
+        };
+        let (own, other) = (lived(0), lived(2));
+        let sector = |files: &MemoryStorage, number: u64| {
+            let mut buffer = AlignedBuffer::new(1);
+            files.open(SCARS).unwrap().read(number * SECTOR_BYTES as u64, buffer.bytes_mut()).unwrap();
+            buffer
+        };
+        assert!(crate::verify_in(own.clone(), |_, _| ()).unwrap().is_sound() && open(&Arc::new(own.copy())).is_ok());
+        let device = own.open(SCARS).unwrap();
+        (0..3).for_each(|number| device.write(number * SECTOR_BYTES as u64, sector(&other, number).bytes()).unwrap());
+        assert!(matches!(open(&own), Err(Error::Corruption(what)) if what.contains("too many scars")));
+        assert!(!crate::verify_in(own.clone(), |_, _| ()).unwrap().is_sound());
+    }
 }

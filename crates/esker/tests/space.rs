@@ -1100,3 +1100,21 @@ fn space_of_what_transactions_delete_comes_back() {
         }
     }
 }
+
+/// A budget was refused for what was dead already, until the driver had seen to that, or somebody called `compact`.
+#[test]
+fn what_is_dead_is_no_reason_to_refuse_a_budget() {
+    for in_background in [false, true] {
+        let store: Store<u64, [u8]> = Options::new().memory("48MiB").background(in_background).in_memory().unwrap();
+        (0..300_000).for_each(|key| store.put(&key, &[key as u8; 90]).unwrap());
+        (0..300_000).filter(|key| key % 10 != 0).for_each(|key| assert!(store.delete(&key).unwrap()));
+        store.set_memory(20 << 20).unwrap();
+        assert!((0..300_000).all(|key| store.get(&key).unwrap().is_some_and(|value| value == [key as u8; 90]) == (key % 10 == 0)));
+        assert!(store.stats().memory.total_bytes <= 21 << 20);
+        // What lives is one.
+        store.set_memory(48 << 20).unwrap();
+        (0..250_000).for_each(|key| store.put(&key, &[1; 90]).unwrap());
+        assert!(matches!(store.set_memory(20 << 20), Err(Error::Invalid(_))));
+        assert_eq!(store.get(&249_999).unwrap().as_deref(), Some(&[1; 90][..]));
+    }
+}

@@ -38,7 +38,7 @@ use stores::{Amount, Setting, State};
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Numbers of objects
-    #[arg(long, value_delimiter = ',', default_value = "10000,100000,1000000,10000000", value_parser = clap::value_parser!(u64).range(0..number::KEYS))]
+    #[arg(long, value_delimiter = ',', default_value = "10000,100000,1000000,10000000", value_parser = clap::value_parser!(u64).range(1..number::KEYS))]
     keys: Vec<u64>,
     /// Bytes of a value, of which the first eight are the integer; or four, which are
     #[arg(long, value_delimiter = ',', default_value = "8")]

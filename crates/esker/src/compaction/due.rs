@@ -221,7 +221,7 @@ impl Engine {
     }
 
     /// What compaction would give back, as far as is known.
-    pub(super) fn reclaimable_bytes(&self) -> u64 {
+    pub(crate) fn reclaimable_bytes(&self) -> u64 {
         self.dead_bytes() + self.idle_bytes() + self.compaction.unused.load(Relaxed)
     }
 

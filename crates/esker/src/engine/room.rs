@@ -103,7 +103,15 @@ impl Engine {
             }
             Ok(())
         };
-        check_held()?;
+        if let Err(refused) = check_held() {
+            if !(is_all_kept && self.is_much_dead_above(bytes)) {
+                return Err(refused);
+            }
+            match self.compact_all() {
+                Ok(_) | Err(Error::Full) => check_held()?,
+                Err(error) => return Err(error),
+            }
+        }
         let turn = lock(&self.budgets).ask(bytes, &self.budget);
         self.share_budget();
         let kept = match &self.caching {
@@ -118,6 +126,13 @@ impl Engine {
         lock(&self.budgets).answer(turn, kept.is_ok(), &self.budget);
         self.share_budget();
         kept
+    }
+
+    /// True if a store in memory may fit so much when what has died is gone, or has not much that lives.
+    fn is_much_dead_above(&self, budget: u64) -> bool {
+        let (log, dead) = (self.log_bytes(), self.reclaimable_bytes());
+        let held = self.index.bytes() + FIXED_BYTES + self.log.reserve_least() + log.saturating_sub(dead);
+        held <= budget || dead > log / 2
     }
 
     /// The system may grant less address space than is asked for.

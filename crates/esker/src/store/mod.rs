@@ -451,11 +451,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     // ---- the store itself ----------------------------------------------------------------------------------------
 
-    /// Changes the memory budget, in bytes, while operations go on. Lowering it evicts before it returns.
+    /// Changes the memory budget, in bytes, while operations go on. Lowering it evicts before it returns; in memory it compacts, if that may be enough.
     ///
     /// # Errors
     /// `Invalid` below 16 MiB, above the address space that the system grants, or below what cannot be given back: over a device the index and 6 MiB; in
-    /// memory all that is in the store, and compaction's reserve. `Full` for a cache in memory whose oldest pairs a scan, an iterator or a read transaction
+    /// memory all that lives in the store, or is held by a scan, and compaction's reserve. `Full` for a cache in memory whose oldest pairs a scan, an iterator or a read transaction
     /// will still show; `Io`. The budget is the old one then.
     pub fn set_memory(&self, bytes: u64) -> Result<()> {
         self.engine.guarded(|| self.engine.set_budget(bytes))
