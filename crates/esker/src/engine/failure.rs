@@ -4,8 +4,8 @@
 //!
 //! **Want of room passes.** Where the medium is full, or the process may have no more files open, a write of the log has done no harm: what was to be
 //! written lies in memory, frozen, and is written again as it was. So writing stops until that has succeeded, which the driver tries now and then, and
-//! whoever commits or closes; without a driver whoever writes. A line that could not be written is one without a device, as a snapshot's is: the next one has what it had. All of this holds
-//! for writes only: what a sync could not write the system may have dropped.
+//! whoever commits or closes; without a driver whoever writes. A line that could not be written is one without a device, as a snapshot's is: the next
+//! one has what it had. All of this holds for writes only: what a sync could not write the system may have dropped.
 
 use super::{Engine, lock};
 use crate::error::{Error, Result, is_full, is_out_of_files};
