@@ -593,7 +593,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.commit()
     }
 
-    /// Writes everything to the device, so that opening the directory again finds it. Later calls answer `Closed`, but for [`Store::stats`] and another `close`,
+    /// Writes everything to the device, so that opening the directory again finds it. Later calls answer `Closed`, but for [`Store::stats`], [`Scan::explain`](crate::Scan::explain), batches of nothing, and another `close`,
     /// which waits for the first one and answers what that answered.
     ///
     /// # Errors
