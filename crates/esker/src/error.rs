@@ -67,11 +67,13 @@ impl Error {
 struct Named {
     error: io::Error,
     what: String,
+    is_final: bool,
 }
 
 impl fmt::Display for Named {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.error, self.what)
+        let space = if self.what.is_empty() { "" } else { " " };
+        write!(f, "{}{space}{}", self.error, self.what)
     }
 }
 
@@ -83,11 +85,24 @@ impl std::error::Error for Named {
 
 /// The same error with the words that tell what it is about.
 pub(crate) fn about(error: io::Error, what: impl fmt::Display) -> io::Error {
-    io::Error::new(error.kind(), Named { error, what: what.to_string() })
+    io::Error::new(error.kind(), Named { error, what: what.to_string(), is_final: false })
+}
+
+/// The same error, of something that must not be tried again.
+pub(crate) fn for_good(error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), Named { error, what: String::new(), is_final: true })
+}
+
+fn named(error: &io::Error) -> Option<&Named> {
+    error.get_ref()?.downcast_ref()
+}
+
+pub(crate) fn is_for_good(error: &io::Error) -> bool {
+    named(error).is_some_and(|Named { error, is_final, .. }| *is_final || is_for_good(error))
 }
 
 fn system_number(error: &io::Error) -> Option<i32> {
-    error.raw_os_error().or_else(|| system_number(&error.get_ref()?.downcast_ref::<Named>()?.error))
+    error.raw_os_error().or_else(|| system_number(&named(error)?.error))
 }
 
 /// Says of a device that its store is closed: an [`Error::Closed`] among those of the system.
@@ -110,7 +125,7 @@ pub(crate) fn store_closed() -> io::Error {
 fn is_store_closed(error: &io::Error) -> bool {
     error
         .get_ref()
-        .is_some_and(|inner| inner.is::<StoreClosed>() || inner.downcast_ref().is_some_and(|Named { error, .. }| is_store_closed(error)))
+        .is_some_and(|inner| inner.is::<StoreClosed>() || inner.downcast_ref().is_some_and(|named: &Named| is_store_closed(&named.error)))
 }
 
 /// True where the process, or the machine, may have no more files open.

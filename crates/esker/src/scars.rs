@@ -12,7 +12,7 @@
 
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, for_good};
 use crate::log::{BLOCK_BYTES, line_flag};
 use crate::manifest::State;
 use crate::record::ODD_LINE;
@@ -205,8 +205,8 @@ pub(crate) fn end(storage: &dyn Storage, known: usize, anew: bool) -> Result<()>
     if anew || is_any_at(&*device, known)? != Some(false) {
         device.write((known * SECTOR_BYTES) as u64, AlignedBuffer::new(1).bytes())?;
     }
-    device.sync()?;
-    if is_new || anew { Ok(storage.sync()?) } else { Ok(()) }
+    device.sync().map_err(for_good)?;
+    if is_new || anew { Ok(storage.sync().map_err(for_good)?) } else { Ok(()) }
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

@@ -797,3 +797,63 @@ fn files_that_are_somebody_elses_stay() {
         assert!(others.iter().all(|name| std::fs::read_to_string(folder.path().join(name)).is_ok_and(|text| text == "mine")));
     }
 }
+
+/// Files of the log, of which the calls that are told so find no room.
+fn scarce_log(is_short: impl Fn(Call) -> bool + Send + Sync + 'static) -> Arc<Minded> {
+    let mind = move |name: &str, call: Call| if name.starts_with("esker.log.") && is_short(call) { Err(no_room()) } else { Ok(()) };
+    Arc::new(Minded::new(Arc::new(MemoryStorage::new()), mind))
+}
+
+/// Where many files are owed a sync a write syncs some. What a sync could not write is lost: that it was a write that failed was believed.
+#[test]
+fn a_sync_that_finds_no_room_within_a_write_is_final() {
+    let fails = Arc::new(AtomicBool::new(true));
+    let is_short = {
+        let fails = fails.clone();
+        move |call| call == Call::Sync && fails.load(SeqCst)
+    };
+    let options = Options::new().memory("16MiB").segment_bytes(64 << 10).background(false);
+    let store: Store<u64, [u8]> = options.open_in(scarce_log(is_short)).unwrap();
+    let refused = (0..20_000).find(|n| store.put(n, &[1; 4000]).is_err()).unwrap();
+    fails.store(false, SeqCst);
+    assert!(store.put(&refused, &[1; 4000]).is_err() && store.commit().is_err() && store.close().is_err());
+}
+
+/// A clock that uses the store is refused; where the medium had been full it waited for its own thread.
+#[test]
+fn a_clock_that_puts_into_a_full_store_is_refused() {
+    #[derive(Debug, Default)]
+    struct Putting(Mutex<Option<Store<u64, u64>>>, AtomicU64);
+    impl esker::Clock for Putting {
+        fn now(&self) -> std::time::SystemTime {
+            let store = self.0.lock().unwrap().clone();
+            if let Some(store) = store {
+                assert!(store.put(&9, &9).is_err());
+                self.1.fetch_add(1, SeqCst);
+            }
+            std::time::SystemTime::now()
+        }
+    }
+    let (is_full, clock) = (Arc::new(AtomicBool::new(false)), Arc::new(Putting::default()));
+    let is_short = {
+        let is_full = is_full.clone();
+        move |call| matches!(call, Call::Make | Call::Write { .. }) && is_full.load(SeqCst)
+    };
+    let options = Options::new().memory("16MiB").background(false).clock(clock.clone());
+    let store: Store<u64, u64> = options.open_in(scarce_log(is_short)).unwrap();
+    store.put(&1, &1).unwrap();
+    is_full.store(true, SeqCst);
+    assert!(store.commit().is_err());
+    *clock.0.lock().unwrap() = Some(store.clone());
+    let (send, done) = std::sync::mpsc::channel();
+    std::thread::spawn({
+        let store = store.clone();
+        move || send.send(store.scan().for_each(|_, _| ()).is_ok())
+    });
+    assert_eq!(done.recv_timeout(PATIENCE), Ok(true));
+    *clock.0.lock().unwrap() = None;
+    assert!(clock.1.load(SeqCst) > 0);
+    is_full.store(false, SeqCst);
+    store.put(&2, &2).unwrap();
+    store.commit().unwrap();
+}

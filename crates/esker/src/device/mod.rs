@@ -37,7 +37,8 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// Whatever the device reports; part of the bytes may have been written then. After an error of kind `StorageFull`, `QuotaExceeded` or `FileTooLarge` the
-    /// same bytes may be written again there, after any other nothing is written any more.
+    /// same bytes may be written again there, after any other nothing is written any more. So what is told of earlier writes, which had returned, must be of
+    /// another kind.
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
     /// Makes all completed writes durable.

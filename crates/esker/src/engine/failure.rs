@@ -5,10 +5,11 @@
 //! **Want of room passes.** Where the medium is full, or the process may have no more files open, a write of the log has done no harm: what was to be
 //! written lies in memory, frozen, and is written again as it was. So writing stops until that has succeeded, which the driver tries now and then, and
 //! whoever commits or closes; without a driver whoever writes. A line that could not be written is one without a device, as a snapshot's is: the next
-//! one has what it had. All of this holds for writes only: what a sync could not write the system may have dropped.
+//! one has what it had. All of this holds for writes that fail at once: what a sync could not write the system may have dropped, and a write through the
+//! system's cache may be told of earlier ones (NFS does that, and the sync is told no more). Such errors are marked ([`crate::error::for_good`]).
 
 use super::{Engine, lock};
-use crate::error::{Error, Result, is_full, is_out_of_files};
+use crate::error::{Error, Result, is_for_good, is_full, is_out_of_files};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +23,7 @@ pub(super) struct Failure {
 }
 
 fn may_pass(error: &Error) -> bool {
-    matches!(error, Error::Io(error) if is_full(error) || is_out_of_files(error))
+    matches!(error, Error::Io(error) if (is_full(error) || is_out_of_files(error)) && !is_for_good(error))
 }
 
 impl Engine {
@@ -50,8 +51,8 @@ impl Engine {
 
     /// Writes what could not be written for want of room, and lets all write again. Nothing where nothing failed; the failure if it stays.
     pub(crate) fn go_on(&self) -> Result<()> {
-        if self.check_writable().is_ok() {
-            return Ok(());
+        if !self.may_go_on() {
+            return self.check_writable();
         }
         let _boundaries = lock(&self.boundaries);
         // Whoever closes has seen to it for the last time, and others may have the files.
@@ -64,9 +65,12 @@ impl Engine {
         self.try_again()
     }
 
+    fn may_go_on(&self) -> bool {
+        self.failure.stops.load(Acquire) && lock(&self.failure.known).as_ref().is_some_and(|(_, passes)| *passes)
+    }
+
     fn try_again(&self) -> Result<()> {
-        let may_pass = lock(&self.failure.known).as_ref().is_some_and(|(_, passes)| *passes);
-        if may_pass {
+        if self.may_go_on() {
             self.flush()?;
             self.make_room_for_a_scar()?;
             let mut known = lock(&self.failure.known);
@@ -98,6 +102,8 @@ impl Engine {
 
     #[cold]
     fn admit_slowly(&self) -> Result<()> {
+        // Refuses calls from inside a closure or a clock: whoever has the boundaries may wait for that, or run it.
+        drop(self.epochs.pin()?);
         // Else the driver tries, and those who write need not wait for the device meanwhile.
         if self.in_background { self.refusal() } else { self.guarded(|| self.go_on()) }
     }
@@ -105,6 +111,11 @@ impl Engine {
     #[cold]
     fn refusal(&self) -> Result<()> {
         self.known_failure().map_or(Ok(()), Err)
+    }
+
+    /// The failure, unless it may pass.
+    pub(crate) fn check_not_failed_for_good(&self) -> Result<()> {
+        if self.may_go_on() { Ok(()) } else { self.check_writable() }
     }
 
     pub(super) fn known_failure(&self) -> Option<Error> {
