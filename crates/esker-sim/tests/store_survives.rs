@@ -24,6 +24,19 @@ fn power_cuts_lose_nothing_acknowledged() {
     }
 }
 
+/// The log finds no room now and then, and the store goes on.
+#[test]
+fn power_cuts_lose_nothing_acknowledged_where_there_is_little_room() {
+    let shallow = Limits { depth: 1, ..Limits::RANDOM };
+    let mut refused = 0;
+    for seed in 0..6 {
+        for store in [&STORE, &Esker(Durability::Always)] {
+            refused += check(store, &Program::scarce(seed), shallow).unwrap_or_else(|violation| panic!("{violation}")).refused;
+        }
+    }
+    assert!(refused > 10, "{refused}");
+}
+
 #[test]
 fn always_durable_operations_survive_each_cut() {
     let flat = Limits { depth: 0, ..Limits::RANDOM };

@@ -35,12 +35,13 @@ pub(crate) fn crash(arguments: &Arguments) -> bool {
     let tell = |tally: &Tally<Figures>| {
         let (f, busy) = (tally.figures, tally.processor_seconds);
         format!(
-            "crash: programs={} places={} cuts={} nested={} lives={} images={} seconds={:.0} cuts/s/core={:.0} images/s/core={:.0}",
+            "crash: programs={} places={} cuts={} nested={} lives={} refused={} images={} seconds={:.0} cuts/s/core={:.0} images/s/core={:.0}",
             f.programs,
             f.places,
             f.cuts,
             f.nested,
             f.lives,
+            f.refused,
             f.images,
             begun.elapsed().as_secs_f64(),
             f.cuts as f64 / busy,

@@ -48,6 +48,8 @@ pub struct Figures {
     pub images: u64,
     /// Lives after the first.
     pub lives: u64,
+    /// Calls that found no room on the medium.
+    pub refused: u64,
 }
 
 impl AddAssign for Figures {
@@ -58,6 +60,7 @@ impl AddAssign for Figures {
         self.nested += other.nested;
         self.images += other.images;
         self.lives += other.lives;
+        self.refused += other.refused;
     }
 }
 
@@ -143,6 +146,7 @@ impl<S: Subject> Explorer<'_, S> {
     }
 
     fn explore(&mut self, life: &Life) -> Result<(), Box<Violation>> {
+        self.figures.refused += life.refused;
         match life.film.play(|moment| self.moment(life, moment).err()) {
             Some(violation) => Err(violation),
             None => Ok(()),

@@ -4,11 +4,14 @@
 //! promised; the ceiling is the operation begun last. At each moment of the film the states from the floor to the ceiling are
 //! allowed. A store that lived before begins with that range of an older history; once its opening has returned, it is known which
 //! state it chose, and later ones of the old history may never be seen again.
+//!
+//! Where the medium has little room a call may be refused. An operation that was is done or not, which a look tells at once, and promises nothing; a close
+//! that was is the end of the run.
 
 use super::program::{Program, Step, keys};
 use super::{Held, Live, NEVER, State, Subject, guarded, left_of, show};
-use crate::model::{Bytes, Layout, Model};
-use crate::storage::{Film, SimStorage};
+use crate::model::{Bytes, Layout, Model, Operation, Outcome};
+use crate::storage::{Film, Scarcity, SimStorage};
 
 /// A history and the first of its states that may be found.
 #[derive(Clone, Debug)]
@@ -63,6 +66,8 @@ pub struct Life {
     /// The moment at which the opening returned.
     opened: usize,
     marks: Vec<Mark>,
+    /// Calls that found no room.
+    pub refused: u64,
 }
 
 impl Life {
@@ -112,24 +117,40 @@ pub fn live<S: Subject>(subject: &S, storage: &SimStorage, program: &Program, pa
         let found = store.state(&keys).map_err(|e| format!("does not read: {e}"))?;
         let at = past.find(&found)?;
         let opened = storage.position();
+        storage.set_scarcity(program.is_scarce.then(|| Scarcity::of(program.seed, LOG)));
         let mut run = Run {
             storage,
+            is_scarce: program.is_scarce,
             model: model_of(program.layout, &keys, &found, past.now),
             states: past.states[..=at].to_vec(),
             floor: past.floor,
             marks: vec![Mark { calls: opened, floor: past.floor, ceiling: at, now: past.now }],
             keys,
         };
+        let mut store = Some(store);
         for step in &program.steps {
-            store = run.step(subject, program.layout, store, step)?;
+            store = match store {
+                Some(store) => run.step(subject, program.layout, store, step)?,
+                None => break,
+            };
         }
         drop(store);
-        Ok(Life { program: program.clone(), film: storage.film(), past, states: run.states, opened, marks: run.marks })
+        let (film, refused) = (storage.film(), storage.refused());
+        Ok(Life { program: program.clone(), film, past, states: run.states, opened, marks: run.marks, refused })
     })
+}
+
+/// The files that may find no room.
+const LOG: &str = "esker.log.";
+
+/// True if a call failed for want of room.
+fn is_refused(why: &str) -> bool {
+    why.contains("StorageFull")
 }
 
 struct Run<'s> {
     storage: &'s SimStorage,
+    is_scarce: bool,
     keys: Vec<Bytes>,
     model: Model,
     states: Vec<State>,
@@ -147,55 +168,90 @@ impl Run<'_> {
         self.mark();
     }
 
-    fn step<S: Subject>(&mut self, subject: &S, layout: Layout, mut store: S::Live, step: &Step) -> Result<S::Live, String> {
+    /// What a call gave, or nothing if it found no room.
+    fn unless_refused<R>(&self, what: &str, result: Result<R, String>) -> Result<Option<R>, String> {
+        match result {
+            Ok(result) => Ok(Some(result)),
+            Err(why) if self.is_scarce && is_refused(&why) => Ok(None),
+            Err(why) => Err(format!("{what} failed: {why}")),
+        }
+    }
+
+    fn operation<L: Live>(&mut self, store: &mut L, operation: &Operation, commits_each: bool) -> Result<(), String> {
+        let before = self.model.clone();
+        let expected = self.model.apply(operation);
+        self.states.push(state_of(&self.model, &self.keys));
+        self.mark();
+        let result = store.apply(operation);
+        let outcome: Option<Outcome> = self.unless_refused(&format!("{operation:?}"), result)?;
+        let Some(outcome) = outcome else { return self.done_or_not(store, operation, before) };
+        if outcome != expected {
+            return Err(format!("{operation:?} gave {outcome:?}, not {expected:?}"));
+        }
+        // What changes nothing need not wait for what was refused before.
+        let changes = self.states.iter().rev().take(2).collect::<Vec<_>>().windows(2).any(|two| two[0] != two[1]);
+        if commits_each && (changes || !self.is_scarce) {
+            self.promised();
+        }
+        Ok(())
+    }
+
+    /// Of an operation that was refused.
+    fn done_or_not<L: Live>(&mut self, store: &mut L, operation: &Operation, before: Model) -> Result<(), String> {
+        let found = store.state(&self.keys).map_err(|e| format!("does not read after {operation:?} found no room: {e}"))?;
+        let now = self.model.now;
+        if left_of(&state_of(&self.model, &self.keys), now) == found {
+            return Ok(());
+        }
+        if left_of(&state_of(&before, &self.keys), now) != found {
+            return Err(format!("{operation:?}, which found no room, left {}", show(&found)));
+        }
+        self.model = before;
+        self.model.now = now;
+        self.states.pop();
+        self.marks.pop();
+        Ok(())
+    }
+
+    /// The store after it, if it is open still.
+    fn step<S: Subject>(&mut self, subject: &S, layout: Layout, mut store: S::Live, step: &Step) -> Result<Option<S::Live>, String> {
         match step {
-            Step::Do(operation) => {
-                let expected = self.model.apply(operation);
-                self.states.push(state_of(&self.model, &self.keys));
-                self.mark();
-                let outcome = store.apply(operation).map_err(|e| format!("{operation:?} failed: {e}"))?;
-                if outcome != expected {
-                    return Err(format!("{operation:?} gave {outcome:?}, not {expected:?}"));
-                }
-                if subject.commits_each() {
-                    self.promised();
-                }
-                Ok(store)
-            }
-            Step::Commit => {
-                store.commit().map_err(|e| format!("commit failed: {e}"))?;
-                self.promised();
-                Ok(store)
-            }
+            Step::Do(operation) => self.operation(&mut store, operation, subject.commits_each())?,
+            Step::Commit => match self.unless_refused("commit", store.commit())? {
+                Some(()) => self.promised(),
+                None => self.mark(),
+            },
             Step::Compact => {
-                store.compact().map_err(|e| format!("compaction failed: {e}"))?;
+                self.unless_refused("compaction", store.compact())?;
                 self.mark();
-                Ok(store)
             }
             Step::Stretch => {
-                store.compact_stretch().map_err(|e| format!("compaction of a stretch failed: {e}"))?;
+                self.unless_refused("compaction of a stretch", store.compact_stretch())?;
                 self.mark();
-                Ok(store)
             }
             Step::Image => {
                 let before = self.states.len() - 1;
-                store.image().map_err(|e| format!("an image failed: {e}"))?;
+                let taken = self.unless_refused("an image", store.image())?;
                 // It draws lines, if the store knows of images at all.
-                self.floor = if subject.takes_images() { before } else { self.floor };
+                self.floor = if taken.is_some() && subject.takes_images() { before } else { self.floor };
                 self.mark();
-                Ok(store)
             }
             Step::Reopen => {
-                store.close().map_err(|e| format!("close failed: {e}"))?;
+                if self.unless_refused("close", store.close())?.is_none() {
+                    self.mark();
+                    return Ok(None);
+                }
                 self.promised();
-                let mut store = subject.open(layout, self.storage).map_err(|e| format!("does not reopen: {e}"))?;
+                let scarcity = self.storage.set_scarcity(None);
+                store = subject.open(layout, self.storage).map_err(|e| format!("does not reopen: {e}"))?;
                 let found = store.state(&self.keys).map_err(|e| format!("does not read after reopening: {e}"))?;
-                match self.states.last() {
-                    // A state of an earlier life may have ended in part.
-                    Some(last) if left_of(last, self.model.now) == found => Ok(store),
-                    _ => Err(format!("reopened in order, found {}", show(&found))),
+                self.storage.set_scarcity(scarcity);
+                // A state of an earlier life may have ended in part.
+                if self.states.last().is_none_or(|last| left_of(last, self.model.now) != found) {
+                    return Err(format!("reopened in order, found {}", show(&found)));
                 }
             }
         }
+        Ok(Some(store))
     }
 }

@@ -37,6 +37,8 @@ pub struct Program {
     pub steps: Vec<Step>,
     /// Whether keys end by themselves in it.
     pub ends: bool,
+    /// Whether the log finds no room on the medium now and then.
+    pub is_scarce: bool,
 }
 
 /// The number of keys.
@@ -59,10 +61,15 @@ impl Program {
         Program::of_length(seed, Program::random(seed).layout, true, 3, 16)
     }
 
+    /// The same over a medium with little room.
+    pub fn scarce(seed: u64) -> Program {
+        Program { is_scarce: true, ..Program::random(seed) }
+    }
+
     /// A shorter one of the kind of another, for a store that has lived before. Every fourth begins with a compaction: of what a crash has left, before anything
     /// new is there.
     pub fn sequel(seed: u64, first: &Program) -> Program {
-        let mut program = Program::of_length(seed, first.layout, first.ends, 1, 5);
+        let mut program = Program { is_scarce: first.is_scarce, ..Program::of_length(seed, first.layout, first.ends, 1, 5) };
         if seed % 4 == 1 {
             program.steps.insert(0, Step::Compact);
         }
@@ -81,7 +88,7 @@ impl Program {
         if random.random_ratio(1, 12) {
             steps.extend(keys(layout).into_iter().map(|key| Step::Do(Operation::Delete(key))).chain([Step::Commit]));
         }
-        Program { seed, layout, steps, ends }
+        Program { seed, layout, steps, ends, is_scarce: false }
     }
 
     /// The same without one step.
@@ -94,7 +101,7 @@ impl Program {
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}:", self.layout)?;
+        write!(f, "{:?}{}:", self.layout, if self.is_scarce { ", little room" } else { "" })?;
         for step in &self.steps {
             match step {
                 Step::Do(operation) => write!(f, " {operation:?};")?,
@@ -212,7 +219,7 @@ pub fn all(layout: Layout, length: usize) -> Vec<Program> {
         }
         programs = longer;
     }
-    (0..).zip(programs).map(|(seed, (_, steps))| Program { seed, layout, steps, ends: false }).collect()
+    (0..).zip(programs).map(|(seed, (_, steps))| Program { seed, layout, steps, ends: false, is_scarce: false }).collect()
 }
 
 #[cfg(test)]

@@ -35,7 +35,11 @@ impl Subject for Esker {
     }
 
     fn program(&self, seed: u64) -> Program {
-        if seed % 4 < 2 { Program::random(seed) } else { Program::ending(seed) }
+        match seed % 8 {
+            0 | 1 => Program::random(seed),
+            4 | 5 => Program::scarce(seed),
+            _ => Program::ending(seed),
+        }
     }
 
     fn open(&self, layout: Layout, storage: &SimStorage) -> Result<LiveEsker, String> {

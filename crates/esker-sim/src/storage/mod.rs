@@ -11,10 +11,12 @@
 mod fate;
 mod film;
 mod platter;
+mod scarcity;
 
 pub use fate::{KINDS, Survival};
 pub use film::{Breadth, Film, Moment};
 pub use platter::{PIECE, SECTOR};
+pub use scarcity::Scarcity;
 
 use crate::disk::Failure;
 use esker::{Clock, Device, ManualClock, Storage};
@@ -68,6 +70,8 @@ struct Machine {
     calls: Vec<Kind>,
     cut: Option<u64>,
     faults: Vec<StorageFault>,
+    scarcity: Option<Scarcity>,
+    refused: u64,
 }
 
 enum Verdict {
@@ -111,8 +115,19 @@ impl Machine {
         }
     }
 
-    fn write(&mut self, file: usize, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    /// What is done all the same of a call that finds no room.
+    fn finds_no_room(&mut self, name: &str) -> Option<usize> {
+        let kept = self.scarcity.as_mut()?.refuses(name)?;
+        self.refused += 1;
+        Some(kept)
+    }
+
+    fn write(&mut self, name: &str, file: usize, offset: u64, bytes: &[u8]) -> io::Result<()> {
         aligned(offset, bytes.len())?;
+        if let Some(kept) = self.finds_no_room(name) {
+            let kept = kept.min(bytes.len() / SECTOR) * SECTOR;
+            return self.play(Event::Write { file, write: Write::new(offset, &bytes[..kept]) }).and(Err(Failure::NoSpace.error()));
+        }
         match self.verdict(Kind::Write) {
             Verdict::Fine => self.play(Event::Write { file, write: Write::new(offset, bytes) }),
             Verdict::Dies => self.play(Event::Write { file, write: Write::new(offset, bytes) }).and(Err(dead())),
@@ -193,6 +208,16 @@ impl SimStorage {
     /// Plans a failure.
     pub fn fail(&self, fault: StorageFault) {
         self.machine().faults.push(fault);
+    }
+
+    /// From now on some calls that need room have none, or all that ask have some; what was so before.
+    pub fn set_scarcity(&self, scarcity: Option<Scarcity>) -> Option<Scarcity> {
+        std::mem::replace(&mut self.machine().scarcity, scarcity)
+    }
+
+    /// How many calls had no room by that.
+    pub fn refused(&self) -> u64 {
+        self.machine().refused
     }
 
     /// Forgets every planned failure.
@@ -310,10 +335,13 @@ impl Storage for SimStorage {
             if machine.disk.is_adrift(file) {
                 machine.play(Event::Reopened { file })?;
             }
+        } else if let Some(kept) = machine.finds_no_room(name) {
+            let made = if kept > 0 { machine.play(Event::Create { name: name.into() }) } else { Ok(()) };
+            return Err(made.err().unwrap_or_else(|| Failure::NoSpace.error()));
         } else {
             machine.change(Kind::Create, Event::Create { name: name.into() })?;
         }
-        Ok(Arc::new(SimFile { machine: self.0.clone(), file: machine.disk.names[name] }))
+        Ok(Arc::new(SimFile { machine: self.0.clone(), name: name.into(), file: machine.disk.names[name] }))
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
@@ -337,6 +365,7 @@ impl Storage for SimStorage {
 
 struct SimFile {
     machine: Arc<Mutex<Machine>>,
+    name: Box<str>,
     file: usize,
 }
 
@@ -355,7 +384,7 @@ impl Device for SimFile {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.machine().write(self.file, offset, bytes)
+        self.machine().write(&self.name, self.file, offset, bytes)
     }
 
     fn sync(&self) -> io::Result<()> {
