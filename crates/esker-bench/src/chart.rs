@@ -323,6 +323,19 @@ fn escape(words: &str) -> String {
 mod tests {
     use super::*;
 
+    /// It was cut off where there were few bars.
+    #[test]
+    fn a_drawing_is_as_wide_as_its_title() {
+        let (title, points) =
+            ("Some title that is longer than a bar is wide, or two", [("esker".to_owned(), "one".to_owned(), Spread::default())]);
+        let panel = |title| Panel::of_rates(title, points.clone().into_iter());
+        let drawings = [rates(title, &[Row::default()]), sheet(title, &[panel("short")]), sheet("short", &[panel(title)])];
+        for drawing in drawings {
+            let width = drawing.split("width=\"").nth(1).and_then(|rest| rest.split('"').next()).and_then(|width| width.parse().ok());
+            assert!(width.is_some_and(|width: f64| width > LEFT + title.len() as f64 * 8.0), "{drawing}");
+        }
+    }
+
     #[test]
     fn axes_are_round() {
         let scale = Scale::up_to(43.0, RATE);

@@ -121,7 +121,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let update_rows = update_rows(arguments, &updates);
     let commit_rows = commit_rows(arguments, &commits, &syncs);
     print_updates(&update_rows);
-    crate::report::say!("");
+    report::say!("");
     print_commits(&commit_rows);
     report::write_svg(arguments.outputs.svg.as_deref(), || draw(&updates))?;
     report::write_json(arguments.outputs.rows.json.as_deref(), &[update_rows, commit_rows].concat())
@@ -508,7 +508,7 @@ fn commit_rows(arguments: &Arguments, commits: &[Commits], syncs: &[f64]) -> Vec
 fn print_updates(rows: &[Row]) {
     let head = ["updates", "lines", "median", "min", "max", "to no lines", "lowest 0.1 s", "log B/update", "p50", "p99", "p99.9", "max"];
     report::print_table(&head, &rows.iter().map(update_cells).collect::<Vec<_>>());
-    crate::report::say!("A write-ahead log would write 16 bytes and a header for each update.");
+    report::say!("A write-ahead log would write 16 bytes and a header for each update.");
 }
 
 fn update_cells(row: &Row) -> Vec<String> {

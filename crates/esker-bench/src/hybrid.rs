@@ -229,7 +229,7 @@ fn finish(arguments: &Arguments, rows: &[Row], direct: bool) -> Result<()> {
     let head = ["engine", "operation", "batch", "depth", "median", "min", "max", "device reads/get", "to probe", "p50", "p99", "p99.9"];
     report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
     if !direct {
-        crate::report::say!("The probe read through the page cache: its rates may be those of memory.");
+        report::say!("The probe read through the page cache: its rates may be those of memory.");
     }
     report::write_json(arguments.outputs.rows.json.as_deref(), rows)?;
     let title = format!("Reads per second, {} keys, {} MiB", arguments.keys, arguments.memory >> 20);

@@ -220,9 +220,6 @@ fn print(rows: &[Row]) {
     report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
     if let [Row { seconds: Some(took), log_bytes: Some(bytes), checksum_seconds: Some(checksums), .. }, ..] = rows {
         let log = *bytes as f64 / f64::from(1 << 20);
-        crate::report::say!(
-            "Loading took {:.2} s and wrote {log:.0} MiB of log, whose checksums are {checksums:.3} s of one core.",
-            took.median
-        );
+        report::say!("Loading took {:.2} s and wrote {log:.0} MiB of log, whose checksums are {checksums:.3} s of one core.", took.median);
     }
 }

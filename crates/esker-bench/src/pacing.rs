@@ -325,7 +325,7 @@ fn print(arguments: &Arguments, rows: &[Row], settings: &[Setting; 2]) {
     report::print_table(&head, &body.collect::<Vec<_>>());
     let ratios: Vec<f64> = settings[1].p99.iter().zip(&settings[0].p99).map(|(with, without)| with / without).collect();
     let Spread { median, min, max, .. } = Spread::of(&ratios);
-    crate::report::say!("p99 of {} is {median:.2} ({min:.2}-{max:.2}) times that of {}.", settings[1].name, settings[0].name);
+    report::say!("p99 of {} is {median:.2} ({min:.2}-{max:.2}) times that of {}.", settings[1].name, settings[0].name);
 }
 
 #[cfg(test)]

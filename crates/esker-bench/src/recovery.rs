@@ -196,6 +196,6 @@ fn print(rows: &[Row]) {
         ]
     };
     report::print_table(&head, &rows.iter().map(cells).collect::<Vec<_>>());
-    crate::report::say!("MiB/s: of the whole log, read or not. To raw reading: the same against reading the log's files from end to end.");
-    crate::report::say!("Checksums: what one core takes to compute those of the whole log.");
+    report::say!("MiB/s: of the whole log, read or not. To raw reading: the same against reading the log's files from end to end.");
+    report::say!("Checksums: what one core takes to compute those of the whole log.");
 }

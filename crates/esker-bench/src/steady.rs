@@ -359,7 +359,7 @@ fn measure(arguments: &Arguments) -> Result<Row> {
 }
 
 fn print(row: &Row) {
-    crate::report::say!(
+    report::say!(
         "{} lists of {} MiB, memory {} MiB, {} asked for",
         row.keys,
         row.list_bytes >> 20,
@@ -415,6 +415,14 @@ mod tests {
             assert!((24 << 20..40 << 20).contains(&row.list_bytes) && row.memory_bytes == size::LEAST, "{row:?}");
             assert!(row.device_reads_per_update > 0.0 && row.ops_per_second > 0.0 && row.pruned > 10_000, "{row:?}");
         }
+    }
+
+    /// The last batch has its time, too: two of them each half a second were told as twice the rate that was asked for.
+    #[test]
+    fn no_more_is_told_than_was_asked_for() {
+        let few = Arguments { keys: 2_000, rate: 1000.0, batch: 500, threads: 1, seconds: 1.0, ..arguments() };
+        let row = measure(&few).unwrap();
+        assert!(row.ops_per_second <= 1000.1 && row.second_ops.len() <= 2, "{row:?}");
     }
 
     /// An hour at a tenth more than the device bears ends six minutes late.

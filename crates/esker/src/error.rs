@@ -97,7 +97,7 @@ fn named(error: &io::Error) -> Option<&Named> {
     error.get_ref()?.downcast_ref()
 }
 
-pub(crate) fn is_for_good(error: &io::Error) -> bool {
+fn is_for_good(error: &io::Error) -> bool {
     named(error).is_some_and(|Named { error, is_final, .. }| *is_final || is_for_good(error))
 }
 
@@ -123,9 +123,7 @@ pub(crate) fn store_closed() -> io::Error {
 }
 
 fn is_store_closed(error: &io::Error) -> bool {
-    error
-        .get_ref()
-        .is_some_and(|inner| inner.is::<StoreClosed>() || inner.downcast_ref().is_some_and(|named: &Named| is_store_closed(&named.error)))
+    error.get_ref().is_some_and(|inner| inner.is::<StoreClosed>()) || named(error).is_some_and(|named| is_store_closed(&named.error))
 }
 
 /// True where the process, or the machine, may have no more files open.
@@ -136,6 +134,11 @@ pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
 /// True where there is no room, as far as this process may have it.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
+}
+
+/// True where a write failed for want of something that there may be again, and did nothing else: then the same may be written once more.
+pub(crate) fn is_for_now(error: &io::Error) -> bool {
+    (is_full(error) || is_out_of_files(error)) && !is_for_good(error)
 }
 
 /// True for a place of the medium that cannot be read: block devices answer `EIO` or `ENODATA`, file systems with checksums of their own also the others.

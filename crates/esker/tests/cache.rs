@@ -11,7 +11,7 @@ use esker::{Cache, Durability, Error, Eviction, Loading, ManualClock, MemoryStor
 use minded::{Call, Minded};
 use raise::Raise;
 use std::borrow::Borrow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -1154,24 +1154,26 @@ fn a_cache_on_disk_keeps_to_its_bounds_and_is_warm_after_a_restart() {
     assert!(entries < DISK / 200 && promotions > 0 && cache.evictions > count / 2, "{entries} entries, {cache:?}");
     let held: Vec<u64> = (0..hot + count).filter(|n| store.get(n).unwrap().is_some()).collect();
     assert!(held.len() > 100_000);
+    // A scan moves nothing, as a get does that finds a record on the device.
+    let keys_of = |store: &Pages| {
+        let mut keys = BTreeSet::new();
+        store.scan().for_each(|key, value| assert!(value == value_of(key) && keys.insert(key))).unwrap();
+        keys
+    };
+    let before = keys_of(&store);
     store.close().unwrap();
     drop(store);
-    // Nobody makes room then, and a scan moves nothing, as a get does that finds a record on the device.
     let look = || {
+        // Nobody makes room then.
         let store = options().background(false).open::<u64, [u8]>(folder.path()).unwrap();
-        let mut keys = std::collections::BTreeSet::new();
-        store.scan().for_each(|key, value| assert!(value == value_of(key) && keys.insert(key))).unwrap();
+        let keys = keys_of(&store);
         store.close().unwrap();
         keys
     };
     let warm = look();
-    // Each get moved what it found to the log's end, if there was room at once: what was not moved is the oldest then.
-    assert!(
-        warm.len() > 100_000 && held.iter().filter(|key| warm.contains(key)).count() > held.len() / 2,
-        "{} of {}",
-        warm.len(),
-        held.len()
-    );
+    // Each get moved what it found to the log's end: the driver may have had to drop a stretch for that until the close.
+    let lost = before.difference(&warm).count() as u64;
+    assert!(before.len() > 100_000 && lost * 300 < DISK / 8 && warm.is_subset(&before), "{lost} of {} after a restart", before.len());
     assert!(look() == warm);
 }
 

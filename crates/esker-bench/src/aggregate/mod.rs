@@ -397,9 +397,7 @@ fn print(rows: &[Row]) {
     });
     report::print_table(&head, &body.collect::<Vec<_>>());
     if rows.iter().any(|row| row.strategy == "client") {
-        crate::report::say!(
-            "client: one get at a time through a Unix socket to a thread that answers from the store; no server, no network"
-        );
+        report::say!("client: one get at a time through a Unix socket to a thread that answers from the store; no server, no network");
     }
 }
 

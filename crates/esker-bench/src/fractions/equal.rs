@@ -50,7 +50,7 @@ pub(super) fn print(rows: &[Row]) {
     if pairs.is_empty() {
         return;
     }
-    crate::report::say!("\nAt the bytes that each of the others took, or fewer:");
+    report::say!("\nAt the bytes that each of the others took, or fewer:");
     let head = ["engine", "operation", "threads", "MiB", "median", "lost/get", "esker with", "MiB", "median", "times as fast"];
     report::print_table(&head, &pairs.iter().map(|pair| cells(*pair)).collect::<Vec<_>>());
     let mut peers: Vec<_> = pairs.iter().map(|(peer, _)| peer.engine.as_str()).collect();
@@ -59,7 +59,7 @@ pub(super) fn print(rows: &[Row]) {
     for peer in peers {
         let ratios: Vec<_> = pairs.iter().filter(|(row, _)| row.engine == peer).map(|pair| ratio(*pair)).collect();
         let Spread { median, min, max } = Spread::of(&ratios);
-        crate::report::say!("esker to {peer} at its bytes: {median:.2} times as fast ({min:.2} - {max:.2}), {} settings", ratios.len());
+        report::say!("esker to {peer} at its bytes: {median:.2} times as fast ({min:.2} - {max:.2}), {} settings", ratios.len());
     }
 }
 

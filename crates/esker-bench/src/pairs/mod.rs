@@ -270,7 +270,7 @@ fn print(rows: &[Row]) {
     let mut sorted: Vec<_> = rows.iter().collect();
     sorted.sort_by_key(|row| (row.operation == "fetch", row.durability, row.integrity, row.distribution, row.threads, row.batch));
     report::print_table(&head, &sorted.into_iter().map(cells).collect::<Vec<_>>());
-    crate::report::say!("A call is a batch. {}", document::OTHERS);
+    report::say!("A call is a batch. {}", document::OTHERS);
 }
 
 fn cells(row: &Row) -> Vec<String> {

@@ -242,6 +242,7 @@ impl Run<'_> {
                     return Ok(None);
                 }
                 self.promised();
+                // What an opening does without room is another question (`faults`).
                 let scarcity = self.storage.set_scarcity(None);
                 store = subject.open(layout, self.storage).map_err(|e| format!("does not reopen: {e}"))?;
                 let found = store.state(&self.keys).map_err(|e| format!("does not read after reopening: {e}"))?;

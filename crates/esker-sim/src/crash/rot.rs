@@ -50,6 +50,7 @@ impl AddAssign for Report {
 /// If the program does not even run.
 pub fn check<S: Subject>(subject: &S, program: &Program, stride: u64) -> Result<Report, String> {
     let storage = SimStorage::new();
+    // All of it is to be closed in the end.
     let program = &Program { is_scarce: false, ..program.clone() };
     let life = live(subject, &storage, program, Past::none(program.layout))?;
     let mut earlier = Vec::new();

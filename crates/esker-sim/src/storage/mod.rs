@@ -336,8 +336,10 @@ impl Storage for SimStorage {
                 machine.play(Event::Reopened { file })?;
             }
         } else if let Some(kept) = machine.finds_no_room(name) {
-            let made = if kept > 0 { machine.play(Event::Create { name: name.into() }) } else { Ok(()) };
-            return Err(made.err().unwrap_or_else(|| Failure::NoSpace.error()));
+            if kept > 0 {
+                machine.play(Event::Create { name: name.into() })?;
+            }
+            return Err(Failure::NoSpace.error());
         } else {
             machine.change(Kind::Create, Event::Create { name: name.into() })?;
         }

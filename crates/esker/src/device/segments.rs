@@ -19,7 +19,7 @@
 
 use super::buffer::{Sector, sector_bytes};
 use super::{Device, ReadSource, SECTOR_BYTES, Storage, read_one_by_one};
-use crate::error::{about, for_good, is_for_good, is_full, is_out_of_files, store_closed};
+use crate::error::{about, for_good, is_for_now, is_out_of_files, store_closed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
@@ -197,7 +197,7 @@ impl Segments {
             match device.write(zeros.until, sector_bytes(&ZEROS[..part])) {
                 Ok(()) => zeros.until += (part * SECTOR_BYTES) as u64,
                 // It was only to be quicker. What may be told of earlier writes must not be passed over.
-                Err(error) if is_full(&error) && !is_for_good(&error) => break,
+                Err(error) if is_for_now(&error) => break,
                 Err(error) => return Err(error),
             }
         }

@@ -75,7 +75,7 @@ impl Engine {
         while !self.epochs.is_closed() {
             self.log.bell.answer();
             self.share_budget();
-            if self.check_writable().is_err() && last_try.elapsed() >= ROOM_PAUSE {
+            if self.may_go_on() && last_try.elapsed() >= ROOM_PAUSE {
                 let _ = self.go_on();
                 last_try = Instant::now();
             }

@@ -9,7 +9,7 @@
 //! system's cache may be told of earlier ones (NFS does that, and the sync is told no more). Such errors are marked ([`crate::error::for_good`]).
 
 use super::{Engine, lock};
-use crate::error::{Error, Result, is_for_good, is_full, is_out_of_files};
+use crate::error::{Error, Result, is_for_now};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,10 +22,6 @@ pub(super) struct Failure {
     stops: AtomicBool,
 }
 
-fn may_pass(error: &Error) -> bool {
-    matches!(error, Error::Io(error) if (is_full(error) || is_out_of_files(error)) && !is_for_good(error))
-}
-
 impl Engine {
     /// The device failed: what it holds now is unknown, so nothing more is written to it.
     pub(crate) fn latch(&self, error: impl Into<Error>) -> Error {
@@ -34,7 +30,7 @@ impl Engine {
 
     /// The same for a write that may be tried again, if it was for want of room.
     pub(crate) fn latch_for_now(&self, error: Error) -> Error {
-        let passes = may_pass(&error);
+        let passes = matches!(&error, Error::Io(error) if is_for_now(error));
         self.stop(error, passes)
     }
 
@@ -65,7 +61,8 @@ impl Engine {
         self.try_again()
     }
 
-    fn may_go_on(&self) -> bool {
+    /// True if what stops all writing may pass.
+    pub(super) fn may_go_on(&self) -> bool {
         self.failure.stops.load(Acquire) && lock(&self.failure.known).as_ref().is_some_and(|(_, passes)| *passes)
     }
 

@@ -455,8 +455,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Errors
     /// `Invalid` below 16 MiB, above the address space that the system grants, or below what cannot be given back: over a device the index and 6 MiB; in
-    /// memory all that lives in the store, or is held by a scan, and compaction's reserve. `Full` for a cache in memory whose oldest pairs a scan, an iterator or a read transaction
-    /// will still show; `Io`. The budget is the old one then.
+    /// memory all that lives in the store, or is held by a scan, and compaction's reserve. `Full` for a cache in memory whose oldest pairs a scan, an
+    /// iterator or a read transaction will still show; `Io`. The budget is the old one then.
     pub fn set_memory(&self, bytes: u64) -> Result<()> {
         self.engine.guarded(|| self.engine.set_budget(bytes))
     }
@@ -593,8 +593,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.commit()
     }
 
-    /// Writes everything to the device, so that opening the directory again finds it. Later calls answer `Closed`, but for [`Store::stats`], [`Scan::explain`](crate::Scan::explain), batches of nothing, and another `close`,
-    /// which waits for the first one and answers what that answered.
+    /// Writes everything to the device, so that opening the directory again finds it. Later calls answer `Closed`, but for [`Store::stats`],
+    /// [`Scan::explain`](crate::Scan::explain), batches of nothing, and another `close`, which waits for the first one and answers what that answered.
     ///
     /// # Errors
     /// `Io`: not all could be written. `Closed` from a waker or a listener while another thread closes, which they do not wait for. `Invalid` from inside a closure that the store runs, for the close would wait for itself: the store stays open then; and
