@@ -23,7 +23,7 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
     // Who names no store makes none.
     store::must_exist(dir)?;
     let was_there = to.exists();
-    let mut is_empty = false;
+    let mut failed = false;
     let done = store::with(to, opening, |into: &Bytes| {
         let bar = progress::of_bytes(0);
         let done = esker::salvage(dir, into, |done, total| {
@@ -35,11 +35,11 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
             );
         });
         bar.finish_and_clear();
-        is_empty = done.is_err() && into.stats().index.entries == 0;
+        failed = done.is_err();
         done.map_err(|error| Failure::about(format!("{} to {}", dir.display(), to.display()), error))
     });
-    if is_empty {
-        // A store of ours with nothing in it would be in the way of the next attempt.
+    if failed {
+        // A part of it would be in the way of the next attempt, and pass for all.
         forget(to, was_there);
     }
     let done = done?;

@@ -232,7 +232,7 @@ impl Source<'_> {
         let (ours, theirs) = (self.state, &manifest.state);
         let same = theirs.is_backup && (theirs.identity, theirs.lineage) == (ours.identity, ours.lineage);
         if !same {
-            return Err(Error::invalid("there is a store already, and it is no backup of this one, or was written since"));
+            return Err(Error::invalid("there is a store that is no backup of this one, or was written since it was one"));
         }
         if (theirs.cut, theirs.line, theirs.begin) > (ours.cut, ours.line, ours.begin) || theirs.begin > ours.begin {
             return Err(Error::invalid("the backup is newer than the store"));

@@ -84,7 +84,7 @@ pub(crate) struct Compaction {
     pub(crate) pieces: Pieces,
     pub(crate) scars: Mutex<Vec<Scar>>,
     /// Behind them there is no room for another one.
-    pub(crate) lack_room: AtomicBool,
+    pub(crate) lacks_room: AtomicBool,
     /// Dead bytes counted before this opening, and those given back since.
     known: AtomicU64,
     given_back: AtomicU64,
@@ -222,7 +222,7 @@ impl Engine {
         }
     }
 
-    /// The same, due or not.
+    /// One short stretch, due or not.
     pub(crate) fn compact_once(&self) -> Result<bool> {
         drop(self.epochs.pin()?);
         let one = self.running()?;
@@ -519,9 +519,12 @@ impl Engine {
     /// The lowest address from there on that an entry of the index leads to; [`NOWHERE`] if there is none. A pass over the whole index.
     fn lowest_indexed(&self, from: u64) -> Result<u64> {
         let mut lowest = NOWHERE;
-        for at in 0..self.index.buckets() {
+        let mut at = 0;
+        // It may grow meanwhile, and what was split lies further up.
+        while at < self.index.buckets() {
             let _pin = self.epochs.pin_anyway()?;
             lowest = self.index.addresses(at).into_iter().filter(|address| *address >= from).fold(lowest, u64::min);
+            at += 1;
         }
         Ok(lowest)
     }

@@ -208,7 +208,7 @@ impl Engine {
         }
     }
 
-    /// A line for what compaction moved, also while the store is closing; false if it is closed.
+    /// A line for what compaction moved; false if the store was closed meanwhile.
     pub(crate) fn draw_line_now(&self) -> Result<bool> {
         match self.commit() {
             Ok(()) => Ok(true),

@@ -32,7 +32,7 @@ pub(crate) const TOLD_BYTES_MAX: u64 = 16 << 20;
 const WORDS: usize = 7;
 /// In the last bytes of a block's payload.
 pub(crate) const RECORD_BYTES: u64 = WORDS as u64 * 8;
-/// The same when its cut is known: a longer one recovery would not find.
+/// Bytes of such a line when its cut is known: a longer one recovery would not find.
 pub(crate) const FOUND_BYTES: u64 = 2 * SHORT_BYTES;
 const BLOCKS_MAX: u64 = FOUND_BYTES / BLOCK_BYTES;
 /// Blocks read together.

@@ -8,14 +8,15 @@
 //! while a line is drawn (`commit.rs`): then nothing at all is changed in place. What begins below `head` is on the device to its end
 //! ([`Log::overlap_bytes`]).
 //!
-//! * **Memory** is one region; the byte of address `a` is at `a mod region`. Only `[evicted, tail)` is backed, so the
-//!   budget can be any number and can change: it is a matter of where `head` goes. The log goes round in it every some hundreds of gibibytes.
+//! * **Memory** is one region; the byte of address `a` is at `a mod region`. Only from `evicted` to `tail`, or to `populated` if that is more, is it backed, so the
+//!   budget can be any number and can change: it is a matter of where `head` goes. The log goes round in it every 64 GiB to 4 TiB, by the machine (`memory.rs`).
 //! * **Allocation**: a thread takes a piece of the tail (up to 64 KiB, whole blocks) and fills it alone. What it leaves is zero, and
 //!   a zero header means: nothing more up to the next block. A thread leaves its piece when `floor` has passed its cursor.
 //! * **The first records after that** a thread claims one by one, of just their length, behind those of others: no gap is left
 //!   between them, so threads that each commit one record share a block, where a block for each of 64 threads was written before.
 //!   Whoever claims a place there writes a header, come what may, or what lies behind would seem to be a gap.
-//! * **Boundaries** are moved by whoever holds their lock (`engine/room.rs`; mostly the driver), each in two steps: move it, drain the epoch, then act. So a
+//! * **Boundaries** between the regions are moved by whoever holds their lock (`engine/room.rs`; mostly the driver), those of what was copied by the one who
+//!   compacts, each in two steps: move it, drain the epoch, then act. So a
 //!   pinned thread may write what it saw at or above `read_only` and read what it saw at or above `head`.
 //! * **On the device** a block of 4080 payload bytes has a 16-byte trailer: its number and a checksum keyed by the store,
 //!   so that stale and misdirected sectors show. 4080 = 170 x 24: no pair of u64 straddles two blocks.
@@ -63,7 +64,8 @@ const FLUSH_BLOCKS: u64 = 128;
 
 /// The first address: block 0 stays empty, so that 0 can mean "none".
 pub(crate) const FIRST_ADDRESS: u64 = BLOCK_BYTES;
-/// Records end here: an entry has 48 bits for an address. Behind it there are blocks for the ends of lines, as many as anybody will draw.
+/// Records end here: an entry has 48 bits for an address. Behind it there are blocks for the ends of lines, as many as anybody will draw, and room for those
+/// who can neither wait nor go back.
 pub(crate) const LAST_ADDRESS: u64 = (1 << 48) - (1 << 30);
 /// Of a log whose device is as large as need be.
 pub(crate) const NO_LIMIT: u64 = u64::MAX;
@@ -428,7 +430,8 @@ impl Log {
             let at = tail.next_multiple_of(align);
             let to = at + bytes;
             let is_over_limit = matches!(purpose, Purpose::Call) && to > self.limit.load(Relaxed);
-            if is_over_limit || to > LAST_ADDRESS || to - self.bounds.evicted.load(Acquire) > self.most_for(purpose) {
+            let is_over_end = !matches!(purpose, Purpose::Anyway) && to > LAST_ADDRESS;
+            if is_over_limit || is_over_end || to - self.bounds.evicted.load(Acquire) > self.most_for(purpose) {
                 return None;
             }
             // The last block that it reaches into must lie before the region's end as a whole.

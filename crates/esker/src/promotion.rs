@@ -6,7 +6,7 @@
 //! It is evicted like any other record when the log has moved on by the budget.
 //!
 //! **Admission.** Each copy pushes another record out and is written again one day, so it must pay. Only the *second* cold read of a
-//! key within a while copies it: a table remembers a cold key by 32 hash bits in one slot, and whoever takes the slot next
+//! key within a while copies it: a table remembers a cold key by 31 hash bits in one slot, and whoever takes the slot next
 //! forgets it. With one slot for [`KEYS_PER_SLOT`] keys, reads without any preference copy one record in as many; a key that is
 //! read a hundred times as often as most is copied at its second or third read.
 //!

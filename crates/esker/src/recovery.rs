@@ -7,7 +7,7 @@
 //!    published do not count, nor do those above `window` that belong to the next line.
 //! 3. The log goes on behind everything that may have been written after the line. What lies between is a scar (`scars.rs`).
 //!    It is written down as one sector, with a sector of zeros behind it for the next (which is made up for if it is missing). Besides, only a slot's copy
-//!    that is missing is written (`manifest.rs`), and an image where something was given up, or where a store without a driver is due for one: a store that was not used
+//!    that is missing is written, and the older slot where its log begins lower (`manifest.rs`), and an image where something was given up, or where a store without a driver is due for one: a store that was not used
 //!    after this opens the same way once more.
 //!
 //! **Shared entries.** Where the index had run out of its share, keys share entries, and a record found by the scan leads to
@@ -119,10 +119,9 @@ impl Engine {
         }
         // In the window of the line may lie what belonged to the next one: a line of its number is drawn again.
         let below = scars.iter().filter(|scar| scar.cut < cut).count() as u64;
-        let leaves_scar = behind > cut || state.window < cut || scars::has_stale(&*storage, scars.len())?;
-        self.has_scars(if leaves_scar { self.add_scar(&*storage, &state, scars, cut, behind)? } else { scars });
+        self.keep_scars(if behind > cut { self.add_scar(&*storage, &state, scars, cut, behind)? } else { scars });
         self.end_scars(&*storage)?;
-        self.index.was_as_fine_as(state.shape);
+        self.index.note_finest(state.shape);
         // What is given up is given up for good. Else nothing more need be written now, nor when the store is closed again: the next
         // line speaks of the scar, and the driver takes an image if the next opening should not read all this again.
         if cut < state.cut || image.is_lost {
@@ -162,7 +161,7 @@ impl Engine {
         let known = lock(&self.compaction.scars).len();
         match scars::end(storage, known, false) {
             Err(Error::Io(error)) if is_full(&error) => {
-                self.compaction.lack_room.store(true, Relaxed);
+                self.compaction.lacks_room.store(true, Relaxed);
                 Ok(())
             }
             ended => ended,
@@ -182,18 +181,18 @@ impl Engine {
 
     /// Before a line: should this process crash as well, there is room for its scar.
     pub(crate) fn make_room_for_a_scar(&self) -> Result<()> {
-        if !self.compaction.lack_room.load(Relaxed) {
+        if !self.compaction.lacks_room.load(Relaxed) {
             return Ok(());
         }
         let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
         let known = lock(&self.compaction.scars).len();
         scars::end(&*storage, known, true).map_err(|error| self.latch_for_now(error))?;
-        self.compaction.lack_room.store(false, Relaxed);
+        self.compaction.lacks_room.store(false, Relaxed);
         Ok(())
     }
 
     /// The next slot says how many.
-    fn has_scars(&self, scars: Vec<Scar>) {
+    fn keep_scars(&self, scars: Vec<Scar>) {
         if let Some(home) = &mut *lock(&self.home) {
             home.manifest.state.scars = Some(scars.len() as u64);
         }

@@ -8,7 +8,7 @@ use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout, Parts};
 use crate::error::{Error, Result, is_unreadable};
 use crate::expiry::SystemClock;
 use crate::lines;
-use crate::log::{BLOCK_BYTES, device_offset};
+use crate::log::{BLOCK_BYTES, block_ceil, device_offset};
 use crate::manifest::{LOG, Manifest, State, has_lived};
 use crate::options::no_manifest;
 use crate::recovery::Manner;
@@ -29,6 +29,8 @@ pub(crate) struct Resting {
     pub(crate) scars: Vec<Scar>,
     /// Of their list some cannot be read: what lies around those is not known to be left out.
     pub(crate) lacks_scars: bool,
+    /// A slot of the manifest is lost: it may have told of a later line.
+    pub(crate) lacks_slot: bool,
 }
 
 /// Hears of damage; an error of its own ends the look.
@@ -40,13 +42,13 @@ impl Resting {
     /// # Errors
     /// As [`missing`] without a manifest; `Corruption` if nothing is left of it.
     pub(crate) fn open(storage: Arc<dyn Storage>, types: Option<(Layout, [u64; 2])>, on_damage: OnDamage<'_>) -> Result<Self> {
-        let manifest = match Manifest::open(&*storage, types, false) {
+        let (manifest, lacks_slot) = match Manifest::open(&*storage, types, false) {
             Err(error) if error.is_damage() => {
                 let Ok(manifest) = Manifest::open(&*storage, types, true) else { return Err(error) };
                 on_damage(&error)?;
-                manifest
+                (manifest, true)
             }
-            opened => opened?,
+            opened => (opened?, false),
         };
         let manifest = manifest.ok_or_else(|| missing(&*storage))?;
         manifest.spoiled.iter().try_for_each(&mut *on_damage)?;
@@ -59,7 +61,19 @@ impl Resting {
         let listed = or_tell(scars::read(&*storage, state.cut, state.scars, false), on_damage)?;
         let lacks_scars = listed.is_none();
         let scars = listed.map_or_else(|| scars::readable(&*storage, state.cut), Ok)?;
-        Ok(Self { engine, state, scars, lacks_scars })
+        Ok(Self { engine, state, scars, lacks_scars, lacks_slot })
+    }
+}
+
+impl Resting {
+    /// Bytes of the log's blocks behind the line that are whole: of lines that a lost slot told of, or of none.
+    pub(crate) fn whole_bytes_behind(&self) -> Result<u64> {
+        let behind = block_ceil(self.state.cut)..self.engine.log.cold_device()?.bytes()? / SECTOR_BYTES as u64 * BLOCK_BYTES;
+        let mut blocks = behind.end.saturating_sub(behind.start) / BLOCK_BYTES;
+        if blocks > 0 {
+            self.engine.check_blocks(behind, &mut |_, _| blocks -= 1, &mut |_| ())?;
+        }
+        Ok(blocks * BLOCK_BYTES)
     }
 }
 

@@ -52,7 +52,8 @@ pub struct Salvage {
     pub log_bytes: u64,
     /// Records that were carried over, superseded ones and deletions included.
     pub records: u64,
-    /// Bytes of log whose records could not be.
+    /// Bytes of log whose records could not be. With those behind `line`, where a part of the manifest that may have told of a later one is lost: of these some
+    /// may never have been durable.
     pub lost_bytes: u64,
     /// What was found damaged, by file and address; at most 100 places.
     pub damage: Vec<String>,
@@ -150,6 +151,9 @@ pub fn salvage_in<K: Key + ?Sized, V: Value + ?Sized>(
         carrier.done.lost_bytes += skipped;
         read += log.end - log.start;
         progress(read, total);
+    }
+    if resting.lacks_slot {
+        done.lost_bytes += resting.whole_bytes_behind()?;
     }
     Ok(done)
 }

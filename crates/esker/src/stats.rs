@@ -151,7 +151,7 @@ pub struct MemoryStats {
     pub fixed_bytes: u64,
 }
 
-/// Addresses that divide the log, in bytes of payload, from the oldest on.
+/// Addresses that divide the log, in bytes of payload, from the oldest on. For a while after a compaction `begin` may lie above some of the others.
 ///
 /// ```text
 /// begin ....... head .... flushed_until .... safe_read_only .... read_only .... tail
@@ -227,7 +227,7 @@ pub struct ExpiryStats {
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct LoadStats {
-    /// Loads that ended, failed ones included.
+    /// Loads that returned, failed ones included.
     pub loads: u64,
     /// Loads that failed.
     pub failures: u64,
@@ -265,8 +265,8 @@ impl OperationStats {
     }
 }
 
-/// Calls since the store was opened, blocking and asynchronous ones; each key of a batch counts. What a transaction or a scan reads does not. A write on a
-/// condition, and what a load puts, counts as an RMW, or as a deletion if it takes a value away, as an `expire_at` does whose time has passed; what else
+/// Calls since the store was opened, blocking and asynchronous ones; each key of a batch counts, and each `get` of a transaction. What a scan reads does not, nor a `get_many` of a
+/// transaction that only reads. A write on a condition, and what a load puts, counts as an RMW, or as a deletion if it is to take a value away, as an `expire_at` does whose time has passed; what else
 /// is done with expiry times does not count.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -281,7 +281,7 @@ pub struct OperationStats {
     pub deletes: u64,
     /// Transactions that committed.
     pub transactions: u64,
-    /// Attempts at a transaction that ended in a conflict.
+    /// Attempts at a transaction that ended in a conflict: at their commit, or by [`Store::transaction`](crate::Store::transaction), which runs them again.
     pub conflicts: u64,
     /// Reads of cold records from the device.
     pub device_reads: u64,

@@ -121,7 +121,7 @@ impl<'a> Span<'a> {
         scars::parts(self.scars, self.from, self.until)
     }
 
-    fn is_at(&self, at: u64) {
+    fn note_reached(&self, at: u64) {
         self.reached.set(at);
         if let Some(progress) = self.progress {
             progress(at - self.from, self.bytes());
@@ -200,7 +200,7 @@ impl<'a> Scan<'a> {
         if self.finish_begun(base, piece, visitor)? {
             self.walk(base, piece, visitor)?;
         }
-        self.span.is_at(self.at.min(self.until));
+        self.span.note_reached(self.at.min(self.until));
         Ok(())
     }
 

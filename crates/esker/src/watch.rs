@@ -1,6 +1,6 @@
 //! The watchdog: it names the thread that keeps a drain waiting.
 //!
-//! A pin lasts as long as its operation, and the only part of one that is not the store's own is the closure of an `rmw`. One that
+//! A pin lasts as long as its operation, and what of one is not the store's own is short foreign code: the closure of an `rmw` above all. One that
 //! sleeps holds up everything that drains: eviction, commit lines, closing. So a drain that waits notes for whom and since when, and
 //! `Stats::warnings` says it.
 

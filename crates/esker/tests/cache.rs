@@ -13,6 +13,7 @@ use raise::Raise;
 use std::borrow::Borrow;
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
+use std::io;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
@@ -747,6 +748,27 @@ fn what_others_write_while_it_is_loaded_stands() {
         others_write_while_it_is_loaded::<u64>(is_async, |n| n);
         others_write_while_it_is_loaded::<[u8]>(is_async, |n| vec![n as u8; 100 * n as usize]);
     }
+}
+
+/// It was once handed out though others had put another one meanwhile, or it had gone.
+#[test]
+fn a_failed_reload_hands_out_what_is_there_by_then() {
+    let clock = Arc::new(ManualClock::default());
+    let store: Store<u64, u64> = Options::new().memory("16MiB").clock(clock.clone()).background(false).in_memory().unwrap();
+    let loading = Loading::new().ttl(SECOND * 60).renew_ahead(SECOND * 30);
+    let reload = |key: u64, meanwhile: &dyn Fn()| {
+        store.put_with_ttl(&key, &5, SECOND * 20).unwrap();
+        let fails = || {
+            meanwhile();
+            Err(io::Error::other("down"))
+        };
+        store.get_or_load(&key, &loading, fails)
+    };
+    assert_eq!(reload(1, &|| ()).unwrap(), Some(5));
+    assert_eq!(reload(2, &|| store.put(&2, &99).unwrap()).unwrap(), Some(99));
+    assert!(matches!(reload(3, &|| assert!(store.delete(&3).unwrap())), Err(Error::Load(_))));
+    assert!(matches!(reload(4, &|| clock.advance(SECOND * 30)), Err(Error::Load(_))));
+    assert_eq!(store.stats().loads.failures, 4);
 }
 
 /// An update keeps the end of a value: what the source no longer has is not all that is there.

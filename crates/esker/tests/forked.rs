@@ -70,10 +70,15 @@ fn a_temporary_store_outlives_a_forked_process() {
     assert_eq!(store.get(&0).unwrap().as_deref(), Some(&VALUE[..]));
 }
 
-/// What a thread keeps for its reads is memory that both processes share.
+/// What a thread keeps for its reads through io_uring is memory that both processes share. Threads that read are the parent's alone.
 #[test]
 fn reads_in_a_forked_process_do_not_disturb_the_parents() {
-    let store: Store<u64, [u8]> = Options::new().memory("16MiB").promotion(false).open_temporary().unwrap();
+    [true, false].into_iter().for_each(reads_here_and_in_a_forked_process);
+}
+
+fn reads_here_and_in_a_forked_process(io_uring: bool) {
+    let options = Options::new().memory("16MiB").promotion(false).io_uring(io_uring);
+    let store: Store<u64, [u8]> = options.open_temporary().unwrap();
     (0..KEYS).for_each(|key| store.put(&key, &VALUE).unwrap());
     let keys: Vec<u64> = (0..128).collect();
     let read = || {

@@ -52,6 +52,34 @@ fn pairs(store: &Store<u64, u64>) -> BTreeMap<u64, u64> {
     pairs
 }
 
+/// It once said that nothing was lost, though all behind the line before was.
+#[test]
+fn what_a_lost_slot_told_of_is_lost() {
+    let files = Arc::new(MemoryStorage::new());
+    for round in 0..4u64 {
+        let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
+        (0..1000).for_each(|n| store.put(&(round * 1000 + n), &n).unwrap());
+        store.close().unwrap();
+    }
+    let whole = carry::<u64, u64>(&files).1;
+    assert_eq!((whole.records, whole.lost_bytes, whole.damaged), (4000, 0, 0));
+    // Both copies of either slot: of the newest, and of the one before it.
+    let lost: Vec<_> = (0..2)
+        .map(|slot| {
+            let files = damaged(&files, "esker.manifest", slot);
+            damage(&files, "esker.manifest", slot + 2);
+            let (store, done) = carry::<u64, u64>(&files);
+            assert_eq!(pairs(&store).len() as u64, done.records);
+            (done.records, done.lost_bytes >= (4000 - done.records) * 24)
+        })
+        .collect();
+    assert!(lost.iter().all(|(_, is_told)| *is_told) && lost.iter().any(|(records, _)| *records == 3000), "{lost:?}");
+    let sound = lost.iter().position(|(records, _)| *records == 4000).unwrap();
+    let files = damaged(&files, "esker.manifest", sound as u64);
+    damage(&files, "esker.manifest", sound as u64 + 2);
+    assert_eq!(carry::<u64, u64>(&files).1.lost_bytes, 0);
+}
+
 #[test]
 fn a_sound_store_comes_over_whole() {
     let files = Arc::new(MemoryStorage::new());

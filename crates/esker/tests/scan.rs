@@ -1022,3 +1022,43 @@ fn a_test_of_keys_may_not_use_the_store() {
     assert_eq!((found, refused.load(SeqCst)), (vec![3, 5], 1000));
     assert_eq!(store.get(&3).unwrap(), Some(3));
 }
+
+/// Neither asked once.
+#[test]
+fn iterators_and_pages_tell_how_far_they_are_and_can_be_ended() {
+    let store: Store<u64, u64> = Options::new().memory("64MiB").in_memory().unwrap();
+    (0..100_000).for_each(|n| store.put(&n, &n).unwrap());
+    let told = Mutex::new(Vec::new());
+    let note = |part: f64| {
+        told.lock().unwrap().push(part);
+        ControlFlow::Continue(())
+    };
+    let check = |way: &str| {
+        let told = std::mem::take(&mut *told.lock().unwrap());
+        let rises = told.windows(2).all(|two| two[0] <= two[1]);
+        assert!(told.len() > 100 && rises && told[0] < 0.1 && *told.last().unwrap() > 0.999, "{way}: {told:?}");
+    };
+    assert_eq!(store.scan().progress(note).iter().unwrap().map(Result::unwrap).count(), 100_000);
+    check("iterator");
+    let (mut cursor, mut most, mut count) = (Some(Cursor::START), 0, 0);
+    while let Some(at) = cursor {
+        let page = store.scan().progress(note).page(at, 60).unwrap();
+        cursor = page.next;
+        most = most.max(page.pairs.len());
+        count += page.pairs.len();
+    }
+    check("pages");
+    // And a page has no more than was asked for, but for one bucket's.
+    assert!(count == 100_000 && most <= 60 + 20, "{most} pairs of 60");
+
+    let half = |part: f64| if part < 0.5 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+    let (mut pairs, mut end) = (0, None);
+    for pair in store.scan().progress(half).iter().unwrap() {
+        match pair {
+            Ok(_) => pairs += 1,
+            Err(error) => end = Some(error),
+        }
+    }
+    assert!(matches!(end, Some(Error::Cancelled)) && (40_000..60_000).contains(&pairs), "{pairs} pairs, then {end:?}");
+    assert!(matches!(store.scan().progress(half).page(Cursor::START, 90_000), Err(Error::Cancelled)));
+}

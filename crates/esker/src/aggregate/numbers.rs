@@ -316,7 +316,9 @@ impl Sketch {
     /// The number below which this part of all numbers lies, from 0 to 1; `None` of nothing, or for another part.
     #[must_use]
     pub fn quantile(&self, part: f64) -> Option<f64> {
-        self.0.quantile(part).ok().flatten()
+        // Within one percent of a number that is there, but no further out than all of them.
+        let (least, greatest) = (self.0.min()?, self.0.max()?);
+        self.0.quantile(part).ok().flatten().map(|number| number.clamp(least, greatest))
     }
 
     /// How many numbers it is of.

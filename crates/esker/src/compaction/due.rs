@@ -81,7 +81,7 @@ impl Engine {
         self.epochs.slots().filter(|slot| cursors.contains(&slot.cursor.load(Relaxed))).map(|slot| slot.unfilled_bytes()).sum()
     }
 
-    /// The same for a line, which still has what was copied and is held.
+    /// The superseded bytes of which a line tells, which still has what was copied and is held.
     pub(crate) fn superseded_bytes_of_line(&self) -> u64 {
         (self.superseded_bytes() + self.held_back().moved).min(self.log_extent())
     }
@@ -97,7 +97,7 @@ impl Engine {
         lock(&self.compaction.copied).iter().fold(Copied::default(), sum)
     }
 
-    /// Those given back included.
+    /// All dead bytes that were counted, those given back included.
     fn counted_dead_bytes(&self) -> u64 {
         self.compaction.known.load(Relaxed) + self.log.left_bytes.load(Relaxed) + self.epochs.counted(Counter::DeadByte)
     }

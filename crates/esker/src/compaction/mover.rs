@@ -44,7 +44,7 @@ const DOUBT_READS_MAX: f64 = 64.0;
 const RUN_BLOCKS_MAX: u64 = 8;
 /// Blocks under way, whatever the runs: a quarter of a mebibyte.
 const UNDER_WAY_BLOCKS_MAX: usize = 64;
-/// Records between two looks at the room above the tail.
+/// Records between two looks whether the store closes, and at what the driver would do meanwhile.
 const VISITS_AHEAD: u64 = 256;
 
 /// Moves what lives in a stretch.

@@ -1,4 +1,4 @@
-//! Devices: where the cold part of the log lies. The only place that calls the operating system for files.
+//! Devices: where the cold part of the log lies. With `directory.rs` the only place that calls the operating system for files.
 //!
 //! The trait is small so that a simulated disk is short. Offsets and lengths are multiples of [`SECTOR_BYTES`].
 

@@ -1,54 +1,221 @@
 //! A stream of reads by waiting threads, for where the kernel grants no io_uring.
 //!
-//! The threads live as long as the stream and are started as its depth needs them, as far as the system grants them; if it grants none, the
-//! reads are done here. Reads travel to them and back with
-//! their buffers, so nothing is shared; a panic of the source drops the channel, and the threads end with their last read.
+//! The threads are a crew that all streams of the process share: started as reads wait for one, as far as the system grants them, and ended when there was
+//! nothing to do for a while. A stream of a handful of reads finds them there. Reads travel to them and back with their buffers and their file, so nothing is
+//! shared; a stream that ends by a panic drops its channel, and what was under way goes with its thread's next word.
 
-use super::{DeviceRead, ReadSource};
-use std::io;
-use std::sync::{Mutex, mpsc};
+use super::file::finish;
+use super::{Device, DeviceRead, ReadSource};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering::*};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
+use std::thread;
+use std::time::Duration;
 
-/// Reads under way, each by a thread of its own: a stream of a handful of reads must not pay for more.
-const THREADS: usize = 32;
+/// Reads under way of a stream.
+const DEPTH: usize = 32;
+/// For all streams: threads of two of them.
+const THREADS_MAX: usize = 64;
+const IDLE: Duration = Duration::from_secs(2);
 
-pub(super) fn read_stream(read: impl Fn(&mut DeviceRead) -> io::Result<()> + Sync, source: &mut dyn ReadSource) {
-    let (jobs, waiting) = mpsc::channel::<DeviceRead>();
+/// A read on its way, and back to its stream: whether all of it was read.
+struct Job {
+    read: DeviceRead,
+    file: Arc<File>,
+    offset: u64,
+    ended: mpsc::Sender<(DeviceRead, bool)>,
+}
+
+struct Crew {
+    /// Whose it is: in a process that was forked from that one there are none of its threads, and its locks may be held for ever.
+    process: u32,
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    /// Of these, who wait for a job.
+    idle: usize,
+}
+
+/// Does the reads of `source`.
+pub(super) fn read_stream(device: &dyn Device, source: &mut dyn ReadSource) {
     let (ended, results) = mpsc::channel();
-    let waiting = Mutex::new(waiting);
-    let work = |ended: mpsc::Sender<_>| {
-        // The lock is held while waiting: the next thread waits for the lock instead.
-        while let Ok(mut job) = { waiting.lock().unwrap_or_else(|e| e.into_inner()).recv() } {
-            let result = read(&mut job);
-            if ended.send((job, result)).is_err() {
-                return;
-            }
-        }
+    let (crew, mut under_way) = (Crew::of_process(), 0);
+    let read_here = |mut read: DeviceRead, source: &mut dyn ReadSource| {
+        let result = device.read(read.offset(), read.bytes_mut());
+        source.done(read, result);
     };
-    std::thread::scope(|scope| {
-        let (jobs, mut threads, mut under_way) = (jobs, 0, 0);
-        loop {
-            while under_way < THREADS
-                && let Some(mut job) = source.next()
-            {
-                if threads <= under_way {
-                    let (ended, work) = (ended.clone(), &work);
-                    threads += usize::from(std::thread::Builder::new().spawn_scoped(scope, move || work(ended)).is_ok());
-                }
-                if threads == 0 {
-                    let result = read(&mut job);
-                    source.done(job, result);
-                    continue;
-                }
-                under_way += 1;
-                let _ = jobs.send(job);
+    loop {
+        while under_way < DEPTH
+            && let Some(read) = source.next()
+        {
+            // None: across two files, or where none is.
+            let Some((file, offset)) = device.file_at(read.offset(), read.bytes().len()) else {
+                read_here(read, source);
+                continue;
+            };
+            match crew.take(Job { read, file, offset, ended: ended.clone() }) {
+                None => under_way += 1,
+                Some(refused) => read_here(refused.read, source),
             }
-            if under_way == 0 {
-                return;
-            }
-            // We hold a sender ourselves, and each thread answers each job.
-            let Ok((job, result)) = results.recv() else { return };
-            under_way -= 1;
-            source.done(job, result);
         }
-    });
+        if under_way == 0 {
+            return;
+        }
+        // We hold a sender ourselves, and each thread answers each job.
+        let Ok((mut read, is_whole)) = results.recv() else { return };
+        under_way -= 1;
+        let result = finish(device, &mut read, is_whole);
+        source.done(read, result);
+    }
+}
+
+impl Crew {
+    fn of_process() -> &'static Self {
+        static CREW: AtomicPtr<Crew> = AtomicPtr::new(ptr::null_mut());
+        loop {
+            let there = CREW.load(Acquire);
+            // SAFETY: null, or a crew that is never freed.
+            if let Some(crew) = unsafe { there.as_ref() }
+                && crew.process == process::id()
+            {
+                return crew;
+            }
+            let own = Box::into_raw(Box::new(Self { process: process::id(), state: Mutex::default(), work: Condvar::new() }));
+            if CREW.compare_exchange(there, own, AcqRel, Relaxed).is_err() {
+                // SAFETY: nobody else has seen it.
+                drop(unsafe { Box::from_raw(own) });
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Gives the job to a thread; back, if there is none and the system grants none.
+    fn take(&'static self, job: Job) -> Option<Job> {
+        let mut state = self.lock();
+        state.jobs.push_back(job);
+        if state.jobs.len() > state.idle && state.threads < THREADS_MAX {
+            let named = thread::Builder::new().name("esker-read".into());
+            state.threads += usize::from(named.spawn(|| self.work()).is_ok());
+            if state.threads == 0 {
+                return state.jobs.pop_back();
+            }
+        }
+        drop(state);
+        self.work.notify_one();
+        None
+    }
+
+    /// A thread's life.
+    fn work(&self) {
+        while let Some(Job { mut read, file, offset, ended }) = self.next() {
+            let is_whole = file.read_exact_at(read.bytes_mut(), offset).is_ok();
+            // Before anybody hears of it: with the last one a store lets go of its files.
+            drop(file);
+            let _ = ended.send((read, is_whole));
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                return Some(job);
+            }
+            state.idle += 1;
+            let (waited, end) = self.work.wait_timeout(state, IDLE).unwrap_or_else(|e| e.into_inner());
+            state = waited;
+            state.idle -= 1;
+            if end.timed_out() && state.jobs.is_empty() {
+                state.threads -= 1;
+                return None;
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom), not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::device::{FileDevice, SECTOR_BYTES};
+    use std::io;
+
+    /// So many reads of one sector each, some of them beyond the file's end.
+    struct Some {
+        next: u64,
+        count: u64,
+        told: Vec<bool>,
+        panics: bool,
+    }
+
+    impl ReadSource for Some {
+        fn next(&mut self) -> Option<DeviceRead> {
+            let next = (self.next < self.count).then(|| DeviceRead::new(self.next * SECTOR_BYTES as u64, 1, self.next))?;
+            self.next += 1;
+            Option::Some(next)
+        }
+
+        fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
+            assert!(!self.panics, "the source panics");
+            let is_right = read.bytes().iter().all(|byte| *byte == read.token() as u8);
+            self.told[read.token() as usize] = result.is_ok() && is_right;
+        }
+    }
+
+    #[test]
+    fn streams_share_a_crew_and_a_panic_of_one_is_its_own() {
+        const SECTORS: u64 = 200;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let bytes: Vec<u8> = (0..SECTORS).flat_map(|sector| [sector as u8; SECTOR_BYTES]).collect();
+        std::fs::write(&path, bytes).unwrap();
+        let device = FileDevice::open(&path, false, false).unwrap();
+        let stream = |count: u64, panics: bool| {
+            let mut source = Some { next: 0, count, told: vec![false; count as usize], panics };
+            read_stream(&device, &mut source);
+            source.told
+        };
+        thread::scope(|scope| {
+            for thread in 0..8 {
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        if (thread + round) % 10 == 0 {
+                            let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| stream(100, true)));
+                            assert!(panicked.is_err());
+                        }
+                        let told = stream(SECTORS + 3, false);
+                        assert!(told.iter().enumerate().all(|(n, is_right)| *is_right == (n < SECTORS as usize)));
+                    }
+                });
+            }
+        });
+        let state = Crew::of_process().lock();
+        assert!((1..=THREADS_MAX).contains(&state.threads) && state.jobs.is_empty(), "{} threads", state.threads);
+    }
+
+    #[test]
+    fn a_crew_without_work_ends() {
+        let crew: &'static Crew = Box::leak(Box::new(Crew { process: 0, state: Mutex::default(), work: Condvar::new() }));
+        let (ended, results) = mpsc::channel();
+        let file = Arc::new(File::open("/dev/zero").unwrap());
+        let job = |token| Job { read: DeviceRead::new(0, 1, token), file: file.clone(), offset: 0, ended: ended.clone() };
+        assert!((0..10).all(|token| crew.take(job(token)).is_none()));
+        assert!((0..10).all(|_| results.recv().unwrap().1));
+        assert!((1..=10).contains(&crew.lock().threads));
+        while crew.lock().threads > 0 {
+            thread::sleep(Duration::from_millis(10));
+        }
+        assert!(crew.take(job(0)).is_none() && results.recv().unwrap().1);
+    }
 }

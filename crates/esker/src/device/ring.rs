@@ -7,6 +7,7 @@
 //! kernel writes into its buffer meanwhile, and with it the file it is read from. [`Lease`] keeps the rule when the source panics, too: its drop waits. If the
 //! kernel refuses even to wait, the buffers are leaked rather than freed.
 
+use super::file::finish;
 use super::{Device, DeviceRead, ReadSource};
 use io_uring::{IoUring, opcode, types};
 use std::cell::Cell;
@@ -97,7 +98,8 @@ impl Lease {
             }
             ring.submit_and_wait(1)?;
             ring.reap(|mut read, result| {
-                let result = finish(device, &mut read, result);
+                let is_whole = usize::try_from(result) == Ok(read.bytes().len());
+                let result = finish(device, &mut read, is_whole);
                 source.done(read, result);
             });
         }
@@ -196,12 +198,6 @@ impl Ring {
             }
         }
     }
-}
-
-/// A read that was short, interrupted or failed is done once more, synchronously: that is rare, and the device's own error tells where.
-fn finish(device: &dyn Device, read: &mut DeviceRead, result: i32) -> io::Result<()> {
-    let is_whole = usize::try_from(result) == Ok(read.bytes().len());
-    if is_whole { Ok(()) } else { device.read(read.offset(), read.bytes_mut()) }
 }
 
 #[cfg(all(test, not(loom), not(shuttle)))]

@@ -29,6 +29,8 @@ const TOGETHER: usize = 8;
 const AHEAD_SPLITS: u64 = 8;
 /// Buckets that must be left of the share for a turn to begin: each split may need one more.
 const RESERVE: u64 = 2 * SPLITS_PER_TURN;
+// What is fetched ahead of a split lies in the region.
+const _: () = assert!(3 * AHEAD_SPLITS + TOGETHER as u64 <= RESERVE);
 /// Free entries that a bucket must have before one behind it is given back.
 const CLOSED_UP_SPARE: usize = if cfg!(loom) { 0 } else { 2 };
 

@@ -175,7 +175,8 @@ impl Index {
     #[inline(always)]
     fn bucket(&self, at: u64) -> &Bucket {
         debug_assert!((at as usize + 1) * 64 <= self.table.bytes());
-        // SAFETY: `at` is below twice the level's buckets, which the region holds; fresh memory is all empty entries.
+        // SAFETY: `at` lies in the table, or less than `RESERVE` buckets behind it: the region has those, too, before the table grows (`growth.rs`). Fresh memory
+        // is all empty entries.
         unsafe { &*self.table.base().cast::<Bucket>().add(at as usize) }
     }
 
@@ -341,12 +342,12 @@ impl Index {
         ((u128::from(part) * u128::from(self.buckets())) >> 64) as u64
     }
 
-    /// All addresses in one bucket, for statistics.
+    /// All addresses in one bucket: a moment's look, unless it is latched.
     pub(crate) fn addresses(&self, at: u64) -> Vec<u64> {
         self.words(at).into_iter().map(address_of).collect()
     }
 
-    /// All entries of one bucket, for statistics.
+    /// All entries of one bucket, in the same way.
     fn words(&self, at: u64) -> Vec<u64> {
         let all = self.chain(self.bucket(at)).flat_map(Bucket::entries);
         // Without a latch the bucket behind may have become free just now: then it has numbers of the free list, which have no tag.

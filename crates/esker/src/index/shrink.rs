@@ -214,7 +214,7 @@ impl Index {
     }
 
     /// The table was as fine as this when records that count were published.
-    pub(crate) fn was_as_fine_as(&self, word: u64) {
+    pub(crate) fn note_finest(&self, word: u64) {
         self.shrinking.finest.fetch_max(Shape(word).buckets(), Relaxed);
     }
 

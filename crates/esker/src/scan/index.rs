@@ -14,7 +14,7 @@ use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
 
 /// Buckets whose cache misses overlap.
-pub(super) const BUCKETS: usize = 16;
+const BUCKETS: usize = 16;
 /// Chains that are kept before they are read from the device.
 const COLD_CHAINS: usize = 1 << 14;
 /// So many walks are made before it is asked whether to go on.

@@ -1,17 +1,22 @@
 //! What outlives a call: cursors and iterators. Both walk the index, by position.
 
-use super::index::{BUCKETS, Walker};
+use super::index::Walker;
 use super::rows::Rows;
 use super::{Filter, Frame, Scan};
 use crate::error::{Error, Result};
 use crate::snapshot::Snapshot;
 use crate::store::{Store, Version};
+use crate::sync::atomic::Ordering::Relaxed;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 use std::collections::VecDeque;
 
 /// So many keys that [`Scan::delete`] has found are deleted together: calls that are durable by themselves share a line.
 const DELETED_AT_ONCE: usize = 1024;
+/// Buckets at a time: what is cold of them is read together.
+const BUCKETS: usize = 64;
+/// In a bucket there are no more pairs than that, as a rule.
+const BUCKET_PAIRS: usize = 8;
 /// An iterator takes fewer buckets at a time where their pairs are longer than this.
 const HELD_BYTES: usize = 1 << 20;
 /// How finely it tells how far it is.
@@ -73,14 +78,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 }
 
 impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
-    /// About `limit` pairs from a cursor on (the pairs of one bucket, some ten, are not divided), as they are at some time
-    /// during this call, or in a transaction that only reads as of its beginning. Strategy and threads mean nothing here.
+    /// About `limit` pairs from a cursor on (the pairs of one bucket, five to ten as a rule, are not divided), as they are at some time
+    /// during this call, or in a transaction that only reads as of its beginning. Strategy and threads mean nothing here; progress is that of the walk
+    /// through all pages.
     ///
     /// From the first page to the last, a key that is there all the time is returned exactly once, whatever comes, changes,
     /// goes or grows meanwhile; one that comes or goes may be returned or not.
     ///
     /// # Errors
-    /// As [`Store::get`].
+    /// As [`Store::get`]; [`Error::Cancelled`].
     ///
     /// # Cost
     /// That of a `get_many` of its pairs and of those that its conditions leave out. It draws no snapshot.
@@ -88,15 +94,17 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         let filter = self.filter.take();
         let hold = self.store.engine.hold_space()?;
         let view = self.as_of.unwrap_or_else(|| hold.view());
-        let frame = self.frame(view, 0);
+        let frame = self.frame(view, PARTS_IN_ALL);
+        frame.control.done.store(parts(0, Some(cursor.0)), Relaxed);
         let (mut walker, mut rows) = (Walker::default(), Rows::default());
         let (mut pairs, mut next) = (Vec::new(), Some(cursor.0));
         while let Some(from) = next
             && pairs.len() < limit.max(1)
         {
-            let buckets = ((limit - pairs.len().min(limit)) / 4).clamp(1, BUCKETS);
+            let buckets = ((limit - pairs.len().min(limit)) / BUCKET_PAIRS).clamp(1, BUCKETS);
             next = frame.walk(&mut walker, from, u64::MAX, buckets, &mut rows)?;
             take(&frame, filter.as_deref(), &mut walker, &mut rows, &mut |key, value| pairs.push((K::own(key), V::own(value))))?;
+            frame.control.advance(parts(from, next))?;
         }
         Ok(Page { pairs, next: next.map(Cursor) })
     }
@@ -156,19 +164,21 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
                 keys.clear();
                 versions.clear();
             }
-            frame.control.advance((next.unwrap_or(u64::MAX) - from) / (u64::MAX / PARTS_IN_ALL))?;
+            frame.control.advance(parts(from, next))?;
         }
         Ok(count)
     }
 
     /// All pairs, each by itself, as of this moment. Until the iterator is dropped no space is given back.
     ///
+    /// It always goes by the index, on this thread: strategy and threads mean nothing here.
+    ///
     /// # Errors
     /// As [`Scan::for_each`]. An error while iterating is the last item.
     pub fn iter(mut self) -> Result<Iter<'a, K, V>> {
         let filter = self.filter.take();
         let (view, snapshot) = self.snapshot()?;
-        let frame = self.frame(view, 0);
+        let frame = self.frame(view, PARTS_IN_ALL);
         Ok(Iter {
             frame,
             filter,
@@ -180,6 +190,11 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
             _snapshot: snapshot,
         })
     }
+}
+
+/// How far it is from one position to the next.
+fn parts(from: u64, next: Option<u64>) -> u64 {
+    (next.unwrap_or(u64::MAX) - from) / (u64::MAX / PARTS_IN_ALL)
 }
 
 fn delete_versions<K: Key + ?Sized, V: Value + ?Sized>(store: &Store<K, V>, keys: &[K::Owned], versions: &[Version]) -> Result<u64> {
@@ -230,7 +245,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Iter<'_, K, V> {
         self.buckets = if bytes > HELD_BYTES { self.buckets.div_ceil(2) } else { (2 * self.buckets).min(BUCKETS) };
         // Last: behind a filter that panicked there is nothing more, for its rows were taken in part.
         self.next = next;
-        Ok(())
+        self.frame.control.advance(parts(from, next))
     }
 }
 

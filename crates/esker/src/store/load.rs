@@ -219,7 +219,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                         Ok(new) => asking.keep(&lead, new, old.as_ref(), ends).await,
                         Err(error) => Err(error),
                     };
-                    let result = asking.finish(lead, result, old, ends);
+                    let result = asking.finish(lead, result, old, ends).await;
                     drop(duty);
                     asking.store.tell_departed_by(asking.waits);
                     return result;
@@ -370,8 +370,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         })
     }
 
-    /// Brings everybody what came; where there is a value still, nobody need hear that another one did not.
-    fn finish(&self, lead: Lead<'_>, result: Result<Option<V::Owned>>, old: Option<V::Owned>, ends: u64) -> Result<Option<V::Owned>> {
+    /// Brings everybody what came; where there is a value still, nobody need hear that another one did not. It may have gone meanwhile, or be another's.
+    async fn finish(&self, lead: Lead<'_>, result: Result<Option<V::Owned>>, old: Option<V::Owned>, ends: u64) -> Result<Option<V::Owned>> {
         let now = self.now();
         let rest = match &result {
             Ok(None) if !self.loading.absent.is_zero() => Some((Rest::Absent, now.saturating_add(whole_millis(self.loading.absent)))),
@@ -382,7 +382,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         };
         lead.set_rest(rest, now);
         match lead.finish::<V, _>(result) {
-            Err(Error::Load(_)) if old.is_some() => Ok(old),
+            Err(Error::Load(error)) if old.is_some() => self.again().await?.map_or(Err(Error::Load(error)), |there| Ok(Some(there))),
             result => result,
         }
     }

@@ -573,8 +573,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// was durable. `Invalid` for a store in memory, and inside a closure that the store runs. `Closed`.
     ///
     /// # Cost
-    /// Writes what changed since the last commit, and syncs once; twice if that was more than about a mebibyte, and now and then otherwise. Each record is
-    /// copied once when it changes for the first time after a commit.
+    /// Writes what changed since the last commit, or next to nothing, and syncs once; the log's file and the manifest, one after the other, if that was more than
+    /// about a mebibyte, and now and then otherwise; each further file of the log that was begun. Each record is copied once when it changes for the first time
+    /// after a commit.
     ///
     /// # Examples
     /// ```
