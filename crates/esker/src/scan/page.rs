@@ -14,9 +14,7 @@ use std::collections::VecDeque;
 /// So many keys that [`Scan::delete`] has found are deleted together: calls that are durable by themselves share a line.
 const DELETED_AT_ONCE: usize = 1024;
 /// Buckets at a time: what is cold of them is read together.
-const BUCKETS: usize = 64;
-/// In a bucket there are no more pairs than that, as a rule.
-const BUCKET_PAIRS: usize = 8;
+const BUCKETS: usize = 32;
 /// An iterator takes fewer buckets at a time where their pairs are longer than this.
 const HELD_BYTES: usize = 1 << 20;
 /// How finely it tells how far it is.
@@ -92,7 +90,9 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// That of a `get_many` of its pairs and of those that its conditions leave out. It draws no snapshot.
     pub fn page(mut self, cursor: Cursor, limit: usize) -> Result<Page<K, V>> {
         let filter = self.filter.take();
-        let hold = self.store.engine.hold_space()?;
+        let (hold, index) = (self.store.engine.hold_space()?, &self.store.engine.index);
+        // Entries of a bucket in the mean: pairs, where keys share none.
+        let in_bucket = index.entries().div_ceil(index.buckets()).max(1) as usize;
         let view = self.as_of.unwrap_or_else(|| hold.view());
         let frame = self.frame(view, PARTS_IN_ALL);
         frame.control.done.store(parts(0, Some(cursor.0)), Relaxed);
@@ -101,7 +101,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         while let Some(from) = next
             && pairs.len() < limit.max(1)
         {
-            let buckets = ((limit - pairs.len().min(limit)) / BUCKET_PAIRS).clamp(1, BUCKETS);
+            let buckets = limit.saturating_sub(pairs.len()).div_ceil(in_bucket).clamp(1, BUCKETS);
             next = frame.walk(&mut walker, from, u64::MAX, buckets, &mut rows)?;
             take(&frame, filter.as_deref(), &mut walker, &mut rows, &mut |key, value| pairs.push((K::own(key), V::own(value))))?;
             frame.control.advance(parts(from, next))?;
