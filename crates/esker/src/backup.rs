@@ -30,8 +30,10 @@ use crate::manifest::has_lived;
 use crate::manifest::{Manifest, State};
 use crate::resting::{existing, missing, resting_engine};
 use crate::scars::{self, Scar};
+use crate::store::Store;
 use crate::sync::atomic::Ordering::Acquire;
 use crate::traverse::Span;
+use crate::types::{Key, Value};
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::Path;
@@ -53,9 +55,71 @@ pub struct Backup {
     pub kept_bytes: u64,
 }
 
+impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
+    /// Makes a backup in the directory `to` while operations go on. All that had returned before the call is in it. `to` is new, or an earlier backup of this
+    /// store; then only what is new is written. The backup opens like any store. Once it has been written to, it is an independent store, and cannot be
+    /// added to any more.
+    ///
+    /// # Errors
+    /// As [`Store::commit`]; `Invalid` if `to` is something else; `Corruption` for damage in what is copied, by address. An
+    /// earlier backup is what it was then.
+    ///
+    /// # Cost
+    /// Reads and writes the log, or what is new of it. Compaction waits.
+    ///
+    /// # Examples
+    /// ```
+    /// # let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    /// # let (directory, copy) = (folder.path(), other.path());
+    /// use esker::{Options, Store};
+    ///
+    /// let store: Store<u64, u64> = Options::new().memory("16MiB").open(directory)?;
+    /// store.put(&1, &7)?;
+    /// store.snapshot_to(copy)?;
+    /// store.put(&1, &8)?;
+    /// let as_it_was: Store<u64, u64> = Options::new().memory("16MiB").open(copy)?;
+    /// assert_eq!(as_it_was.get(&1)?, Some(7));
+    /// # Ok::<(), esker::Error>(())
+    /// ```
+    pub fn snapshot_to(&self, to: impl AsRef<Path>) -> Result<Backup> {
+        into_directory(to.as_ref(), |to| self.engine.snapshot_in(None, to))
+    }
+
+    /// As [`Store::snapshot_to`], to a new directory `to`; what has not changed since is taken from an `earlier` backup of this
+    /// store, which stays as it is and is not needed afterwards. Where both are in one file system with hard links, full files of log
+    /// are shared.
+    ///
+    /// # Errors
+    /// As [`Store::snapshot_to`]; `Invalid` if `to` is a backup already, or `earlier` none of this store or newer than it;
+    /// `Corruption` also for damage in `earlier`. What is in `to` is no store then.
+    ///
+    /// # Cost
+    /// Reads all of the log, most of it from `earlier`; writes what is not shared. Compaction waits.
+    pub fn snapshot_from(&self, earlier: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<Backup> {
+        let earlier = existing(earlier.as_ref())?;
+        into_directory(to.as_ref(), |to| self.engine.snapshot_in(Some(earlier), to))
+    }
+
+    /// [`Store::snapshot_to`] for a place of your own.
+    ///
+    /// # Errors
+    /// As [`Store::snapshot_to`].
+    pub fn snapshot_in(&self, to: Arc<dyn Storage>) -> Result<Backup> {
+        self.engine.snapshot_in(None, to)
+    }
+
+    /// [`Store::snapshot_from`] for places of your own.
+    ///
+    /// # Errors
+    /// As [`Store::snapshot_from`].
+    pub fn snapshot_from_in(&self, earlier: Arc<dyn Storage>, to: Arc<dyn Storage>) -> Result<Backup> {
+        self.engine.snapshot_in(Some(earlier), to)
+    }
+}
+
 /// Copies the store in the directory `from`, which nobody may have open, to `to`: a new directory, or an earlier backup of the
 /// same store, to which what is new is added. It is as of the store's last durable line. `progress` is told the bytes of log copied, and
-/// all. To copy a store that is open: [`Store::snapshot_to`](crate::Store::snapshot_to). To restore a backup is the same, the other
+/// all. To copy a store that is open: [`Store::snapshot_to`]. To restore a backup is the same, the other
 /// way round.
 ///
 /// # Errors

@@ -14,10 +14,10 @@
 
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, SEGMENT_PREFIX, Storage};
-use crate::engine::Layout;
 use crate::error::{Error, Result};
 use crate::image;
 use crate::scars::SCARS;
+use crate::types::{Key, Layout, Value, layout};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Identity {
 }
 
 /// The width of what has none.
-pub(crate) const ANY_WIDTH: u64 = u64::MAX;
+const ANY_WIDTH: u64 = u64::MAX;
 
 /// The state that a slot describes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ pub(crate) struct Manifest {
     is_damaged: bool,
     /// Where a copy of the newest slot should be, and is not.
     lacking: Option<u64>,
-    /// Where the log begins as the older slot has it.
+    /// Where the log begins as the older slot has it; 0 if there is none.
     older_begin: u64,
 }
 
@@ -140,8 +140,7 @@ impl Manifest {
             let (want, found) = (types_name(layout, widths), types_name(state.layout, state.widths));
             return Err(Error::invalid(format!("the store has another layout want=`{want}` found=`{found}`")));
         }
-        // Of a slot that is not there nobody will go by.
-        let older_begin = other.map_or(state.begin, |other| other.begin);
+        let older_begin = other.map_or(0, |other| other.begin);
         Ok(Some(Self { device, state, spoiled, is_damaged, lacking, older_begin }))
     }
 
@@ -177,10 +176,6 @@ impl Manifest {
             is_cache,
         };
         let mut manifest = Self::unwritten(storage, state)?;
-        // The other slot has its room, too: what the first opening of a full disk must write.
-        for offset in offsets(0) {
-            manifest.device.write(offset, AlignedBuffer::new(1).bytes())?;
-        }
         manifest.write(|_| {})?;
         storage.sync()?;
         Ok(manifest)
@@ -192,8 +187,7 @@ impl Manifest {
     }
 
     fn unwritten(storage: &dyn Storage, state: State) -> Result<Self> {
-        let (device, older_begin) = (storage.open(MANIFEST)?, state.begin);
-        Ok(Self { device, state, spoiled: Vec::new(), is_damaged: false, lacking: None, older_begin })
+        Ok(Self { device: storage.open(MANIFEST)?, state, spoiled: Vec::new(), is_damaged: false, lacking: None, older_begin: 0 })
     }
 
     /// Changes the state and makes it durable.
@@ -217,7 +211,7 @@ impl Manifest {
     }
 
     /// Has the older slot speak of no log below the beginning either, durably: that is about to go, and whoever finds the newer one damaged goes by the
-    /// older.
+    /// older. And has one there: a slot of zeros is damage only beside what was not the first.
     pub(crate) fn settle_begin(&mut self) -> Result<()> {
         if self.older_begin < self.state.begin { self.write_slot(self.state.clone()) } else { Ok(()) }
     }
@@ -240,12 +234,16 @@ impl Manifest {
 
     fn write_slot(&mut self, mut next: State) -> Result<()> {
         next.sequence += 1;
+        if self.state.sequence == 0 {
+            // The other slot has its room, too: what the first opening of a full disk must write.
+            offsets(0).into_iter().try_for_each(|offset| self.device.write(offset, AlignedBuffer::new(1).bytes()))?;
+        }
         let buffer = slot_of(&next);
         for offset in offsets(next.sequence % 2) {
             self.device.write(offset, buffer.bytes())?;
         }
         self.device.sync()?;
-        self.older_begin = self.state.begin;
+        self.older_begin = if self.state.sequence == 0 { 0 } else { self.state.begin };
         self.state = next;
         Ok(())
     }
@@ -266,6 +264,17 @@ fn slot_of(state: &State) -> AlignedBuffer {
     let mut buffer = AlignedBuffer::new(1);
     buffer.sector_mut(0)[..text.len()].copy_from_slice(text.as_bytes());
     buffer
+}
+
+/// What a manifest says of a store's types.
+pub(crate) fn types<K: Key + ?Sized, V: Value + ?Sized>() -> (Layout, [u64; 2]) {
+    let width = |width: Option<usize>| width.map_or(ANY_WIDTH, |width| width as u64);
+    (layout::<K, V>(), [width(K::WIDTH), width(V::WIDTH)])
+}
+
+/// Where [`has_lived`] is true, and this is missing.
+pub(crate) fn no_manifest() -> Error {
+    Error::corruption("there is a store but no manifest")
 }
 
 /// True if there is what only a store that was made and used leaves.
@@ -564,6 +573,22 @@ mod tests {
                 assert!(crate::verify_in(files.clone(), |_, _| {}).unwrap().is_sound());
                 assert_eq!(open(&files).unwrap().get(&1).unwrap(), Some(4));
             }
+        }
+    }
+
+    /// Beside the first slot the other one may never have been written: zeros in its place once passed for that when it had told of all there was.
+    #[test]
+    fn a_slot_of_zeros_is_damage() {
+        let files = Arc::new(MemoryStorage::new());
+        let store = open(&files).unwrap();
+        for round in 0..3 {
+            for slot in 0..2 {
+                let files = Arc::new(files.copy());
+                offsets(slot).into_iter().for_each(|offset| change(&files, offset, |sector| sector.fill(0)));
+                assert_eq!(matches!(open(&files), Err(Error::Corruption(_))), round > 0 || slot == 1, "round {round}, slot {slot}");
+            }
+            store.put(&1, &round).unwrap();
+            store.save_index().unwrap();
         }
     }
 

@@ -4,17 +4,17 @@ use crate::cache::{Cache, Caching};
 use crate::commit::Durability;
 use crate::device::{Device, SECTOR_BYTES, Segments, Storage};
 use crate::directory::Directory;
-use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Layout, Parts, check_budget, check_space};
+use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Parts, check_budget, check_space};
 use crate::error::{Error, Result};
 use crate::expiry::{Clock, SystemClock};
 use crate::index::Index;
 use crate::lines;
 use crate::log::{FIRST_ADDRESS, device_offset};
-use crate::manifest::{ANY_WIDTH, Identity, Manifest, has_lived};
+use crate::manifest::{Identity, Manifest, has_lived, no_manifest, types};
 use crate::memory;
 use crate::recovery::Manner;
 use crate::store::Store;
-use crate::types::{Key, Value};
+use crate::types::{Key, Value, layout};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -373,24 +373,6 @@ impl Options {
     }
 }
 
-/// And then this is missing.
-pub(crate) fn no_manifest() -> Error {
-    Error::corruption("there is a store but no manifest")
-}
-
 fn segment_bytes_for(budget: u64) -> u64 {
     (budget / 16).next_power_of_two().clamp(4 << 20, 256 << 20)
-}
-
-/// What a store's manifest says of its types.
-pub(crate) fn types<K: Key + ?Sized, V: Value + ?Sized>() -> (Layout, [u64; 2]) {
-    let width = |width: Option<usize>| width.map_or(ANY_WIDTH, |width| width as u64);
-    (layout::<K, V>(), [width(K::WIDTH), width(V::WIDTH)])
-}
-
-pub(crate) fn layout<K: Key + ?Sized, V: Value + ?Sized>() -> Layout {
-    match (K::WIDTH, V::WIDTH) {
-        (Some(key_bytes), Some(value_bytes)) if value_bytes <= 8 && key_bytes <= 256 => Layout::Word { key_bytes, value_bytes },
-        _ => Layout::Bytes,
-    }
 }

@@ -17,6 +17,14 @@ pub(crate) enum Layout {
     Bytes,
 }
 
+/// How records of these types look.
+pub(crate) const fn layout<K: Key + ?Sized, V: Value + ?Sized>() -> Layout {
+    match (K::WIDTH, V::WIDTH) {
+        (Some(key_bytes), Some(value_bytes)) if value_bytes <= 8 && key_bytes <= 256 => Layout::Word { key_bytes, value_bytes },
+        _ => Layout::Bytes,
+    }
+}
+
 /// What a value can be.
 #[diagnostic::on_unimplemented(
     note = "implemented for `[u8]`, `str` and every `Copy` type with zerocopy's FromBytes, IntoBytes, Immutable, KnownLayout"

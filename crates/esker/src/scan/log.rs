@@ -22,13 +22,12 @@ use crate::index::Seen;
 use crate::log::{BLOCK_BYTES, Log};
 use crate::manifest::LOG;
 use crate::memory::prefetch;
-use crate::options::layout;
 use crate::record::{self, ADDRESS_MASK, VALID};
 use crate::scars::{self, Scar};
 use crate::snapshot::{Newest, View};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::hint;
-use crate::types::{Key, Value};
+use crate::types::{Key, Value, layout};
 use crate::windows::WINDOW_BYTES;
 use std::ops::Range;
 

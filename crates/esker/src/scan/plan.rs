@@ -6,10 +6,9 @@
 use super::Scan;
 use super::doubts::Doubts;
 use crate::error::{Error, Result};
-use crate::options::layout;
 use crate::record;
 use crate::sync::atomic::Ordering::*;
-use crate::types::{Key, Layout, Value};
+use crate::types::{Key, Layout, Value, layout};
 use crate::windows::WINDOW_BYTES;
 use std::time::Duration;
 

@@ -39,22 +39,18 @@ mod transaction;
 mod waiting;
 mod word;
 
-use crate::backup::{Backup, into_directory};
 use crate::cache::{self, Ending, Flights};
-use crate::device::Storage;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::record::{self, ABSENT, KEY_BYTES_MAX, TOMBSTONE};
-use crate::resting::existing;
 use crate::stats::Stats;
 use crate::sync::atomic::Ordering::AcqRel;
 use crate::sync::{Mutex, Rule, broken, lock, try_lock};
-use crate::types::{Key, Value};
+use crate::types::{Key, Value, layout};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, take};
-use std::path::Path;
 use std::process;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -170,7 +166,7 @@ fn to_word(bytes: &[u8]) -> u64 {
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
-    pub(crate) const WORD: bool = matches!((K::WIDTH, V::WIDTH), (Some(key), Some(value)) if value <= 8 && key <= 256);
+    pub(crate) const WORD: bool = matches!(layout::<K, V>(), Layout::Word { .. });
     pub(crate) const KEY_WIDTH: usize = match K::WIDTH {
         Some(width) => width,
         None => 0,
@@ -183,7 +179,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     const IS_SHORT: bool = !Self::WORD && K::WIDTH.is_some() && V::WIDTH.is_some() && Self::VALUE_WIDTH <= SHORT_BYTES;
 
     pub(crate) fn start(engine: Engine) -> Result<Self> {
-        debug_assert_eq!(Self::WORD, matches!(engine.layout, Layout::Word { .. }));
         if engine.keeps_versions {
             engine.keep_versions();
             // From here on all take the steps, which ask for a record's region; and in no region does it change in place.
@@ -494,66 +489,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         // Not from inside a closure that compaction runs, for it would wait for itself.
         drop(self.engine.epochs.pin()?);
         self.engine.take_image()
-    }
-
-    /// Makes a backup in the directory `to` while operations go on. All that had returned before the call is in it. `to` is new, or an earlier backup of this
-    /// store; then only what is new is written. The backup opens like any store. Once it has been written to, it is an independent store, and cannot be
-    /// added to any more.
-    ///
-    /// # Errors
-    /// As [`Store::commit`]; `Invalid` if `to` is something else; `Corruption` for damage in what is copied, by address. An
-    /// earlier backup is what it was then.
-    ///
-    /// # Cost
-    /// Reads and writes the log, or what is new of it. Compaction waits.
-    ///
-    /// # Examples
-    /// ```
-    /// # let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    /// # let (directory, copy) = (folder.path(), other.path());
-    /// use esker::{Options, Store};
-    ///
-    /// let store: Store<u64, u64> = Options::new().memory("16MiB").open(directory)?;
-    /// store.put(&1, &7)?;
-    /// store.snapshot_to(copy)?;
-    /// store.put(&1, &8)?;
-    /// let as_it_was: Store<u64, u64> = Options::new().memory("16MiB").open(copy)?;
-    /// assert_eq!(as_it_was.get(&1)?, Some(7));
-    /// # Ok::<(), esker::Error>(())
-    /// ```
-    pub fn snapshot_to(&self, to: impl AsRef<Path>) -> Result<Backup> {
-        into_directory(to.as_ref(), |to| self.engine.snapshot_in(None, to))
-    }
-
-    /// As [`Store::snapshot_to`], to a new directory `to`; what has not changed since is taken from an `earlier` backup of this
-    /// store, which stays as it is and is not needed afterwards. Where both are in one file system with hard links, full files of log
-    /// are shared.
-    ///
-    /// # Errors
-    /// As [`Store::snapshot_to`]; `Invalid` if `to` is a backup already, or `earlier` none of this store or newer than it;
-    /// `Corruption` also for damage in `earlier`. What is in `to` is no store then.
-    ///
-    /// # Cost
-    /// Reads all of the log, most of it from `earlier`; writes what is not shared. Compaction waits.
-    pub fn snapshot_from(&self, earlier: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<Backup> {
-        let earlier = existing(earlier.as_ref())?;
-        into_directory(to.as_ref(), |to| self.engine.snapshot_in(Some(earlier), to))
-    }
-
-    /// [`Store::snapshot_to`] for a place of your own.
-    ///
-    /// # Errors
-    /// As [`Store::snapshot_to`].
-    pub fn snapshot_in(&self, to: Arc<dyn Storage>) -> Result<Backup> {
-        self.engine.snapshot_in(None, to)
-    }
-
-    /// [`Store::snapshot_from`] for places of your own.
-    ///
-    /// # Errors
-    /// As [`Store::snapshot_from`].
-    pub fn snapshot_from_in(&self, earlier: Arc<dyn Storage>, to: Arc<dyn Storage>) -> Result<Backup> {
-        self.engine.snapshot_in(Some(earlier), to)
     }
 
     /// Figures about this store: memory, log, space, index, calls, warnings. Also after [`Store::close`].
