@@ -1,7 +1,7 @@
 //! A stream of reads by waiting threads, for where the kernel grants no io_uring.
 //!
-//! The threads are a crew that all streams of the process share: started as reads wait for one, as far as the system grants them, and ended when there was
-//! nothing to do for a while. A stream of a handful of reads finds them there. Reads travel to them and back with their buffers and their file, so nothing is
+//! The threads are a crew that all streams of the process share: started as reads come for which none is free, as far as the system grants them, and ended when
+//! there was nothing to do for a while. A stream of a handful of reads finds them there; where none is free or granted it reads by itself. Reads travel to them and back with their buffers and their file, so nothing is
 //! shared; a stream that ends by a panic drops its channel, and what was under way goes with its thread's next word.
 
 use super::file::finish;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// Reads under way of a stream.
 const DEPTH: usize = 32;
-/// For all streams: threads of two of them.
+/// Of all streams: as many as two of them have use for.
 const THREADS_MAX: usize = 64;
 const IDLE: Duration = Duration::from_secs(2);
 
@@ -37,7 +37,6 @@ struct Crew {
     work: Condvar,
 }
 
-#[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
     threads: usize,
@@ -79,6 +78,10 @@ pub(super) fn read_stream(device: &dyn Device, source: &mut dyn ReadSource) {
 }
 
 impl Crew {
+    const fn new(process: u32) -> Self {
+        Self { process, state: Mutex::new(State { jobs: VecDeque::new(), threads: 0, idle: 0 }), work: Condvar::new() }
+    }
+
     fn of_process() -> &'static Self {
         static CREW: AtomicPtr<Crew> = AtomicPtr::new(ptr::null_mut());
         loop {
@@ -89,7 +92,7 @@ impl Crew {
             {
                 return crew;
             }
-            let own = Box::into_raw(Box::new(Self { process: process::id(), state: Mutex::default(), work: Condvar::new() }));
+            let own = Box::into_raw(Box::new(Self::new(process::id())));
             if CREW.compare_exchange(there, own, AcqRel, Relaxed).is_err() {
                 // SAFETY: nobody else has seen it.
                 drop(unsafe { Box::from_raw(own) });
@@ -101,17 +104,18 @@ impl Crew {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Gives the job to a thread; back, if there is none and the system grants none.
+    /// Gives the job to a thread that is free for it, an own one if need be. Back if there is none: what others wait for, on a device that hangs, holds up
+    /// nobody else.
     fn take(&'static self, job: Job) -> Option<Job> {
         let mut state = self.lock();
-        state.jobs.push_back(job);
-        if state.jobs.len() > state.idle && state.threads < THREADS_MAX {
+        if state.jobs.len() >= state.idle {
             let named = thread::Builder::new().name("esker-read".into());
-            state.threads += usize::from(named.spawn(|| self.work()).is_ok());
-            if state.threads == 0 {
-                return state.jobs.pop_back();
+            if state.threads == THREADS_MAX || named.spawn(|| self.work()).is_err() {
+                return Some(job);
             }
+            state.threads += 1;
         }
+        state.jobs.push_back(job);
         drop(state);
         self.work.notify_one();
         None
@@ -206,16 +210,29 @@ mod tests {
 
     #[test]
     fn a_crew_without_work_ends() {
-        let crew: &'static Crew = Box::leak(Box::new(Crew { process: 0, state: Mutex::default(), work: Condvar::new() }));
+        static CREW: Crew = Crew::new(0);
         let (ended, results) = mpsc::channel();
         let file = Arc::new(File::open("/dev/zero").unwrap());
         let job = |token| Job { read: DeviceRead::new(0, 1, token), file: file.clone(), offset: 0, ended: ended.clone() };
-        assert!((0..10).all(|token| crew.take(job(token)).is_none()));
+        assert!((0..10).all(|token| CREW.take(job(token)).is_none()));
         assert!((0..10).all(|_| results.recv().unwrap().1));
-        assert!((1..=10).contains(&crew.lock().threads));
-        while crew.lock().threads > 0 {
+        assert!((1..=10).contains(&CREW.lock().threads));
+        while CREW.lock().threads > 0 {
             thread::sleep(Duration::from_millis(10));
         }
-        assert!(crew.take(job(0)).is_none() && results.recv().unwrap().1);
+        assert!(CREW.take(job(0)).is_none() && results.recv().unwrap().1);
+    }
+
+    /// A device that hangs has them all.
+    #[test]
+    fn where_no_thread_is_free_nobody_waits_for_one() {
+        static CREW: Crew = Crew::new(0);
+        let (ended, results) = mpsc::channel();
+        let file = Arc::new(File::open("/dev/zero").unwrap());
+        let job = || Job { read: DeviceRead::new(0, 1, 0), file: file.clone(), offset: 0, ended: ended.clone() };
+        CREW.lock().threads = THREADS_MAX;
+        assert!(CREW.take(job()).is_some() && CREW.lock().jobs.is_empty());
+        CREW.lock().threads = THREADS_MAX - 1;
+        assert!(CREW.take(job()).is_none() && results.recv().unwrap().1);
     }
 }
