@@ -23,8 +23,9 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
     // Who names no store makes none.
     store::must_exist(dir)?;
     let was_there = to.exists();
-    let mut failed = false;
+    let mut is_open = false;
     let done = store::with(to, opening, |into: &Bytes| {
+        is_open = true;
         let bar = progress::of_bytes(0);
         let done = esker::salvage(dir, into, |done, total| {
             bar.set_length(total);
@@ -35,10 +36,9 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
             );
         });
         bar.finish_and_clear();
-        failed = done.is_err();
         done.map_err(|error| Failure::about(format!("{} to {}", dir.display(), to.display()), error))
     });
-    if failed {
+    if is_open && done.is_err() {
         // A part of it would be in the way of the next attempt, and pass for all.
         forget(to, was_there);
     }
@@ -48,10 +48,14 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
     out::line(text)
 }
 
-/// Removes the files of a new store; the directory, too, unless it was there.
+/// Removes the files of a new store; the directory, too, unless it was there. What else somebody put there meanwhile stays.
 fn forget(to: &Path, was_there: bool) {
     for entry in fs::read_dir(to).into_iter().flatten().flatten() {
-        let _ = fs::remove_file(entry.path());
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with("esker.") || name.starts_with("index.") {
+            let _ = fs::remove_file(entry.path());
+        }
     }
     if !was_there {
         let _ = fs::remove_dir(to);

@@ -205,3 +205,20 @@ fn rows_are_acknowledged_as_they_become_durable() {
     assert!(many.is_sorted() && many.last() == Some(&20_000), "{many:?}");
     assert_eq!(place.run("put store a 1 --durability sometimes").code, 2);
 }
+
+/// What had been carried over was in the way of the next attempt, and sound.
+#[test]
+fn a_salvage_that_fails_leaves_nothing() {
+    let place = Place::new();
+    load_rows(&place, "");
+    place.write("long.csv", format!("key,value\nlong,{}\n", "x".repeat(5 << 20)));
+    place.ok("load store long.csv --key key --value value");
+    place.run("salvage store saved --memory 16MiB").must_fail("a value has at most");
+    assert!(!place.path("saved").exists());
+    // Nor where there is a directory.
+    fs::create_dir(place.path("saved")).unwrap();
+    place.run("salvage store saved --memory 16MiB").must_fail("a value has at most");
+    assert_eq!(fs::read_dir(place.path("saved")).unwrap().count(), 0);
+    place.ok("salvage store saved --memory 64MiB");
+    assert!(place.ok("verify saved").contains("20,001"));
+}

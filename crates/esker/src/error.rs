@@ -23,7 +23,8 @@ pub enum Error {
     /// A loader given to `get_or_insert_with` or `get_or_load` failed; what it failed with.
     Load(Arc<dyn std::error::Error + Send + Sync>),
     /// What the transaction had read is not so any more: another writer changed this key, or it expired, or a cache dropped it; or its record was
-    /// moved, by compaction or to the device, while another key that shares its latch was written. The transaction changed nothing. Do it again.
+    /// moved, by compaction or to the device, while another key that shares its latch was written; in a cache, whenever it was moved. The transaction changed
+    /// nothing. Do it again.
     Conflict {
         /// The key's bytes.
         key: Box<[u8]>,

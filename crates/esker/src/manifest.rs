@@ -9,8 +9,8 @@
 //!
 //! **Each slot is there twice**, for without the last line nothing of the log counts. The newer whole one of its copies holds: they differ after damage, or a
 //! cut between them. A slot of which no copy is whole, or both were never written, was damaged, and with it perhaps the last line: that is refused by
-//! name. Reading mends nothing. An opening writes the newest slot's other copy, if that is not the same: what was shown must not depend on one sector. The
-//! next two lines write all four, and so does an opening that accepts the loss.
+//! name. Reading mends nothing. An opening writes the newest slot's other copy, if that is not the same: what was shown must not depend on one sector; and the
+//! other slot, where that was never written or its log begins lower. The next two lines write all four, and so does an opening that accepts the loss.
 
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, SEGMENT_PREFIX, Storage};
@@ -97,7 +97,7 @@ pub(crate) struct Manifest {
     is_damaged: bool,
     /// Where a copy of the newest slot should be, and is not.
     lacking: Option<u64>,
-    /// Where the log begins as the older slot has it; 0 if there is none.
+    /// Where the log begins as the older slot has it; 0 if that was never written.
     older_begin: u64,
 }
 
@@ -126,7 +126,7 @@ impl Manifest {
         if damage.is_none() && newest.as_ref().is_some_and(|newest| other.as_ref().map_or(0, sequence) + 1 != newest.sequence) {
             damage = Some(Error::corruption(format!("a slot is missing or out of date file={MANIFEST}")));
         }
-        let is_damaged = damage.is_some() || !spoiled.is_empty();
+        let (is_damaged, is_lost) = (damage.is_some() || !spoiled.is_empty(), damage.is_some());
         if let Some(error) = damage
             && !(accept_loss && newest.is_some())
         {
@@ -140,7 +140,8 @@ impl Manifest {
             let (want, found) = (types_name(layout, widths), types_name(state.layout, state.widths));
             return Err(Error::invalid(format!("the store has another layout want=`{want}` found=`{found}`")));
         }
-        let older_begin = other.map_or(0, |other| other.begin);
+        // One that was lost is damage until all of the opening is done (`mend`).
+        let older_begin = other.map_or(if is_lost { state.begin } else { 0 }, |other| other.begin);
         Ok(Some(Self { device, state, spoiled, is_damaged, lacking, older_begin }))
     }
 
@@ -211,7 +212,7 @@ impl Manifest {
     }
 
     /// Has the older slot speak of no log below the beginning either, durably: that is about to go, and whoever finds the newer one damaged goes by the
-    /// older. And has one there: a slot of zeros is damage only beside what was not the first.
+    /// older. And has one there: while the first slot stands alone, zeros in the other's place cannot be told from a slot that was lost.
     pub(crate) fn settle_begin(&mut self) -> Result<()> {
         if self.older_begin < self.state.begin { self.write_slot(self.state.clone()) } else { Ok(()) }
     }
@@ -589,6 +590,21 @@ mod tests {
             }
             store.put(&1, &round).unwrap();
             store.save_index().unwrap();
+        }
+    }
+
+    /// An opening that accepts the loss may still be refused, or end in a crash: nobody would know of it then.
+    #[test]
+    fn a_lost_slot_is_not_written_before_its_loss_is_accepted_for_good() {
+        let kinds: [fn(&mut [u8]); 2] = [|sector| sector[20] ^= 1, |sector| sector.fill(0)];
+        let healthy = compacted();
+        for (slot, kind) in (0..2).flat_map(|slot| kinds.map(|kind| (slot, kind))) {
+            let files = healthy.copy();
+            offsets(slot).into_iter().for_each(|offset| change(&files, offset, kind));
+            let mut manifest = Manifest::open(&files, None, true).unwrap().unwrap();
+            manifest.complete().unwrap();
+            manifest.settle_begin().unwrap();
+            assert!(matches!(Manifest::open(&files, None, false), Err(Error::Corruption(_))), "slot {slot}");
         }
     }
 

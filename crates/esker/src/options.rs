@@ -140,7 +140,8 @@ impl Options {
         self
     }
 
-    /// Whether batches of cold reads go through io_uring, if the kernel allows it; else a pool of threads calls `pread`. Default: true.
+    /// Whether batches of cold reads go through io_uring, if the kernel allows it. Else threads call `pread`: up to 64, which all stores of the process share, and
+    /// which end two seconds after the last read; what finds none free the caller reads. Default: true.
     #[must_use]
     pub fn io_uring(mut self, wanted: bool) -> Self {
         self.io_uring = wanted;

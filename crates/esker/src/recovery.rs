@@ -7,7 +7,7 @@
 //!    published do not count, nor do those above `window` that belong to the next line.
 //! 3. The log goes on behind everything that may have been written after the line. What lies between is a scar (`scars.rs`).
 //!    It is written down as one sector, with a sector of zeros behind it for the next (which is made up for if it is missing). Besides, only a slot's copy
-//!    that is missing is written, and the older slot where its log begins lower (`manifest.rs`), and an image where something was given up, or where a store without a driver is due for one: a store that was not used
+//!    that is missing is written, and the other slot where that was never written or its log begins lower (`manifest.rs`), and an image where something was given up, or where a store without a driver is due for one: a store that was not used
 //!    after this opens the same way once more.
 //!
 //! **Shared entries.** Where the index had run out of its share, keys share entries, and a record found by the scan leads to

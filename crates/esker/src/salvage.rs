@@ -123,6 +123,10 @@ pub fn salvage_in<K: Key + ?Sized, V: Value + ?Sized>(
     let resting = opened?;
     done.line = resting.state.line;
     let span = Span::new(resting.state.begin, &resting.state, &resting.scars);
+    // First: nothing is thrown away for a figure.
+    if resting.lacks_slot {
+        done.lost_bytes += resting.whole_bytes_behind()?;
+    }
     let total = 2 * span.parts().iter().map(|part| part.end - part.start).sum::<u64>();
     let mut stretches = resting.sound_stretches(&span, &mut done, &mut |bytes| progress(bytes, total))?;
     let landmarks = resting.find_starts(&*from, &mut stretches, &mut done)?;
@@ -150,9 +154,6 @@ pub fn salvage_in<K: Key + ?Sized, V: Value + ?Sized>(
         carrier.done.lost_bytes += skipped;
         read += log.end - log.start;
         progress(read, total);
-    }
-    if resting.lacks_slot {
-        done.lost_bytes += resting.whole_bytes_behind()?;
     }
     Ok(done)
 }

@@ -42,44 +42,54 @@ struct State {
     threads: usize,
     /// Of these, who wait for a job.
     idle: usize,
+    /// So many there may be: [`THREADS_MAX`], or where the system granted no more as many as it did, until one of those ends.
+    most: usize,
 }
 
 /// Does the reads of `source`.
 pub(super) fn read_stream(device: &dyn Device, source: &mut dyn ReadSource) {
     let (ended, results) = mpsc::channel();
     let (crew, mut under_way) = (Crew::of_process(), 0);
-    let read_here = |mut read: DeviceRead, source: &mut dyn ReadSource| {
-        let result = device.read(read.offset(), read.bytes_mut());
-        source.done(read, result);
-    };
     loop {
         while under_way < DEPTH
             && let Some(read) = source.next()
         {
             // None: across two files, or where none is.
-            let Some((file, offset)) = device.file_at(read.offset(), read.bytes().len()) else {
-                read_here(read, source);
-                continue;
+            let refused = match device.file_at(read.offset(), read.bytes().len()) {
+                Some((file, offset)) => crew.take(Job { read, file, offset, ended: ended.clone() }).map(|job| job.read),
+                None => Some(read),
             };
-            match crew.take(Job { read, file, offset, ended: ended.clone() }) {
+            match refused {
                 None => under_way += 1,
-                Some(refused) => read_here(refused.read, source),
+                // What has ended meanwhile does not wait for the next one.
+                Some(read) => {
+                    hand_back(device, source, read, false);
+                    while let Ok((read, is_whole)) = results.try_recv() {
+                        under_way -= 1;
+                        hand_back(device, source, read, is_whole);
+                    }
+                }
             }
         }
         if under_way == 0 {
             return;
         }
         // We hold a sender ourselves, and each thread answers each job.
-        let Ok((mut read, is_whole)) = results.recv() else { return };
+        let Ok((read, is_whole)) = results.recv() else { return };
         under_way -= 1;
-        let result = finish(device, &mut read, is_whole);
-        source.done(read, result);
+        hand_back(device, source, read, is_whole);
     }
+}
+
+/// What was not read as a whole, or not at all, is read here.
+fn hand_back(device: &dyn Device, source: &mut dyn ReadSource, mut read: DeviceRead, is_whole: bool) {
+    let result = finish(device, &mut read, is_whole);
+    source.done(read, result);
 }
 
 impl Crew {
     const fn new(process: u32) -> Self {
-        Self { process, state: Mutex::new(State { jobs: VecDeque::new(), threads: 0, idle: 0 }), work: Condvar::new() }
+        Self { process, state: Mutex::new(State { jobs: VecDeque::new(), threads: 0, idle: 0, most: THREADS_MAX }), work: Condvar::new() }
     }
 
     fn of_process() -> &'static Self {
@@ -109,8 +119,11 @@ impl Crew {
     fn take(&'static self, job: Job) -> Option<Job> {
         let mut state = self.lock();
         if state.jobs.len() >= state.idle {
-            let named = thread::Builder::new().name("esker-read".into());
-            if state.threads == THREADS_MAX || named.spawn(|| self.work()).is_err() {
+            if state.threads >= state.most.max(1) {
+                return Some(job);
+            }
+            if thread::Builder::new().name("esker-read".into()).spawn(|| self.work()).is_err() {
+                state.most = state.threads;
                 return Some(job);
             }
             state.threads += 1;
@@ -143,6 +156,7 @@ impl Crew {
             state.idle -= 1;
             if end.timed_out() && state.jobs.is_empty() {
                 state.threads -= 1;
+                state.most = THREADS_MAX;
                 return None;
             }
         }
@@ -156,18 +170,18 @@ mod tests {
     use std::io;
 
     /// So many reads of one sector each, some of them beyond the file's end.
-    struct Some {
+    struct Sectors {
         next: u64,
         count: u64,
         told: Vec<bool>,
         panics: bool,
     }
 
-    impl ReadSource for Some {
+    impl ReadSource for Sectors {
         fn next(&mut self) -> Option<DeviceRead> {
             let next = (self.next < self.count).then(|| DeviceRead::new(self.next * SECTOR_BYTES as u64, 1, self.next))?;
             self.next += 1;
-            Option::Some(next)
+            Some(next)
         }
 
         fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
@@ -186,7 +200,7 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         let device = FileDevice::open(&path, false, false).unwrap();
         let stream = |count: u64, panics: bool| {
-            let mut source = Some { next: 0, count, told: vec![false; count as usize], panics };
+            let mut source = Sectors { next: 0, count, told: vec![false; count as usize], panics };
             read_stream(&device, &mut source);
             source.told
         };
@@ -204,8 +218,11 @@ mod tests {
                 });
             }
         });
-        let state = Crew::of_process().lock();
-        assert!((1..=THREADS_MAX).contains(&state.threads) && state.jobs.is_empty(), "{} threads", state.threads);
+        assert!(Crew::of_process().lock().threads <= THREADS_MAX);
+        // Those of the streams that panicked are read, too.
+        while !Crew::of_process().lock().jobs.is_empty() {
+            thread::yield_now();
+        }
     }
 
     #[test]
@@ -234,5 +251,23 @@ mod tests {
         assert!(CREW.take(job()).is_some() && CREW.lock().jobs.is_empty());
         CREW.lock().threads = THREADS_MAX - 1;
         assert!(CREW.take(job()).is_none() && results.recv().unwrap().1);
+    }
+
+    /// The next read does not ask again at once.
+    #[test]
+    fn where_the_system_grants_no_more_threads_none_is_asked_for() {
+        static CREW: Crew = Crew::new(0);
+        let (ended, results) = mpsc::channel();
+        let file = Arc::new(File::open("/dev/zero").unwrap());
+        let job = || Job { read: DeviceRead::new(0, 1, 0), file: file.clone(), offset: 0, ended: ended.clone() };
+        (CREW.lock().threads, CREW.lock().most) = (3, 3);
+        assert!(CREW.take(job()).is_some());
+        // But where there is none at all.
+        (CREW.lock().threads, CREW.lock().most) = (0, 0);
+        assert!(CREW.take(job()).is_none() && results.recv().unwrap().1);
+        while CREW.lock().threads > 0 {
+            thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(CREW.lock().most, THREADS_MAX);
     }
 }
