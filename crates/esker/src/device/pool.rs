@@ -1,8 +1,9 @@
 //! A stream of reads by waiting threads, for where the kernel grants no io_uring.
 //!
 //! The threads are a crew that all streams of the process share: started as reads come for which none is free, as far as the system grants them, and ended when
-//! there was nothing to do for a while. A stream of a handful of reads finds them there; where none is free or granted it reads by itself. Reads travel to them and back with their buffers and their file, so nothing is
-//! shared; a stream that ends by a panic drops its channel, and what was under way goes with its thread's next word.
+//! there was nothing to do for a while. A stream of a handful of reads finds them there; where none is free or granted it reads by itself. Reads travel to them
+//! and back with their buffers and their file, so nothing is shared; a stream that ends by a panic drops its channel, and what was under way goes with its
+//! thread's next word.
 
 use super::file::finish;
 use super::{Device, DeviceRead, ReadSource};
@@ -10,8 +11,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::process;
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering::*};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -31,8 +31,8 @@ struct Job {
 }
 
 struct Crew {
-    /// Whose it is: in a process that was forked from that one there are none of its threads, and its locks may be held for ever.
-    process: u32,
+    /// The process that used it first, or 0. In one that was forked from that there are none of its threads, and its lock may be held for ever.
+    owner: AtomicU32,
     state: Mutex<State>,
     work: Condvar,
 }
@@ -49,14 +49,14 @@ struct State {
 /// Does the reads of `source`.
 pub(super) fn read_stream(device: &dyn Device, source: &mut dyn ReadSource) {
     let (ended, results) = mpsc::channel();
-    let (crew, mut under_way) = (Crew::of_process(), 0);
+    let mut under_way = 0;
     loop {
         while under_way < DEPTH
             && let Some(read) = source.next()
         {
             // None: across two files, or where none is.
             let refused = match device.file_at(read.offset(), read.bytes().len()) {
-                Some((file, offset)) => crew.take(Job { read, file, offset, ended: ended.clone() }).map(|job| job.read),
+                Some((file, offset)) => CREW.take(Job { read, file, offset, ended: ended.clone() }).map(|job| job.read),
                 None => Some(read),
             };
             match refused {
@@ -87,26 +87,19 @@ fn hand_back(device: &dyn Device, source: &mut dyn ReadSource, mut read: DeviceR
     source.done(read, result);
 }
 
+static CREW: Crew = Crew::new();
+
 impl Crew {
-    const fn new(process: u32) -> Self {
-        Self { process, state: Mutex::new(State { jobs: VecDeque::new(), threads: 0, idle: 0, most: THREADS_MAX }), work: Condvar::new() }
+    const fn new() -> Self {
+        let state = State { jobs: VecDeque::new(), threads: 0, idle: 0, most: THREADS_MAX };
+        Self { owner: AtomicU32::new(0), state: Mutex::new(state), work: Condvar::new() }
     }
 
-    fn of_process() -> &'static Self {
-        static CREW: AtomicPtr<Crew> = AtomicPtr::new(ptr::null_mut());
-        loop {
-            let there = CREW.load(Acquire);
-            // SAFETY: null, or a crew that is never freed.
-            if let Some(crew) = unsafe { there.as_ref() }
-                && crew.process == process::id()
-            {
-                return crew;
-            }
-            let own = Box::into_raw(Box::new(Self::new(process::id())));
-            if CREW.compare_exchange(there, own, AcqRel, Relaxed).is_err() {
-                // SAFETY: nobody else has seen it.
-                drop(unsafe { Box::from_raw(own) });
-            }
+    fn is_ours(&self) -> bool {
+        let own = process::id();
+        match self.owner.compare_exchange(0, own, Relaxed, Relaxed) {
+            Ok(_) => true,
+            Err(owner) => owner == own,
         }
     }
 
@@ -117,6 +110,9 @@ impl Crew {
     /// Gives the job to a thread that is free for it, an own one if need be. Back if there is none: what others wait for, on a device that hangs, holds up
     /// nobody else.
     fn take(&'static self, job: Job) -> Option<Job> {
+        if !self.is_ours() {
+            return Some(job);
+        }
         let mut state = self.lock();
         if state.jobs.len() >= state.idle {
             if state.threads >= state.most.max(1) {
@@ -218,16 +214,16 @@ mod tests {
                 });
             }
         });
-        assert!(Crew::of_process().lock().threads <= THREADS_MAX);
+        assert!(CREW.lock().threads <= THREADS_MAX);
         // Those of the streams that panicked are read, too.
-        while !Crew::of_process().lock().jobs.is_empty() {
+        while !CREW.lock().jobs.is_empty() {
             thread::yield_now();
         }
     }
 
     #[test]
     fn a_crew_without_work_ends() {
-        static CREW: Crew = Crew::new(0);
+        static CREW: Crew = Crew::new();
         let (ended, results) = mpsc::channel();
         let file = Arc::new(File::open("/dev/zero").unwrap());
         let job = |token| Job { read: DeviceRead::new(0, 1, token), file: file.clone(), offset: 0, ended: ended.clone() };
@@ -243,7 +239,7 @@ mod tests {
     /// A device that hangs has them all.
     #[test]
     fn where_no_thread_is_free_nobody_waits_for_one() {
-        static CREW: Crew = Crew::new(0);
+        static CREW: Crew = Crew::new();
         let (ended, results) = mpsc::channel();
         let file = Arc::new(File::open("/dev/zero").unwrap());
         let job = || Job { read: DeviceRead::new(0, 1, 0), file: file.clone(), offset: 0, ended: ended.clone() };
@@ -251,12 +247,15 @@ mod tests {
         assert!(CREW.take(job()).is_some() && CREW.lock().jobs.is_empty());
         CREW.lock().threads = THREADS_MAX - 1;
         assert!(CREW.take(job()).is_none() && results.recv().unwrap().1);
+        // Nor of another process's threads.
+        CREW.owner.store(process::id() + 1, Relaxed);
+        assert!(CREW.take(job()).is_some());
     }
 
     /// The next read does not ask again at once.
     #[test]
     fn where_the_system_grants_no_more_threads_none_is_asked_for() {
-        static CREW: Crew = Crew::new(0);
+        static CREW: Crew = Crew::new();
         let (ended, results) = mpsc::channel();
         let file = Arc::new(File::open("/dev/zero").unwrap());
         let job = || Job { read: DeviceRead::new(0, 1, 0), file: file.clone(), offset: 0, ended: ended.clone() };
