@@ -221,19 +221,23 @@ mod tests {
         }
     }
 
+    fn of_zeros(ended: &mpsc::Sender<(DeviceRead, bool)>) -> Job {
+        let file = Arc::new(File::open("/dev/zero").unwrap());
+        Job { read: DeviceRead::new(0, 1, 0), file, offset: 0, ended: ended.clone() }
+    }
+
     #[test]
     fn a_crew_without_work_ends() {
         static CREW: Crew = Crew::new();
         let (ended, results) = mpsc::channel();
-        let file = Arc::new(File::open("/dev/zero").unwrap());
-        let job = |token| Job { read: DeviceRead::new(0, 1, token), file: file.clone(), offset: 0, ended: ended.clone() };
-        assert!((0..10).all(|token| CREW.take(job(token)).is_none()));
+        let job = || of_zeros(&ended);
+        assert!((0..10).all(|_| CREW.take(job()).is_none()));
         assert!((0..10).all(|_| results.recv().unwrap().1));
         assert!((1..=10).contains(&CREW.lock().threads));
         while CREW.lock().threads > 0 {
             thread::sleep(Duration::from_millis(10));
         }
-        assert!(CREW.take(job(0)).is_none() && results.recv().unwrap().1);
+        assert!(CREW.take(job()).is_none() && results.recv().unwrap().1);
     }
 
     /// A device that hangs has them all.
@@ -241,8 +245,7 @@ mod tests {
     fn where_no_thread_is_free_nobody_waits_for_one() {
         static CREW: Crew = Crew::new();
         let (ended, results) = mpsc::channel();
-        let file = Arc::new(File::open("/dev/zero").unwrap());
-        let job = || Job { read: DeviceRead::new(0, 1, 0), file: file.clone(), offset: 0, ended: ended.clone() };
+        let job = || of_zeros(&ended);
         CREW.lock().threads = THREADS_MAX;
         assert!(CREW.take(job()).is_some() && CREW.lock().jobs.is_empty());
         CREW.lock().threads = THREADS_MAX - 1;
@@ -257,8 +260,7 @@ mod tests {
     fn where_the_system_grants_no_more_threads_none_is_asked_for() {
         static CREW: Crew = Crew::new();
         let (ended, results) = mpsc::channel();
-        let file = Arc::new(File::open("/dev/zero").unwrap());
-        let job = || Job { read: DeviceRead::new(0, 1, 0), file: file.clone(), offset: 0, ended: ended.clone() };
+        let job = || of_zeros(&ended);
         (CREW.lock().threads, CREW.lock().most) = (3, 3);
         assert!(CREW.take(job()).is_some());
         // But where there is none at all.
