@@ -519,12 +519,10 @@ impl Engine {
     /// The lowest address from there on that an entry of the index leads to; [`NOWHERE`] if there is none. A pass over the whole index.
     fn lowest_indexed(&self, from: u64) -> Result<u64> {
         let mut lowest = NOWHERE;
-        let mut at = 0;
         // It may grow meanwhile, and what was split lies further up. (Where it shrinks what we find may be too high, and a little more is dropped.)
-        while at < self.index.buckets() {
+        for at in (0..).take_while(|at| *at < self.index.buckets()) {
             let _pin = self.epochs.pin_anyway()?;
             lowest = self.index.addresses(at).into_iter().filter(|address| *address >= from).fold(lowest, u64::min);
-            at += 1;
         }
         Ok(lowest)
     }

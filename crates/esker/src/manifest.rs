@@ -126,7 +126,8 @@ impl Manifest {
         if damage.is_none() && newest.as_ref().is_some_and(|newest| other.as_ref().map_or(0, sequence) + 1 != newest.sequence) {
             damage = Some(Error::corruption(format!("a slot is missing or out of date file={MANIFEST}")));
         }
-        let (is_damaged, is_lost) = (damage.is_some() || !spoiled.is_empty(), damage.is_some());
+        let is_lost = damage.is_some();
+        let is_damaged = is_lost || !spoiled.is_empty();
         if let Some(error) = damage
             && !(accept_loss && newest.is_some())
         {
@@ -235,7 +236,8 @@ impl Manifest {
 
     fn write_slot(&mut self, mut next: State) -> Result<()> {
         next.sequence += 1;
-        if self.state.sequence == 0 {
+        let is_first = self.state.sequence == 0;
+        if is_first {
             // The other slot has its room, too: what the first opening of a full disk must write.
             offsets(0).into_iter().try_for_each(|offset| self.device.write(offset, AlignedBuffer::new(1).bytes()))?;
         }
@@ -244,7 +246,7 @@ impl Manifest {
             self.device.write(offset, buffer.bytes())?;
         }
         self.device.sync()?;
-        self.older_begin = if self.state.sequence == 0 { 0 } else { self.state.begin };
+        self.older_begin = if is_first { 0 } else { self.state.begin };
         self.state = next;
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! Where io_uring is forbidden (containers often do) or switched off, streams are read by threads with `pread`.
 
-use super::{Device, DeviceRead, ReadSource, pool};
+use super::{Device, ReadSource, pool};
 use crate::error::{about, for_good};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -100,15 +100,10 @@ pub(crate) fn read_stream(device: &dyn Device, io_uring: bool, source: &mut dyn 
     pool::read_stream(device, source);
 }
 
-/// A read that was short, interrupted or failed is done once more, synchronously: that is rare, and the device's own error tells where.
-pub(super) fn finish(device: &dyn Device, read: &mut DeviceRead, is_whole: bool) -> io::Result<()> {
-    if is_whole { Ok(()) } else { device.read(read.offset(), read.bytes_mut()) }
-}
-
 #[cfg(all(test, not(loom), not(shuttle)))]
 mod tests {
     use super::*;
-    use crate::device::SECTOR_BYTES;
+    use crate::device::{DeviceRead, SECTOR_BYTES};
 
     /// Reads one place, and keeps what it is told.
     struct Once {

@@ -90,6 +90,13 @@ fn read_one_by_one(read: impl Fn(&mut DeviceRead) -> io::Result<()>, source: &mu
     }
 }
 
+/// Gives a read back to its source. One that was short, interrupted or failed, or was not tried, is done here, synchronously: that is rare, and the device's own
+/// error tells where.
+fn hand_back(device: &dyn Device, source: &mut dyn ReadSource, mut read: DeviceRead, is_whole: bool) {
+    let result = if is_whole { Ok(()) } else { device.read(read.offset(), read.bytes_mut()) };
+    source.done(read, result);
+}
+
 /// A place for named files: what a store's directory is made of.
 pub trait Storage: Send + Sync {
     /// The file `name`; made, empty, if it is not there.

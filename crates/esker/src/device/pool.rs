@@ -5,8 +5,7 @@
 //! and back with their buffers and their file, so nothing is shared; a stream that ends by a panic drops its channel, and what was under way goes with its
 //! thread's next word.
 
-use super::file::finish;
-use super::{Device, DeviceRead, ReadSource};
+use super::{Device, DeviceRead, ReadSource, hand_back};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -79,12 +78,6 @@ pub(super) fn read_stream(device: &dyn Device, source: &mut dyn ReadSource) {
         under_way -= 1;
         hand_back(device, source, read, is_whole);
     }
-}
-
-/// What was not read as a whole, or not at all, is read here.
-fn hand_back(device: &dyn Device, source: &mut dyn ReadSource, mut read: DeviceRead, is_whole: bool) {
-    let result = finish(device, &mut read, is_whole);
-    source.done(read, result);
 }
 
 static CREW: Crew = Crew::new();

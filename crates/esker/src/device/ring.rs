@@ -7,8 +7,7 @@
 //! kernel writes into its buffer meanwhile, and with it the file it is read from. [`Lease`] keeps the rule when the source panics, too: its drop waits. If the
 //! kernel refuses even to wait, the buffers are leaked rather than freed.
 
-use super::file::finish;
-use super::{Device, DeviceRead, ReadSource};
+use super::{Device, DeviceRead, ReadSource, hand_back};
 use io_uring::{IoUring, opcode, types};
 use std::cell::Cell;
 use std::fs::File;
@@ -97,10 +96,9 @@ impl Lease {
                 return Ok(());
             }
             ring.submit_and_wait(1)?;
-            ring.reap(|mut read, result| {
+            ring.reap(|read, result| {
                 let is_whole = usize::try_from(result) == Ok(read.bytes().len());
-                let result = finish(device, &mut read, is_whole);
-                source.done(read, result);
+                hand_back(device, source, read, is_whole);
             });
         }
     }
@@ -150,12 +148,11 @@ impl Ring {
     fn fill(&mut self, device: &dyn Device, source: &mut dyn ReadSource) -> io::Result<()> {
         let mut queued = 0;
         while !self.free.is_empty()
-            && let Some(mut read) = source.next()
+            && let Some(read) = source.next()
         {
             let Some((file, offset)) = device.file_at(read.offset(), read.bytes().len()) else {
                 // Across two files, or where none is: rare.
-                let result = device.read(read.offset(), read.bytes_mut());
-                source.done(read, result);
+                hand_back(device, source, read, false);
                 continue;
             };
             self.push(file, offset, read);

@@ -543,6 +543,9 @@ mod tests {
         assert!((0..taken).all(|key| store.get(&key).unwrap() == Some(key)));
         store.put(&(taken - 1), &1).unwrap();
         assert_eq!(store.get(&(taken - 1)).unwrap(), Some(1));
+        // But for who can neither wait nor go back: a transaction in the midst of its commit panicked.
+        let pin = store.engine_for_test().epochs.pin().unwrap();
+        assert!(log.allocate_anyway(pin.slot, 1 << 16).is_some_and(|at| at + (1 << 16) > LAST_ADDRESS));
     }
 
     /// Whoever draws a line writes most of it in steps; who had the lock before one of them may have written all there was.

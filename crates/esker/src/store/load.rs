@@ -382,7 +382,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         };
         lead.set_rest(rest, now);
         match lead.finish::<V, _>(result) {
-            Err(Error::Load(error)) if old.is_some() => self.again().await?.map_or(Err(Error::Load(error)), |there| Ok(Some(there))),
+            Err(Error::Load(error)) if old.is_some() => self.again().await?.map(Some).ok_or(Error::Load(error)),
             result => result,
         }
     }
