@@ -3,7 +3,7 @@
 //! The theory: what the budget promises is resident memory (`budget.rs` says how it is counted), within 5 % and 8 MiB, from the
 //! moment at which `set_memory` returns, whatever other threads do meanwhile. Each thread has keys of its own, so it knows what each of
 //! them holds, at every moment. There is one test in this binary, for another would be counted with it.
-//! `ESKER_BUDGET_MIB` sets the larger budget, 128 unless told; 1024 goes down to 128 and takes a minute.
+//! `ESKER_BUDGET_MIB` sets the larger budget, 128 unless told; 1024 goes down to 128, within 5 % alone, and takes a minute.
 
 #![cfg(target_os = "linux")]
 
@@ -28,6 +28,11 @@ fn large() -> u64 {
 
 fn small() -> u64 {
     (large() / 8).max(SMALL_MIN)
+}
+
+/// What is promised beyond the 5 %; a large budget does without.
+fn slack() -> u64 {
+    if large() < 1 << 30 { 8 << 20 } else { 0 }
 }
 
 /// A thread's keys: some kilobyte each, more than the large budget in all.
@@ -101,7 +106,7 @@ fn a_budget_that_moves_is_kept_and_loses_nothing() {
     });
     for Seen { budget, took, highest, operations } in seen {
         println!("budget {budget} after {took:?}: at most {highest} resident, {operations} operations");
-        assert!(highest <= budget + budget / 20 + (8 << 20), "{highest} resident bytes of a budget of {budget}");
+        assert!(highest <= budget + budget / 20 + slack(), "{highest} resident bytes of a budget of {budget}");
         assert!(took < Duration::from_secs(SECONDS_MAX) && operations > 0, "{took:?} until {budget}, then {operations} operations");
     }
     let keys: Vec<u64> = (0..THREADS * keys_each).collect();

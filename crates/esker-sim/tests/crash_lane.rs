@@ -11,6 +11,9 @@ use esker_sim::storage::{Breadth, KINDS, SimStorage};
 use std::time::{Duration, Instant};
 use toy::{Bug, Toy};
 
+/// Far more than it takes: a violation is as small as it gets long before.
+const PATIENCE: Duration = Duration::from_secs(600);
+
 fn hunt(bug: Bug, programs: u64) -> Result<Figures, Violation> {
     let mut figures = Figures::default();
     for seed in 0..programs {
@@ -22,7 +25,7 @@ fn hunt(bug: Bug, programs: u64) -> Result<Figures, Violation> {
 fn found(bug: Bug) -> Violation {
     let violation = hunt(bug, 2000).expect_err(&format!("{bug:?} was not found"));
     let seed = violation.program.seed;
-    let smallest = shrink(&Toy(bug), violation, Limits::RANDOM, Duration::from_secs(20));
+    let smallest = shrink(&Toy(bug), violation, Limits::RANDOM, PATIENCE);
     println!("{bug:?}: seed {seed}, {} steps:\n{smallest}", smallest.program.steps.len());
     assert!(smallest.program.steps.len() <= 10, "not reduced: {smallest}");
     smallest

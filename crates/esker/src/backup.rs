@@ -180,7 +180,7 @@ impl Engine {
         let Some((storage, mut state)) = home else { return Err(Error::invalid("a store on a bare device cannot be copied")) };
         // A temporary store gives space back without a line that would say so.
         state.begin = state.begin.max(self.log.bounds.begin.load(Acquire));
-        let scars: Vec<Scar> = lock(&self.compaction.scars).iter().copied().filter(|scar| scar.cut < state.cut).collect();
+        let scars: Vec<Scar> = self.scars.all().into_iter().filter(|scar| scar.cut < state.cut).collect();
         Source { engine: self, storage: &*storage, state: &state, scars: &scars }.copy_to(earlier, to, |_, _| ())
     }
 }

@@ -38,7 +38,6 @@ use crate::group::Group;
 use crate::lines::{self, LineRecord};
 use crate::log::NOWHERE;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
-use crate::sync::waiting::Mutex;
 use crate::sync::{MutexGuard, Rule, broken};
 use std::time::Duration;
 
@@ -59,14 +58,15 @@ pub(crate) struct Commits {
     pub(crate) group: Group,
     /// The line's number is about to change: no transaction may begin its commit.
     is_cutting: AtomicBool,
-    /// The last line of any kind.
-    last: Mutex<Option<Line>>,
     /// Lines that end below and begin the log there may tell of themselves. 0 before the first line of this opening.
     told_until: AtomicU64,
     told_begin: AtomicU64,
     /// No slot speaks of the last line yet.
     is_told: AtomicBool,
 }
+
+/// The lock under which lines are drawn and the log's boundaries move; it has the last line of any kind.
+pub(crate) type Boundaries<'a> = MutexGuard<'a, Option<Line>>;
 
 /// A line as it was drawn: records in `[window, cut)` count if they are of this line, those below all do.
 #[derive(Clone, Copy)]
@@ -155,7 +155,7 @@ impl Engine {
         if self.log.device.is_some() {
             self.flush_ahead()?;
         }
-        let guard = lock(&self.boundaries);
+        let mut boundaries = lock(&self.boundaries);
         self.check_writable()?;
         let bounds = &self.log.bounds;
         // Below the last cut nothing changes in place; above it nothing is. Nor is there a beginning to move.
@@ -163,7 +163,7 @@ impl Engine {
             return Ok(None);
         }
         self.make_room_for_a_scar()?;
-        let (line, has_room) = self.draw(&guard, may_tell && self.may_tell());
+        let (line, has_room) = self.draw(&mut boundaries, may_tell && self.may_tell());
         // Others may have written much before the cut was there.
         let is_found = line.cut - bounds.cut.load(Relaxed) <= lines::FOUND_BYTES;
         let told = (has_room && is_found).then(|| self.tell(&line));
@@ -171,7 +171,7 @@ impl Engine {
         bounds.cut.store(line.cut, Relaxed);
         bounds.durable.store(line.whole, Relaxed);
         // Others may freeze, write and evict while the device syncs.
-        drop(guard);
+        drop(boundaries);
         if let Some(device) = &self.log.device
             && !crate::is_planted("skipped_sync")
         {
@@ -196,7 +196,7 @@ impl Engine {
 
     /// Ends a line at the tail: when it returns, nobody writes below its cut any more. True if it leaves room for a record of the
     /// line there, as `tells` asks for.
-    pub(crate) fn draw(&self, _: &MutexGuard<'_, ()>, tells: bool) -> (Line, bool) {
+    pub(crate) fn draw(&self, last: &mut Boundaries<'_>, tells: bool) -> (Line, bool) {
         let bounds = &self.log.bounds;
         // Before the number and the cut: the copies that let it move are of this line, or of an earlier one. Asked for after the sync,
         // as it once was, it could have moved beyond records whose copies lay above the cut.
@@ -223,13 +223,12 @@ impl Engine {
         // Records of the next line may lie in the window, unless nobody had taken a place there.
         let whole = if tail == window || broken(Rule::LinesLeaveRecords) { cut } else { window };
         let line = Line { number, window, cut, whole, begin, now };
-        *self.commits.last.lock().unwrap_or_else(|e| e.into_inner()) = Some(line);
+        **last = Some(line);
         (line, told.is_some())
     }
 
     /// The last line, as of now, if it holds all there is: then another one would hold the same.
-    pub(crate) fn last_line_again(&self, _: &MutexGuard<'_, ()>) -> Option<Line> {
-        let last = *self.commits.last.lock().unwrap_or_else(|e| e.into_inner());
+    pub(crate) fn last_line_again(&self, last: &Boundaries<'_>) -> Option<Line> {
         let line = last.filter(|line| line.whole == self.log.tail())?;
         // The time is to fall between transactions, as that of a new line does.
         self.hold_transactions();
@@ -247,6 +246,14 @@ impl Engine {
         // no latches sees the flag.
         fence(SeqCst);
         if self.latches.exist() && !broken(Rule::LinesWaitForTransactions) {
+            self.epochs.drain();
+        }
+    }
+
+    /// Returns when the transactions have ended that were in their commits when the call began: what somebody has seen of one, others see all of. Not under a
+    /// pin.
+    pub(crate) fn await_commits(&self) {
+        if self.latches.exist() {
             self.epochs.drain();
         }
     }
@@ -270,7 +277,7 @@ impl Engine {
         if !anew && drawn.is_none() && needs_none {
             return Ok(());
         }
-        let Home { storage, manifest, .. } = home;
+        let Home { storage, manifest } = home;
         let cleared = self.remove_images(&**storage, state.image);
         self.check_writable()?;
         let write = || self.write_image(&**storage, state.image + 1, state.identity.store_id, || false);

@@ -29,15 +29,16 @@ use crate::cache::Caching;
 use crate::engine::{Engine, lock, try_lock};
 use crate::error::{Error, Result};
 use crate::expiry::SMALL_SAMPLE;
-use crate::log::{BLOCK_BYTES, NOWHERE, block_ceil, block_floor, device_offset};
-use crate::scars::Scar;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use crate::log::{BLOCK_BYTES, block_ceil, block_floor, device_offset};
+use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
 use crate::traverse::Span;
+use due::Due;
 use mover::{Mover, Tally};
 use pieces::Pieces;
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::ops::Range;
+use std::time::Duration;
 
 /// A stretch is this part of the log's memory or this part of the log, whichever is more, within bounds: long ones for the doubts of many records to be read
 /// together, short ones of those who wait for room meanwhile.
@@ -82,33 +83,12 @@ pub(crate) struct Compaction {
     /// Odd while a stretch is under way: what lives in it lies there twice then.
     turn: AtomicU64,
     pub(crate) pieces: Pieces,
-    pub(crate) scars: Mutex<Vec<Scar>>,
-    /// Behind them there is no room for another one.
-    pub(crate) lacks_room: AtomicBool,
-    /// Dead bytes counted before this opening, and those given back since.
-    known: AtomicU64,
-    given_back: AtomicU64,
-    pass: Mutex<Option<Pass>>,
+    due: Due,
     done: Mutex<Done>,
     /// Stretches that somebody held when they had been copied, one behind the other from `compacted` to `copied`.
     copied: Mutex<VecDeque<Copied>>,
-    /// The log's length when compaction was last not due, or what lived in it when compaction had been through all of it. 0: nobody has looked,
-    /// as in recovery.
-    rested_at: AtomicU64,
-    /// The log's length when its oldest part was last found to live, and how many had guessed by then. 0: it was found dead.
-    glanced_at: AtomicU64,
-    guesses: AtomicU64,
-    /// When that was, and how long records were in the part that was last gone through, in the mean.
-    glanced: Mutex<Option<Instant>>,
-    glanced_mean: AtomicU64,
-    /// So many glances, one behind the other, found it dead.
-    dead_glances: AtomicU64,
     /// So many buckets were looked at for entries that lead nowhere, again and again from the first to the last.
     swept: AtomicU64,
-    /// Room behind shorter values that copies would leave out, in memory, by a sample; and the tail by then. Looks at entries so far.
-    unused: AtomicU64,
-    unused_until: AtomicU64,
-    looks: AtomicU64,
     /// The tail when two chains could not be joined (`joining.rs`).
     pub(crate) joined_in_vain_at: AtomicU64,
     /// Why the last stretch failed.
@@ -156,18 +136,6 @@ struct Copied {
     left: u64,
 }
 
-/// A way through the whole log, as it was when it began: at its end nothing is left of what was dead then, whatever was
-/// counted. So errors of the count do not add up, and where all lives compaction rests after one pass. What died since may have been given back,
-/// too: of that no more than was counted.
-struct Pass {
-    from: u64,
-    until: u64,
-    /// Bytes that lived, of those it went through.
-    moved: u64,
-    /// All dead bytes that had been counted; and since, those that its own copies leave, which it would only make again.
-    counted: u64,
-}
-
 /// What was done since the opening.
 #[derive(Clone, Copy, Default)]
 struct Done {
@@ -179,10 +147,9 @@ struct Done {
 impl Engine {
     /// The driver's share: one stretch, if that is due.
     pub(crate) fn compact_if_due(&self) -> Result<bool> {
-        if self.check_writable().is_err() {
-            return Ok(false);
-        }
         match self.try_running()? {
+            // What a line has given up already makes room where others find none.
+            Some(one) if self.check_writable().is_err() => self.begin_if_told(&one).map(|()| false),
             Some(one) => self.compact_if_due_now(&one, Stretch::Long),
             None => Ok(false),
         }
@@ -230,8 +197,9 @@ impl Engine {
         self.move_stretch_now(&one, None, Stretch::Short)
     }
 
+    /// Unless the store has failed for good.
     fn begin_if_told(&self, one: &MutexGuard<'_, ()>) -> Result<()> {
-        if self.is_told() {
+        if self.is_told() && self.check_not_failed_for_good().is_ok() {
             self.begin_at_compacted(one)?;
         }
         Ok(())
@@ -259,7 +227,8 @@ impl Engine {
         let until = self.log.tail();
         // What is held by now was copied before.
         let (begin, copied) = (self.log.bounds.begin.load(Acquire), self.moved_bytes() + self.held_back().moved);
-        *lock(&self.compaction.pass) = Some(self.begin_pass());
+        self.begin_if_told(&self.running()?)?;
+        self.begin_pass();
         while self.log.bounds.copied.load(Acquire) < until && self.move_stretch_now(&self.running()?, None, Stretch::UpTo(until))? {}
         self.give_back(&self.running()?)?;
         if self.waiting_bytes() > 0 {
@@ -302,7 +271,7 @@ impl Engine {
             if !self.move_stretch_for_room(None, || !fits())? {
                 // A read-only transaction ends soon, a scan may not.
                 let is_held = !lock(&self.compaction.copied).is_empty();
-                if !is_held || pauses == HELD_PAUSES {
+                if !is_held || pauses >= self.hold_pauses(HELD_PAUSES) {
                     return Ok(fits());
                 }
                 pauses += 1;
@@ -368,7 +337,7 @@ impl Engine {
             return Ok(false);
         }
         let from = self.log.bounds.copied.load(Acquire);
-        lock(&self.compaction.pass).get_or_insert_with(|| self.begin_pass());
+        self.be_on_a_pass();
         let mut stretch = self.stretch_of(kind, caching, from);
         loop {
             let to = self.stretch_end(from + stretch)?;
@@ -380,7 +349,9 @@ impl Engine {
             let reached = match (visited, caching) {
                 (Ok(reached), _) => mover.ended_at.unwrap_or(reached),
                 // It would fail each time, and a cache that drops nothing takes nothing.
-                (Err(Error::Corruption(_) | Error::Io(_)), Some(caching)) if !self.is_in_memory() && mover.ended_at.is_none() => {
+                (Err(error @ (Error::Corruption(_) | Error::Io(_))), Some(caching))
+                    if !self.is_in_memory() && mover.ended_at.is_none() && !error.is_for_want() =>
+                {
                     match self.pass_unread(caching, to) {
                         Ok(Some(reached)) => reached,
                         passed => {
@@ -399,24 +370,7 @@ impl Engine {
                     Some(caching) => caching.adapt(reached - from),
                     None => self.note_glance(kind, mover.tally.moved, reached - from, mover.mean_bytes()),
                 }
-                let Tally { moved, expired, left } = mover.tally;
-                let dead = (reached - from).saturating_sub(moved + expired) + mover.taken_back.get();
-                let mut gone = Vec::new();
-                if caching.is_some() {
-                    self.let_nobody_build_below(reached);
-                    gone = mover.judge_aside()?;
-                }
-                self.log.bounds.copied.store(reached, SeqCst);
-                if let Some(caching) = caching {
-                    gone.into_iter().for_each(|departed| caching.will_tell(departed));
-                }
-                // Who takes what was dropped here for a record of his chain has published when a later stretch says that the chain is of one key.
-                self.epochs.drain();
-                lock(&self.compaction.copied).push_back(Copied { reached, moved, dead, left });
-                let given = self.give_back(one);
-                // What could not be read is told when it is asked for.
-                let _ = self.shrink_index(one);
-                return Ok(given? || self.copies_what_is_held());
+                return self.end_stretch(one, mover, from..reached, caching);
             }
             // A record longer than the stretch, unless it is the log's last or there is no room for its copy.
             if from + stretch >= self.log.tail() || mover.ended_at.is_some() {
@@ -424,6 +378,29 @@ impl Engine {
             }
             stretch *= 2;
         }
+    }
+
+    /// All that lives in the stretch lies above: it is given back when nobody holds it.
+    fn end_stretch(&self, one: &MutexGuard<'_, ()>, mut mover: Mover<'_>, stretch: Range<u64>, caching: Option<&Caching>) -> Result<bool> {
+        let Range { start: from, end: reached } = stretch;
+        let Tally { moved, expired, left } = mover.tally;
+        let dead = (reached - from).saturating_sub(moved + expired) + mover.taken_back.get();
+        let mut gone = Vec::new();
+        if caching.is_some() {
+            self.let_nobody_build_below(reached);
+            gone = mover.judge_aside()?;
+        }
+        self.log.bounds.copied.store(reached, SeqCst);
+        if let Some(caching) = caching {
+            gone.into_iter().for_each(|departed| caching.will_tell(departed));
+        }
+        // Who takes what was dropped here for a record of his chain has published when a later stretch says that the chain is of one key.
+        self.epochs.drain();
+        lock(&self.compaction.copied).push_back(Copied { reached, moved, dead, left });
+        let given = self.give_back(one);
+        // What could not be read is told when it is asked for.
+        let _ = self.shrink_index(one);
+        Ok(given? || self.copies_what_is_held())
     }
 
     /// How long a stretch from there on is.
@@ -436,8 +413,7 @@ impl Engine {
             // Each record of it may cost a read, while who writes needs the driver.
             (0, None, Stretch::Glance) => {
                 let first = GLANCE_BYTES_MIN.max(self.log_extent() / GLANCE_LOG_PART);
-                let doublings = self.compaction.dead_glances.load(Relaxed).min(u64::from(STRETCH_BYTES_MAX.ilog2()));
-                (first << doublings).min(of_log(SHORT_STRETCH_LOG_PART))
+                (first << self.dead_glances().min(STRETCH_BYTES_MAX.ilog2())).min(of_log(SHORT_STRETCH_LOG_PART))
             }
             (reserve, ..) => stretch_in_memory(reserve),
         };
@@ -447,19 +423,8 @@ impl Engine {
         }
     }
 
-    /// A stretch that will be gone through again: its copies stand, and what was taken back of guesses is not taken back once more.
-    fn note_unfinished(&self, tally: Tally, taken_back: u64) {
-        let Compaction { known, given_back, done, pass, .. } = &self.compaction;
-        known.fetch_add(tally.moved + tally.expired, Relaxed);
-        given_back.fetch_add(taken_back, Relaxed);
-        lock(done).moved_bytes += tally.moved;
-        if let Some(pass) = &mut *lock(pass) {
-            pass.counted += tally.left;
-        }
-    }
-
     /// Where a stretch may end: what lies below does not change any more, and on a device it is there.
-    fn stretch_end(&self, wanted: u64) -> Result<u64> {
+    pub(crate) fn stretch_end(&self, wanted: u64) -> Result<u64> {
         let guard = lock(&self.boundaries);
         let bounds = &self.log.bounds;
         let to = if wanted < self.log.tail() { block_floor(wanted) } else { self.log.end_block() };
@@ -474,65 +439,12 @@ impl Engine {
         Ok(to)
     }
 
-    /// A cache drops a stretch of the device that cannot be read as a whole, and on to where a record begins that the index knows of: the stretch may end in
-    /// the midst of one. Where that is; `None` if somebody holds what is there.
-    fn pass_unread(&self, caching: &Caching, to: u64) -> Result<Option<u64>> {
-        let next = self.lowest_indexed(to)?;
-        // A block further: up to the record all is frozen then, and written.
-        let reached = self.stretch_end(next.saturating_add(BLOCK_BYTES))?.min(next);
-        // Whose values were there nobody knows.
-        caching.flights.outdate_all();
-        self.let_nobody_build_below(reached);
-        let _pin = self.epochs.pin_anyway()?;
-        // A snapshot that begins later waits for our pin: it does not have what we drop.
-        if self.log.bounds.held.load(Acquire) != 0 {
-            self.log.bounds.dropping.store(self.log.bounds.copied.load(Relaxed), Release);
-            return Ok(None);
-        }
-        self.log.bounds.copied.store(reached, SeqCst);
-        Ok(Some(reached))
-    }
-
-    /// Of what a cache drops from the midst of a chain the entry does not tell: it leads where it led. So whoever would build on it must not find it
-    /// any more before somebody else finds it gone, and need write nothing to delete it. When this returns, what was built on it is published.
-    fn let_nobody_build_below(&self, reached: u64) {
-        if self.gives_up_by_lines() {
-            self.log.bounds.doomed.fetch_max(reached, SeqCst);
-        }
-        self.log.bounds.dropping.store(reached, SeqCst);
-        // Reads that take the short way do not ask what was copied, and an entry may lead there still.
-        self.log.bounds.raise_near(reached);
-        self.epochs.drain();
-    }
-
-    /// True if what is not there needs no deletion to be so after a crash, too. Not while a cache drops what no line has given up yet.
-    pub(crate) fn stays_absent(&self) -> bool {
-        // Acquire: who found that an entry has gone finds this as well.
-        self.log.bounds.doomed.load(Acquire) <= self.told_begin()
-    }
-
-    /// True if a crash brings back what a cache dropped and no line has given up: not in a store that goes with the process. Not under a pin.
-    fn gives_up_by_lines(&self) -> bool {
-        !self.is_in_memory() && !self.is_temporary()
-    }
-
-    /// The lowest address from there on that an entry of the index leads to; [`NOWHERE`] if there is none. A pass over the whole index.
-    fn lowest_indexed(&self, from: u64) -> Result<u64> {
-        let mut lowest = NOWHERE;
-        // It may grow meanwhile, and what was split lies further up. (Where it shrinks what we find may be too high, and a little more is dropped.)
-        for at in (0..).take_while(|at| *at < self.index.buckets()) {
-            let _pin = self.epochs.pin_anyway()?;
-            lowest = self.index.addresses(at).into_iter().filter(|address| *address >= from).fold(lowest, u64::min);
-        }
-        Ok(lowest)
-    }
-
     /// Visits the records that begin in `[from, to)` and end there; where the next one begins.
     fn visit_stretch(&self, from: u64, to: u64, mover: &mut Mover<'_>) -> Result<u64> {
         if self.is_in_memory() {
             return self.move_pieces(from..to, mover);
         }
-        let scars = lock(&self.compaction.scars).clone();
+        let scars = self.scars.all();
         let span = Span::open_ended(from..to, &scars);
         self.scan(&span, mover)?;
         Ok(span.reached())
@@ -568,7 +480,7 @@ impl Engine {
     /// Whether a line for the stretches that wait would let a file go, and spare a fair part of the log; `None` where nothing waits for lines.
     fn is_line_worth_it(&self) -> Option<bool> {
         // What is dropped from a cache must make room.
-        if self.segment_bytes == 0 || self.caching.is_some() || self.is_temporary() {
+        if self.segment_bytes == 0 || self.caching.is_some() || self.is_temporary {
             return None;
         }
         Some(self.freeable_bytes() > 0 && self.waiting_bytes() >= (self.log_extent() / LINE_PART).max(STRETCH_BYTES_MIN))
@@ -594,11 +506,11 @@ impl Engine {
             return Ok(true);
         }
         // What goes with the store needs no line.
-        if !self.is_temporary() && !self.is_told() && !self.draw_line_now()? {
+        if !self.is_temporary && !self.is_told() && !self.draw_line_now()? {
             return Ok(false);
         }
         bounds.begin.store(to, SeqCst);
-        if !self.is_temporary() {
+        if !self.is_temporary {
             self.settle_begin()?;
         }
         if let Some(device) = &self.log.device {

@@ -39,25 +39,11 @@ pub(crate) enum Newest {
 impl Engine {
     /// Under a pin.
     pub(crate) fn newest(&self, seen: &Seen, key: &[u8]) -> Newest {
-        let bounds = &self.log.bounds;
-        let (head, copied) = (bounds.head.load(Acquire), bounds.copied.load(Acquire));
-        let mut at = seen.address();
-        while at >= copied && at != 0 {
-            if at < head {
-                return Newest::Cold(at);
-            }
-            // SAFETY: `at >= head` under the caller's pin; entries and chains hold published addresses only.
-            let record = unsafe { Record::new(self.log.pointer(at)) };
-            let found = match self.layout {
-                Layout::Word { key_bytes, .. } => record.word_key(key_bytes),
-                Layout::Bytes => record.bytes_key(),
-            };
-            if found == key {
-                return Newest::At(at);
-            }
-            at = record.previous();
+        let mut chain = self.log.chain(seen.address(), self.log.bounds.copied.load(Acquire));
+        match chain.find(|link| link.record.key(self.layout) == key) {
+            Some(link) => Newest::At(link.at),
+            None => chain.cold().map_or(Newest::Nowhere, Newest::Cold),
         }
-        Newest::Nowhere
     }
 
     /// Makes the copy of a record in the place `to`, and publishes it over the entry that was `seen` when the record was found to be its key's newest. `keys`

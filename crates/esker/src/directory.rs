@@ -40,7 +40,12 @@ impl Directory {
     /// Takes the directory at `path`, made if nothing is there.
     pub(crate) fn open(path: &Path, direct_io: bool, io_uring: bool) -> Result<Self> {
         refuse_foreign(path).map_err(|error| if is_held(path) { Error::Locked(path.into()) } else { error })?;
-        make(path).map_err(|error| at(path, error))?;
+        make(path, sync_above).map_err(|error| at(path, error))?;
+        Self::take(path, direct_io, io_uring)
+    }
+
+    /// The same of one that is there, whose name need not be durable.
+    fn take(path: &Path, direct_io: bool, io_uring: bool) -> Result<Self> {
         Self::locked(path, direct_io, io_uring, true, |inside| {
             let file = File::options().create(true).truncate(false).write(true).open(inside.join(LOCK));
             let lock = lock(file.map_err(|error| at(path, error))?, path)?;
@@ -94,7 +99,7 @@ impl Directory {
     /// A directory that goes when this value does.
     pub(crate) fn temporary(direct_io: bool, io_uring: bool) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("esker-").tempdir()?;
-        let mut directory = Self::open(folder.path(), direct_io, io_uring)?;
+        let mut directory = Self::take(folder.path(), direct_io, io_uring)?;
         directory._temporary = Some(folder);
         // Nobody else opens it, and who clears away what is old of temporary files may take the lock. systemd spares a directory that is locked itself.
         directory.guard = Weak::new();
@@ -145,19 +150,28 @@ pub(crate) fn link(from: &Path, to: &Path, name: &str) -> io::Result<()> {
     fs::hard_link(from.join(name), to.join(name))
 }
 
-/// Makes the directory, and those above it, so that a power cut does not take their names.
-fn make(path: &Path) -> io::Result<()> {
-    let absent: Vec<&Path> = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
+/// Makes the directory, and those above it, so that a power cut does not take their names. What is there without a manifest another call may have made, which
+/// was cut short before it could say so.
+fn make(path: &Path, sync_above: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
     fs::create_dir_all(path)?;
-    for made in absent {
-        let above = made.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        match File::open(above) {
-            // One may write into it and not read it: then nothing can be said of it.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
-            above => above?.sync_all()?,
-        }
+    if path.join(MANIFEST).exists() {
+        return Ok(());
     }
-    Ok(())
+    path.ancestors().take_while(|path| path.file_name().is_some()).try_for_each(sync_above)
+}
+
+/// Makes a directory's name durable.
+fn sync_above(made: &Path) -> io::Result<()> {
+    let above = made.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match File::open(above) {
+        // One may write into it and not read it: then nothing can be said of it.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => Ok(()),
+        above => match above?.sync_all() {
+            // A file system that has no such call for directories.
+            Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
+            synced => synced,
+        },
+    }
 }
 
 fn names(path: &Path) -> io::Result<Vec<String>> {
@@ -221,4 +235,30 @@ fn lock(file: File, path: &Path) -> Result<File> {
 /// Where two directories are used, the system's words do not tell which.
 fn at(path: &Path, error: io::Error) -> Error {
     about(error, format_args!("path={}", path.display())).into()
+}
+
+#[cfg(all(test, not(loom), not(shuttle)))]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    /// A call that was cut short between making a directory and syncing its name left it to nobody.
+    #[test]
+    fn a_name_that_may_not_be_durable_is_synced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/b");
+        let synced = RefCell::new(Vec::new());
+        let sync = |made: &Path| {
+            synced.borrow_mut().push(made.to_owned());
+            Ok(())
+        };
+        let all: Vec<PathBuf> = path.ancestors().take_while(|path| path.file_name().is_some()).map(Path::to_owned).collect();
+        assert!(make(&path, |_| Err(io::Error::from(ErrorKind::Other))).is_err() && path.exists());
+        make(&path, sync).unwrap();
+        assert_eq!(synced.take(), all);
+        // A manifest is made when the names are durable.
+        fs::write(path.join(MANIFEST), b"").unwrap();
+        make(&path, sync).unwrap();
+        assert!(synced.take().is_empty());
+    }
 }

@@ -18,7 +18,7 @@ mod room;
 mod stats;
 
 use crate::cache::{Cache, Caching};
-use crate::commit::{Commits, Durability};
+use crate::commit::{Commits, Durability, Line};
 use crate::compaction::Compaction;
 use crate::device::{Device, Storage};
 use crate::epoch::Epochs;
@@ -27,14 +27,15 @@ use crate::expiry::{Clock, Expiry};
 use crate::image::Images;
 use crate::index::Index;
 use crate::latches::Latches;
-use crate::log::{FIRST_ADDRESS, Log};
+use crate::log::Log;
 use crate::manifest::{Identity, Manifest};
 use crate::memory;
 use crate::promotion::Lately;
 use crate::recovery::Manner;
+use crate::scars::Scars;
 use crate::snapshot::Holds;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU32, AtomicU64};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 pub(crate) use crate::sync::{lock, try_lock};
 pub(crate) use crate::types::Layout;
 use driver::Drawn;
@@ -45,6 +46,7 @@ pub(crate) use room::{BUDGET_BYTES_MIN, Loan, check_budget, check_space};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Instant;
 
 const HUGE_PAGE_BUDGET_BYTES: u64 = 256 << 20;
 
@@ -57,10 +59,14 @@ pub(crate) struct Engine {
     /// The width of values where all have the same.
     pub(crate) value_width: Option<usize>,
     pub(crate) hasher: Hasher,
+    opened: Instant,
     /// Where the store lives, until it closes; none for a store in memory or on a bare device.
     pub(crate) home: Mutex<Option<Home>>,
+    /// Nothing need be kept at its close: its files, if there are any, go with it.
+    pub(crate) is_temporary: bool,
     pub(crate) commits: Commits,
     pub(crate) compaction: Compaction,
+    pub(crate) scars: Scars,
     /// Cold records that are read again come back into memory (`promotion.rs`).
     pub(crate) is_promoting: bool,
     pub(crate) lately: Lately,
@@ -78,7 +84,8 @@ pub(crate) struct Engine {
     pub(crate) segment_bytes: u64,
     /// Those who wait for the boundaries to find room.
     seekers: AtomicU32,
-    pub(crate) boundaries: Mutex<()>,
+    /// What moves the log's boundaries holds it. The last line of any kind.
+    pub(crate) boundaries: Mutex<Option<Line>>,
     pub(crate) is_always_durable: bool,
     pub(crate) in_background: bool,
     durability: Durability,
@@ -106,8 +113,6 @@ pub(crate) struct Loads {
 pub(crate) struct Home {
     pub(crate) storage: Arc<dyn Storage>,
     pub(crate) manifest: Manifest,
-    /// They go with the store: nothing need be kept at its close.
-    pub(crate) is_temporary: bool,
 }
 
 /// Wakers are foreign code: without a lock held, and a panic is the executor's matter: others wait to be woken.
@@ -123,6 +128,7 @@ pub(crate) struct Parts {
     pub(crate) budget: u64,
     pub(crate) device: Option<Arc<dyn Device>>,
     pub(crate) home: Option<Home>,
+    pub(crate) is_temporary: bool,
     /// Where there is no home: a random one if `None`.
     pub(crate) identity: Option<Identity>,
     pub(crate) durability: Durability,
@@ -141,23 +147,42 @@ impl Engine {
     pub(crate) fn new(parts: Parts) -> Result<Self> {
         let known = parts.home.as_ref().map(|home| home.manifest.state.identity).or(parts.identity);
         let identity = known.map_or_else(Identity::random, Ok)?;
-        let huge = parts.budget >= HUGE_PAGE_BUDGET_BYTES;
         let space = memory::log_space(parts.budget);
-        let (has_home, has_device) = (parts.home.is_some(), parts.device.is_some());
-        let segment_bytes = parts.home.as_ref().map_or(0, |home| home.manifest.state.segment_bytes);
-        let engine = Self {
+        let log = Log::new(parts.device.clone(), identity.store_id, space, parts.budget >= HUGE_PAGE_BUDGET_BYTES)?;
+        let (recovery, has_home) = (parts.recovery.clone(), parts.home.is_some());
+        let engine = Self::of(parts, identity.hash_seed, Index::new(space / 2)?, log)?;
+        engine.check_address_space(engine.budget.load(Relaxed))?;
+        engine.share_budget();
+        if engine.is_always_durable {
+            engine.epochs.slow_writes_down();
+        }
+        if has_home {
+            engine.recover(&recovery)?;
+            engine.share_budget();
+            engine.rest_compaction();
+        }
+        if let Some(caching) = &engine.caching {
+            engine.limit_log(caching, 0);
+        }
+        Ok(engine)
+    }
+
+    /// Puts it together; nothing has begun.
+    fn of(parts: Parts, hash_seed: [u64; 2], index: Index, log: Log) -> Result<Self> {
+        let has_device = parts.device.is_some();
+        Ok(Self {
             epochs: Epochs::new()?,
-            log: Log::new(parts.device, identity.store_id, FIRST_ADDRESS, space, huge)?
-                .verifying_reads(parts.verifies_reads)
-                .dropping(parts.cache.is_some()),
-            index: Index::new(space / 2)?,
+            log: log.verifying_reads(parts.verifies_reads).dropping(parts.cache.is_some()),
+            index,
             latches: Latches::default(),
             layout: parts.layout,
             value_width: parts.value_width,
-            hasher: Hasher::new(identity.hash_seed),
-            home: Mutex::new(parts.home),
+            hasher: Hasher::new(hash_seed),
+            opened: Instant::now(),
+            is_temporary: parts.is_temporary,
             commits: Commits::default(),
             compaction: Compaction::default(),
+            scars: Scars::default(),
             // What nobody has checked is not written once more, under a checksum that is right; but a cache drops what it does not copy.
             is_promoting: parts.promotion && has_device && (parts.verifies_reads || parts.cache.is_some()),
             keeps_versions: parts.keeps_versions,
@@ -168,9 +193,10 @@ impl Engine {
             loads: Loads::default(),
             holds: Holds::default(),
             space_amplification: parts.space_amplification,
-            segment_bytes,
+            segment_bytes: parts.home.as_ref().map_or(0, |home| home.manifest.state.segment_bytes),
+            home: Mutex::new(parts.home),
             seekers: AtomicU32::new(0),
-            boundaries: Mutex::new(()),
+            boundaries: Mutex::new(None),
             is_always_durable: parts.durability == Durability::Always && has_device,
             in_background: parts.in_background,
             durability: parts.durability,
@@ -181,21 +207,7 @@ impl Engine {
             shared_index: AtomicU64::new(0),
             lent: AtomicU64::new(0),
             failure: Failure::default(),
-        };
-        engine.check_address_space(parts.budget)?;
-        engine.share_budget();
-        if engine.is_always_durable {
-            engine.epochs.slow_writes_down();
-        }
-        if has_home {
-            engine.recover(&parts.recovery)?;
-            engine.share_budget();
-            engine.rest_compaction();
-        }
-        if let Some(caching) = &engine.caching {
-            engine.limit_log(caching, 0);
-        }
-        Ok(engine)
+        })
     }
 
     pub(crate) fn hash_of(&self, key: &[u8]) -> u64 {
@@ -205,11 +217,6 @@ impl Engine {
 
     pub(crate) fn is_in_memory(&self) -> bool {
         self.log.device.is_none()
-    }
-
-    /// True if nothing need be kept at the close.
-    pub(crate) fn is_temporary(&self) -> bool {
-        lock(&self.home).as_ref().is_none_or(|home| home.is_temporary)
     }
 
     /// Makes everything durable, with an image of the index, so that opening is quick. Once.
@@ -223,7 +230,7 @@ impl Engine {
         self.end_commits();
         let _compaction = self.hold_compaction();
         let _growth = self.index.hold();
-        let saved = if self.is_temporary() { Ok(()) } else { self.guarded(|| self.go_on_at_last().and_then(|()| self.save_image(false))) };
+        let saved = if self.is_temporary { Ok(()) } else { self.guarded(|| self.go_on_at_last().and_then(|()| self.save_image(false))) };
         // Lets go of the directory, even if clones of the store live on.
         if let Some(home) = lock(&self.home).take() {
             home.storage.let_go();
@@ -234,10 +241,10 @@ impl Engine {
 
 #[cfg(all(loom, test))]
 impl Engine {
-    /// An engine for keys without bytes and values of one word; no driver, no device, the same hashes every time.
+    /// An engine for keys without bytes and values of one word; no driver, no device, the same hashes every time. Made in place: a model's stack has 32 KiB.
     pub(crate) fn for_model() -> Self {
-        let log = Log::new(None, 0, FIRST_ADDRESS, 0, false).expect("a modelled region");
-        log.budget.store(1 << 20, crate::sync::atomic::Ordering::Relaxed);
+        let log = Log::new(None, 0, 0, false).expect("a modelled region");
+        log.budget.store(1 << 20, Relaxed);
         Self {
             epochs: Epochs::new().expect("a box"),
             index: Index::new(0).expect("a modelled region"),
@@ -246,9 +253,12 @@ impl Engine {
             layout: Layout::Word { key_bytes: 0, value_bytes: 8 },
             value_width: Some(8),
             hasher: Hasher::new([1, 2]),
+            opened: Instant::now(),
             home: Mutex::new(None),
+            is_temporary: true,
             commits: Commits::default(),
             compaction: Compaction::default(),
+            scars: Scars::default(),
             is_promoting: false,
             keeps_versions: false,
             lately: Lately::default(),
@@ -258,7 +268,7 @@ impl Engine {
             loads: Loads::default(),
             holds: Holds::default(),
             seekers: AtomicU32::new(0),
-            boundaries: Mutex::new(()),
+            boundaries: Mutex::new(None),
             is_always_durable: false,
             in_background: false,
             space_amplification: 2.0,

@@ -3,7 +3,7 @@
 //! Each thread owns one [`Slot`] per store (`epoch/slots.rs`). An operation raises a flag in it (a *pin*: one plain store, no fence) and lowers it
 //! at its end. Whoever moves a boundary calls [`Epochs::drain`]: it makes every running thread's stores visible with
 //! `membarrier(2)`, and waits until each flag that is raised then was lowered once. From then on nobody can act on the boundary's
-//! old value. Pins last one operation and never span a device access, so a drain takes microseconds. The scheme is FASTER's
+//! old value. Pins last one operation, or a group of 64 of a batch, or some buckets of a walk, and never span a device access, so a drain takes microseconds. The scheme is FASTER's
 //! (SIGMOD 2018), with the heavy fence moved to the rare side, and without its common epoch:
 //!
 //! * **who came in after the fence** sees the boundary that was moved before it, and need not be waited for;
@@ -40,6 +40,8 @@ use crate::watch::{self, Watch};
 use slots::{COUNTED, Slots};
 pub(crate) use slots::{Counter, Slot};
 use std::cell::Cell;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::marker::PhantomData;
 use std::ptr;
 
@@ -331,7 +333,7 @@ impl Epochs {
 
     /// This thread's own slot.
     pub(crate) fn slot(&self) -> Result<&Slot> {
-        self.slots.get(thread_index()).ok_or_else(|| Error::invalid("more than 65536 threads use the store"))
+        self.slots.get(thread_index()).ok_or_else(|| Error::invalid("more than 65536 threads of the process use stores"))
     }
 
     /// The slots of all threads that were here, and perhaps of others. Acquire: of a thread that registered before a fence that the caller's came after.
@@ -404,7 +406,8 @@ impl Epochs {
 }
 
 statics! {
-    static FREE_INDEXES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    // The lowest first: a store has slots for numbers below a bound.
+    static FREE_INDEXES: Mutex<BinaryHeap<Reverse<usize>>> = Mutex::new(BinaryHeap::new());
     static NEXT_ID: AtomicU64 = AtomicU64::new(1);
     static NEXT_INDEX: AtomicUsize = AtomicUsize::new(0);
 }
@@ -416,7 +419,7 @@ impl Drop for Registration {
         // Under shuttle these may be gone by now, and their thread with them.
         let _ = INDEX.try_with(|index| index.set(usize::MAX));
         let _ = OFFSET.try_with(|offset| offset.set(AWAY));
-        FREE_INDEXES.lock().unwrap_or_else(|e| e.into_inner()).push(self.0);
+        FREE_INDEXES.lock().unwrap_or_else(|e| e.into_inner()).push(Reverse(self.0));
     }
 }
 
@@ -445,7 +448,7 @@ pub(crate) fn thread_index() -> usize {
 #[cold]
 fn register_thread() -> usize {
     let free = FREE_INDEXES.lock().unwrap_or_else(|e| e.into_inner()).pop();
-    let index = free.unwrap_or_else(|| NEXT_INDEX.fetch_add(1, Relaxed));
+    let index = free.map_or_else(|| NEXT_INDEX.fetch_add(1, Relaxed), |Reverse(index)| index);
     INDEX.with(|cell| cell.set(index));
     watch::register(index);
     // Not in models, where each thread has its number beforehand: that threads register in any order is true and would multiply their executions.

@@ -57,6 +57,11 @@ impl Error {
         }
     }
 
+    /// True for what fails for want of files or memory, which there may be again: it says nothing about the medium.
+    pub(crate) fn is_for_want(&self) -> bool {
+        matches!(self, Self::Io(error) if is_out_of_files(error) || error.kind() == io::ErrorKind::OutOfMemory)
+    }
+
     /// A device is foreign code, and what it has done is not known.
     pub(crate) fn device_panicked() -> Self {
         io::Error::other("the device panicked").into()

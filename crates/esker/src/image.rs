@@ -151,8 +151,9 @@ impl Engine {
     }
 
     /// True if an image may stand for the log. Compaction removes the entries of deletions whose keys nothing leads to, for chains end where it has come; after a
-    /// crash they end where the log begins. As long as somebody holds what lies between, by a shorter tag a key would have its value again, whose deletion
-    /// lies below the image's end: the log must tell of it.
+    /// crash they end where the log begins. As long as somebody holds what lies between, or a stretch is not through, by a shorter tag a key would have its value
+    /// again, whose deletion lies below the image's end: the log must tell of it. (That no entry is shared says nothing of that: growth and shrinking make tags
+    /// shorter, and after a crash a chain may lead to records of a key that has an entry of its own.)
     pub(crate) fn lacks_nothing(&self) -> bool {
         let bounds = &self.log.bounds;
         bounds.left_out.load(SeqCst) <= bounds.compacted.load(SeqCst)

@@ -27,7 +27,8 @@
 //! | make writes durable | [`Store::commit`], [`Durability`] |
 //! | change several keys at one moment | [`Store::transaction`], [`Store::begin`] |
 //! | change one key on a condition | [`Store::compare_and_swap`], [`Store::put_if_absent`], [`Store::put_if_version`] |
-//! | read many keys as of one moment | [`Store::read_transaction`], [`Store::scan`], [`Store::scan_page`] |
+//! | read many keys as of one moment | [`Store::read_transaction`], [`Store::scan`] |
+//! | walk through all keys in as many calls as one likes | [`Store::scan_page`], [`Scan::iter`] |
 //! | compute where the data lies | [`Store::aggregate`], [`Scan::aggregate`], [`mod@aggregate`] |
 //! | let keys expire | [`Store::put_with_ttl`], [`Store::expire_at`], [`Store::get_and_renew`] |
 //! | load what is missing, once | [`Store::get_or_insert_with`], [`Store::get_or_load`], [`Loading`] |
@@ -40,6 +41,11 @@
 //! with values of one width up to 8 take a record of 16 bytes and the key (*word* layout); all others 24 bytes, the key and the value (*bytes* layout).
 //!
 //! Linux on x86-64. Features: `serde` (figures can be serialized), `rayon` (parallel iterators over scans).
+
+/// The README's examples compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
 
 /// What tests inside and outside share names the crate so.
 #[cfg(test)]

@@ -37,6 +37,7 @@ use crate::words;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+pub(crate) mod chain;
 mod reserve;
 
 use reserve::Longest;
@@ -195,23 +196,23 @@ const SPACE_BYTES_MIN: usize = 1 << 28;
 
 impl Log {
     /// `space`: the address space that it should have, in bytes, a power of two.
-    pub(crate) fn new(device: Option<Arc<dyn Device>>, store_id: u64, tail: u64, space: usize, huge_pages: bool) -> Result<Self> {
+    pub(crate) fn new(device: Option<Arc<dyn Device>>, store_id: u64, space: usize, huge_pages: bool) -> Result<Self> {
         let region = Region::reserve(space, SPACE_BYTES_MIN)?;
         if huge_pages {
             region.prefer_huge_pages(SMALL_PAGE_BYTES);
         }
-        let at = || AtomicU64::new(tail);
+        let at = || AtomicU64::new(FIRST_ADDRESS);
         Ok(Self {
             mask: region.bytes() as u64 - 1,
             word_mask: region.bytes() as u64 - 8,
             windows: Windows::new(region.bytes() as u64)?,
             region,
             bounds: Bounds {
-                begin: AtomicU64::new(FIRST_ADDRESS),
-                copied: AtomicU64::new(FIRST_ADDRESS),
-                dropping: AtomicU64::new(FIRST_ADDRESS),
+                begin: at(),
+                copied: at(),
+                dropping: at(),
                 doomed: AtomicU64::new(0),
-                discarded: AtomicU64::new(FIRST_ADDRESS),
+                discarded: at(),
                 head: at(),
                 near: at(),
                 in_place: at(),
@@ -222,7 +223,7 @@ impl Log {
                 populated: at(),
                 floor: at(),
                 line: AtomicU64::new(0),
-                compacted: AtomicU64::new(FIRST_ADDRESS),
+                compacted: at(),
                 left_out: AtomicU64::new(0),
                 cut: at(),
                 drawn: at(),
@@ -234,7 +235,7 @@ impl Log {
             budget: AtomicU64::new(0),
             limit: AtomicU64::new(NO_LIMIT),
             left_bytes: AtomicU64::new(0),
-            longest: Longest::new(tail),
+            longest: Longest::new(FIRST_ADDRESS),
             reserve: AtomicU64::new(0),
             is_lossy: false,
             bell: Bell::default(),
@@ -665,6 +666,11 @@ pub(crate) fn block_ceil(address: u64) -> u64 {
 
 pub(crate) fn block_floor(address: u64) -> u64 {
     address / BLOCK_BYTES * BLOCK_BYTES
+}
+
+/// Where the block ends that has this address.
+pub(crate) fn block_end(address: u64) -> u64 {
+    block_floor(address) + BLOCK_BYTES
 }
 
 /// Lines of odd number mark their records.

@@ -95,7 +95,7 @@ impl Region {
         // Locked memory (`mlockall`) is given back by a call of its own, since Linux 5.18.
         if !self.advise(from, to, libc::MADV_DONTNEED) && !self.advise(from, to, MADV_DONTNEED_LOCKED) {
             // Zeros there must be. If this fails as well, they are written.
-            // SAFETY: the range lies inside our own mapping, and nobody may read there any more.
+            // SAFETY: the range lies inside our own mapping. Nobody writes there any more, and who reads late (`index/overflow.rs`) reads zeros, as without this.
             unsafe {
                 let at = self.base.add(from);
                 if map_at(at.cast(), to - from, libc::MAP_FIXED) == libc::MAP_FAILED {
@@ -110,7 +110,7 @@ impl Region {
         if from >= to || to > self.bytes {
             return true;
         }
-        // SAFETY: the range lies inside our own mapping; DONTNEED is asked only for bytes nobody may read any more.
+        // SAFETY: the range lies inside our own mapping; DONTNEED is asked only for bytes that nobody writes any more, and who reads them late finds zeros.
         unsafe { libc::madvise(self.base.add(from).cast(), to - from, advice) == 0 }
     }
 }

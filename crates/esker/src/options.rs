@@ -262,7 +262,7 @@ impl Options {
     /// `Invalid` for a budget below 16 MiB or beyond the address space, and for a cache with a disk or a history; `Io` if the system refuses memory.
     pub fn in_memory<K: Key + ?Sized, V: Value + ?Sized>(self) -> Result<Store<K, V>> {
         self.check(false)?;
-        self.start(None, None)
+        self.start(None, None, true)
     }
 
     /// The store in the directory `path`, made if nothing is there; its cold part lies in files there. After a crash it is
@@ -304,7 +304,7 @@ impl Options {
     /// `Invalid` for a budget below 16 MiB, and for a cache without a disk or with a history; `Io` if the system refuses address space.
     pub fn open_on<K: Key + ?Sized, V: Value + ?Sized>(self, device: Arc<dyn Device>) -> Result<Store<K, V>> {
         self.check(true)?;
-        self.start(Some(device), None)
+        self.start(Some(device), None, true)
     }
 
     /// What no engine takes, told before anything is made.
@@ -350,16 +350,22 @@ impl Options {
         lines::advance(&*storage, &*device, &mut manifest.state, self.recovery.accept_loss)?;
         // Removals that a crash cut short, or took back.
         device.discard(0, begin)?;
-        self.start(Some(device), Some(Home { storage, manifest, is_temporary }))
+        self.start(Some(device), Some(Home { storage, manifest }), is_temporary)
     }
 
-    fn start<K: Key + ?Sized, V: Value + ?Sized>(self, device: Option<Arc<dyn Device>>, home: Option<Home>) -> Result<Store<K, V>> {
+    fn start<K: Key + ?Sized, V: Value + ?Sized>(
+        self,
+        device: Option<Arc<dyn Device>>,
+        home: Option<Home>,
+        is_temporary: bool,
+    ) -> Result<Store<K, V>> {
         Store::start(Engine::new(Parts {
             layout: layout::<K, V>(),
             value_width: V::WIDTH,
             budget: self.memory?,
             device,
             home,
+            is_temporary,
             identity: None,
             durability: self.durability,
             in_background: self.background,

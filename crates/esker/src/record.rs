@@ -8,7 +8,7 @@
 //! ```
 //! Keys never change once a record is published. A word value is one atomic. A bytes value changes in place only under
 //! the record's latch; readers copy it word by word with atomic loads and accept the copy if the version stood still
-//! (46 bits do not wrap during one read). `SEALED` is set under the latch when the record was superseded; a word record that is
+//! (46 bits do not wrap during one read). `SEALED` is set when the record was superseded, under its latch or by who need not look at what it holds; a word record that is
 //! sealed is about to be (`store/expire.rs`). An expiry is one atomic; it stands last, so that no other offset depends on it.
 //! A bytes record that is left with little of its room in use is divided: the part behind the value becomes a record of nobody's.
 
@@ -282,6 +282,14 @@ impl Record {
             self.word(16).store(capacity << 32 | word_at(bytes, 16) & u64::from(u32::MAX), Relaxed);
         }
         self.header().store(previous | kept | flags | VALID, Release);
+    }
+
+    #[inline(always)]
+    pub(crate) fn key(&self, layout: Layout) -> &[u8] {
+        match layout {
+            Layout::Word { key_bytes, .. } => self.word_key(key_bytes),
+            Layout::Bytes => self.bytes_key(),
+        }
     }
 
     #[inline(always)]

@@ -21,7 +21,7 @@ use crate::copies::Original;
 use crate::device::{AlignedBuffer, SECTOR_BYTES, Storage, ZEROS_BYTES_MAX};
 use crate::engine::{Engine, lock};
 use crate::epoch::Pin;
-use crate::error::{Error, Result, is_full, is_unreadable};
+use crate::error::{Error, Result, is_unreadable};
 use crate::image;
 use crate::index::{Chain, Index, Keys, Records};
 use crate::log::{BLOCK_BYTES, block_ceil, block_floor};
@@ -152,22 +152,6 @@ impl Engine {
         Ok(scars)
     }
 
-    /// The next scar has its room before the medium is full. If that is full now: the last one had a place, and no line is built on it before the next one
-    /// has.
-    fn end_scars(&self, storage: &dyn Storage) -> Result<()> {
-        if self.is_temporary() {
-            return Ok(());
-        }
-        let known = lock(&self.compaction.scars).len();
-        match scars::end(storage, known, false) {
-            Err(Error::Io(error)) if is_full(&error) => {
-                self.compaction.lacks_room.store(true, Relaxed);
-                Ok(())
-            }
-            ended => ended,
-        }
-    }
-
     /// Where the log ends: what was written there changes in place no more.
     fn frozen_tail(&self) -> u64 {
         let end = self.log.end_block();
@@ -177,26 +161,6 @@ impl Engine {
 
     fn mend_manifest(&self, below: u64) -> Result<()> {
         lock(&self.home).as_mut().map_or(Ok(()), |home| home.manifest.mend(below))
-    }
-
-    /// Before a line: should this process crash as well, there is room for its scar.
-    pub(crate) fn make_room_for_a_scar(&self) -> Result<()> {
-        if !self.compaction.lacks_room.load(Relaxed) {
-            return Ok(());
-        }
-        let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
-        let known = lock(&self.compaction.scars).len();
-        scars::end(&*storage, known, true).map_err(|error| self.latch_for_now(error))?;
-        self.compaction.lacks_room.store(false, Relaxed);
-        Ok(())
-    }
-
-    /// The next slot says how many.
-    fn keep_scars(&self, scars: Vec<Scar>) {
-        if let Some(home) = &mut *lock(&self.home) {
-            home.manifest.state.scars = Some(scars.len() as u64);
-        }
-        *lock(&self.compaction.scars) = scars;
     }
 
     /// Behind everything but zeros that was ever written from `cut` on.

@@ -121,6 +121,7 @@ pub(crate) fn resting_engine(storage: &Arc<dyn Storage>, state: &State) -> Resul
         budget: BUDGET_BYTES_MIN,
         device: Some(Arc::new(Segments::open(storage, state.segment_bytes, device_offset(state.begin))?)),
         home: None,
+        is_temporary: true,
         identity: Some(state.identity),
         durability: Durability::None,
         in_background: false,

@@ -12,10 +12,13 @@
 
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
-use crate::error::{Error, Result, for_good};
+use crate::engine::{Engine, lock};
+use crate::error::{Error, Result, for_good, is_full};
 use crate::log::{BLOCK_BYTES, line_flag};
 use crate::manifest::State;
 use crate::record::ODD_LINE;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering::*};
 use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -47,6 +50,56 @@ impl Scar {
 
     fn words(&self) -> [u64; WORDS - 1] {
         [self.window, self.cut, self.behind, self.line]
+    }
+}
+
+/// Those of an open store.
+#[derive(Default)]
+pub(crate) struct Scars {
+    all: Mutex<Vec<Scar>>,
+    /// Behind them there is no room for another one.
+    lacks_room: AtomicBool,
+}
+
+impl Scars {
+    pub(crate) fn all(&self) -> Vec<Scar> {
+        lock(&self.all).clone()
+    }
+}
+
+impl Engine {
+    /// The scars that recovery found; the next slot says how many.
+    pub(crate) fn keep_scars(&self, scars: Vec<Scar>) {
+        if let Some(home) = &mut *lock(&self.home) {
+            home.manifest.state.scars = Some(scars.len() as u64);
+        }
+        *lock(&self.scars.all) = scars;
+    }
+
+    /// The next scar has its room before the medium is full. If that is full now: the last one had a place, and no line is built on it before the next one
+    /// has.
+    pub(crate) fn end_scars(&self, storage: &dyn Storage) -> Result<()> {
+        if self.is_temporary {
+            return Ok(());
+        }
+        match end(storage, self.scars.all().len(), false) {
+            Err(Error::Io(error)) if is_full(&error) => {
+                self.scars.lacks_room.store(true, Relaxed);
+                Ok(())
+            }
+            ended => ended,
+        }
+    }
+
+    /// Before a line: should this process crash as well, there is room for its scar.
+    pub(crate) fn make_room_for_a_scar(&self) -> Result<()> {
+        if !self.scars.lacks_room.load(Relaxed) {
+            return Ok(());
+        }
+        let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
+        end(&*storage, self.scars.all().len(), true).map_err(|error| self.latch_for_now(error))?;
+        self.scars.lacks_room.store(false, Relaxed);
+        Ok(())
     }
 }
 
@@ -114,7 +167,7 @@ pub(crate) fn list(storage: &dyn Storage, cut: u64, known: Option<u64>, accept_l
         return Err(Error::corruption(format!("scars are missing file={SCARS} found={found} known={least}")));
     }
     // Lines are built on those that a slot knows: what else lies below the cut is of another store.
-    if known.is_some_and(|known| scars.len() as u64 > known) && !accept_loss && !FUZZED {
+    if known.is_some_and(|known| scars.len() as u64 > known) && !FUZZED {
         return Err(Error::corruption(format!("there are too many scars file={SCARS} found={} known={least}", scars.len())));
     }
     Ok(Listed { scars, ended_by })
@@ -246,6 +299,9 @@ mod tests {
         let device = own.open(SCARS).unwrap();
         (0..3).for_each(|number| device.write(number * SECTOR_BYTES as u64, sector(&other, number).bytes()).unwrap());
         assert!(matches!(open(&own), Err(Error::Corruption(what)) if what.contains("too many scars")));
+        // Nor is what they would leave out given up as a loss.
+        let accepting = Options::new().memory("16MiB").background(false).accept_loss(true);
+        assert!(matches!(accepting.open_in::<u64, u64>(own.clone()), Err(Error::Corruption(what)) if what.contains("too many scars")));
         assert!(!crate::verify_in(own.clone(), |_, _| ()).unwrap().is_sound());
     }
 }

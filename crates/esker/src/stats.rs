@@ -8,6 +8,8 @@ use crate::error::Error;
 pub struct Stats {
     /// True without a device.
     pub in_memory: bool,
+    /// For how long the store has been open, in seconds: with it counts are rates.
+    pub open_seconds: f64,
     /// The budget and who uses it.
     pub memory: MemoryStats,
     /// The log's boundaries.

@@ -8,7 +8,7 @@
 use crate::ahead::read_ahead;
 use crate::engine::{Engine, Layout};
 use crate::error::{Error, Result};
-use crate::log::{BLOCK_BYTES, NOWHERE, line_flag};
+use crate::log::{BLOCK_BYTES, NOWHERE, block_end, line_flag};
 use crate::manifest::{LOG, State};
 use crate::record::{self, ABANDONED, ODD_LINE, VALID};
 use crate::recovery::Progress;
@@ -253,7 +253,7 @@ impl<'a> Scan<'a> {
     #[inline(always)]
     fn pass(&mut self, next: Next, offset: usize, rest: &[u8], visitor: &mut impl Visitor) {
         let Next::Record(bytes) = next else {
-            self.at = (self.at / BLOCK_BYTES + 1) * BLOCK_BYTES;
+            self.at = block_end(self.at);
             return;
         };
         if self.counts(self.at, record::word_at(rest, 0)) {

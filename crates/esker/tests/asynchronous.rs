@@ -397,7 +397,9 @@ fn closing_ends_every_wait() {
     let futures: Vec<_> = (0..100).map(|key| polled_once(get(&store, key))).collect();
     thread::scope(|scope| {
         let closing = scope.spawn(|| store.close());
-        thread::sleep(Duration::from_millis(50));
+        while store.put(&u64::MAX, &0).is_ok() {
+            thread::yield_now();
+        }
         device.set_gate(false);
         for future in futures {
             assert!(matches!(block_on(future), Err(Error::Closed)));

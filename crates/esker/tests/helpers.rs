@@ -4,7 +4,7 @@
 mod common;
 
 use common::block_on;
-use esker::{Cache, Device, Durability, Error, MemoryStorage, Options, ReadSource, Storage, Store};
+use esker::{Cache, Device, Durability, Error, MemoryStorage, Options, ReadSource, Storage, Store, Value};
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
@@ -25,6 +25,13 @@ fn ends(what: impl FnOnce() + Send + 'static) {
     });
     assert_ne!(is_done.recv_timeout(Duration::from_secs(60)), Err(mpsc::RecvTimeoutError::Timeout), "it hangs");
     thread.join().unwrap();
+}
+
+/// Until calls are refused: one that needs no room, and whose reads nobody holds.
+fn await_close<V: Value + ?Sized>(store: &Store<u64, V>) {
+    while store.contains(&u64::MAX).is_ok() {
+        thread::yield_now();
+    }
 }
 
 /// What the device of a [`Place`] does.
@@ -334,7 +341,7 @@ fn a_listener_may_await_a_read_while_the_store_is_closed() {
             });
             is_ready.recv().unwrap();
             scope.spawn(move || {
-                thread::sleep(Duration::from_millis(100));
+                await_close(store);
                 conduct.hold_reads(false);
             });
             store.close().unwrap();
@@ -357,7 +364,7 @@ fn waiting_reads_hear_of_a_close_soon() {
         let before = conduct.streams.load(SeqCst);
         thread::scope(|scope| {
             let closing = scope.spawn(|| store.close().unwrap());
-            thread::sleep(Duration::from_millis(50));
+            await_close(&store);
             conduct.hold_reads(false);
             assert!(matches!(block_on(behind), Err(Error::Closed)));
             closing.join().unwrap();

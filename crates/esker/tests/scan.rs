@@ -30,6 +30,30 @@ impl Random {
     }
 }
 
+/// What a page had shown of a transaction a later page did not know of: it was read between two of its writes.
+#[test]
+fn a_page_knows_what_an_earlier_one_has_shown_of_a_transaction() {
+    const KEYS: u64 = 4_000;
+    const PASSES: u64 = 20;
+    let words: Store<u64, u64> = Options::new().memory("64MiB").in_memory().unwrap();
+    let put_all = |n: u64| words.transaction(|tx| (0..KEYS).try_for_each(|key| tx.put(&key, &n))).unwrap();
+    put_all(0);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _over = Raise(&stop);
+        scope.spawn(|| (1..).take_while(|_| !stop.load(Relaxed)).for_each(put_all));
+        for _ in 0..PASSES {
+            let (mut next, mut known) = (Some(Cursor::START), 0);
+            while let Some(at) = next {
+                let page = words.scan_page(at, 50).unwrap();
+                let (least, most) = page.pairs.iter().fold((u64::MAX, known), |(least, most), (_, n)| (least.min(*n), most.max(*n)));
+                assert!(least >= known, "{least} behind {known}");
+                (next, known) = (page.next, most);
+            }
+        }
+    });
+}
+
 /// Two stores of the same types: one in memory, one whose log is mostly on a device.
 fn both<K: esker::Key + ?Sized, V: esker::Value + ?Sized>() -> [Store<K, V>; 2] {
     let cold = Options::new().memory("16MiB").open_on(Arc::new(MemoryDevice::new()));

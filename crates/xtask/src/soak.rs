@@ -72,9 +72,13 @@ type Soaked = Store<u64, [u8; 104]>;
 /// A data set ten times over: the disk comes back to the target.
 fn overwrite(store: &Soaked) -> std::result::Result<(), String> {
     let words = |error: esker::Error| error.to_string();
+    let mut most = 0;
     for round in 0..10 {
         for key in 0..THREADS * LIVE {
             store.put(&key, &value(key, round)).map_err(words)?;
+            if key % 4096 == 0 {
+                most = most.max(store.stats().space.file_bytes);
+            }
         }
     }
     let bound = (TARGET * (THREADS * LIVE * RECORD_BYTES) as f64) as u64 + 2 * SEGMENT;
@@ -85,7 +89,7 @@ fn overwrite(store: &Soaked) -> std::result::Result<(), String> {
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    println!("soak: overwritten ten times, {} bytes of files, at most {bound}", store.stats().space.file_bytes);
+    println!("soak: overwritten ten times, {most} bytes of files meanwhile, then {}, at most {bound}", store.stats().space.file_bytes);
     for key in 0..THREADS * LIVE {
         let found = if key % 8 == 0 { store.get(&key).map_err(words)? } else { Some(value(key, 9)) };
         if found != Some(value(key, 9)) || !store.delete(&key).map_err(words)? {

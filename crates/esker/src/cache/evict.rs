@@ -29,8 +29,6 @@ const OTHER_FILES: u64 = 8;
 
 /// While there is a snapshot each who needs room waits so often.
 const SNAPSHOT_PAUSES: u32 = 2;
-/// Else who holds is a page or a look at a key's history: one call, which ends, though its thread may be without a processor for a while.
-const CALL_PAUSES: u32 = 250;
 
 /// What the driver keeps free of so much room.
 pub(crate) fn spare_of(room: u64) -> u64 {
@@ -64,7 +62,7 @@ impl Engine {
             result = match self.move_stretch_for_room(Some(caching), || !has_room()) {
                 Ok(true) => Ok(()),
                 Ok(false) if self.epochs.is_closed() => Err(Error::Closed),
-                Ok(false) if self.holds.is_any() && pauses < if self.is_snapshot_held() { SNAPSHOT_PAUSES } else { CALL_PAUSES } => {
+                Ok(false) if self.holds.is_any() && pauses < self.hold_pauses(SNAPSHOT_PAUSES) => {
                     std::thread::sleep(HELD_PAUSE);
                     pauses += 1;
                     Ok(())

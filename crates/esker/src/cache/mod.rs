@@ -24,6 +24,7 @@
 //!   one on what is written (`writes.rs`).
 //! * **Lossy, and says so**: `Stats::cache` counts what was dropped, and a listener may be told.
 
+mod dropping;
 mod evict;
 mod flights;
 mod writes;

@@ -8,14 +8,16 @@
 //! On a device the driver may be too slow for those who write: where keys share entries most records are in doubt, the more the longer the log is. So it must not grow without end:
 //! from twice the length on that it had when compaction had last done its work, whoever needs room does a stretch first, or waits a little.
 
-use super::{Compaction, Copied, Done, Pass, Stretch};
+use super::mover::Tally;
+use super::{Copied, Done, Stretch};
 use crate::engine::{Engine, lock};
 use crate::epoch::Counter;
 use crate::expiry::SMALL_SAMPLE;
 use crate::log::{block_floor, device_offset};
 use crate::record::{ABSENT, Record};
 use crate::stats::SpaceStats;
-use crate::sync::atomic::Ordering::*;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering::*};
 use std::ops::RangeBounds;
 use std::time::{Duration, Instant};
 
@@ -38,6 +40,48 @@ const LOG_BYTES_MIN: u64 = 4 << 20;
 /// How far a log in files of this length may go beyond its target before it is compacted.
 fn slack(segment_bytes: u64) -> u64 {
     (segment_bytes / 2).min(SLACK_BYTES_MAX)
+}
+
+#[derive(Default)]
+pub(super) struct Due {
+    /// Dead bytes counted before this opening, and those given back since.
+    known: AtomicU64,
+    given_back: AtomicU64,
+    pass: Mutex<Option<Pass>>,
+    /// The log's length when compaction was last not due, or what lived in it when compaction had been through all of it. 0: nobody has looked,
+    /// as in recovery.
+    rested_at: AtomicU64,
+    glances: Mutex<Glances>,
+    /// Room behind shorter values that copies would leave out, in memory, by a sample; and the tail by then. Looks at entries so far.
+    unused: AtomicU64,
+    unused_until: AtomicU64,
+    looks: AtomicU64,
+}
+
+/// A way through the whole log, as it was when it began: at its end nothing is left of what was dead then, whatever was
+/// counted. So errors of the count do not add up, and where all lives compaction rests after one pass. What died since may have been given back,
+/// too: of that no more than was counted.
+struct Pass {
+    from: u64,
+    until: u64,
+    /// Bytes that lived, of those it went through.
+    moved: u64,
+    /// All dead bytes that had been counted; and since, those that its own copies leave, which it would only make again.
+    counted: u64,
+}
+
+/// What was seen of the oldest part.
+#[derive(Default)]
+struct Glances {
+    /// The log's length when the part was last found to live, and how many had guessed by then. 0: it was found dead.
+    extent: u64,
+    guesses: u64,
+    /// When that was.
+    at: Option<Instant>,
+    /// How long records were in the part that was last gone through, in the mean.
+    mean: u64,
+    /// So many glances, one behind the other, found it dead.
+    dead: u32,
 }
 
 impl Engine {
@@ -68,7 +112,7 @@ impl Engine {
     /// Bytes of records that are superseded or deleted, as far as was noticed.
     pub(crate) fn superseded_bytes(&self) -> u64 {
         let counted = self.counted_dead_bytes() + self.passed_bytes();
-        counted.saturating_sub(self.compaction.given_back.load(Relaxed)).min(self.log_extent())
+        counted.saturating_sub(self.compaction.due.given_back.load(Relaxed)).min(self.log_extent())
     }
 
     /// Bytes that threads took and did not fill, and that were given back: they count them when they come back.
@@ -99,18 +143,39 @@ impl Engine {
 
     /// All dead bytes that were counted, those given back included.
     fn counted_dead_bytes(&self) -> u64 {
-        self.compaction.known.load(Relaxed) + self.log.left_bytes.load(Relaxed) + self.epochs.counted(Counter::DeadByte)
+        self.compaction.due.known.load(Relaxed) + self.log.left_bytes.load(Relaxed) + self.epochs.counted(Counter::DeadByte)
     }
 
-    pub(super) fn begin_pass(&self) -> Pass {
+    /// A pass begins here, whatever one there was.
+    pub(super) fn begin_pass(&self) {
+        *lock(&self.compaction.due.pass) = Some(self.pass_from_here());
+    }
+
+    /// One begins here if there is none.
+    pub(super) fn be_on_a_pass(&self) {
+        lock(&self.compaction.due.pass).get_or_insert_with(|| self.pass_from_here());
+    }
+
+    fn pass_from_here(&self) -> Pass {
         let (from, until) = (self.log.bounds.compacted.load(Relaxed), block_floor(self.log.tail()));
         Pass { from, until, moved: 0, counted: self.counted_dead_bytes() }
     }
 
+    /// A stretch that will be gone through again: its copies stand, and what was taken back of guesses is not taken back once more.
+    pub(super) fn note_unfinished(&self, tally: Tally, taken_back: u64) {
+        let Due { known, given_back, pass, .. } = &self.compaction.due;
+        known.fetch_add(tally.moved + tally.expired, Relaxed);
+        given_back.fetch_add(taken_back, Relaxed);
+        lock(&self.compaction.done).moved_bytes += tally.moved;
+        if let Some(pass) = &mut *lock(pass) {
+            pass.counted += tally.left;
+        }
+    }
+
     /// Notes what a stretch gives back, by and by.
     pub(super) fn note_stretch(&self, stretch: Copied) {
-        let Compaction { given_back, pass, done, unused, unused_until, .. } = &self.compaction;
-        let mut done = lock(done);
+        let Due { given_back, pass, rested_at, unused, unused_until, .. } = &self.compaction.due;
+        let mut done = lock(&self.compaction.done);
         done.stretches += 1;
         done.moved_bytes += stretch.moved;
         let given = given_back.fetch_add(stretch.dead, Relaxed) + stretch.dead;
@@ -130,12 +195,12 @@ impl Engine {
             // Should the count be wrong, and most of the log live: as much of what came meanwhile as of what was before.
             let part = pass.moved as f64 / (pass.until - pass.from).max(1) as f64;
             let living = (part * self.log_extent() as f64) as u64;
-            self.compaction.rested_at.fetch_max(living, Relaxed);
+            rested_at.fetch_max(living, Relaxed);
         }
     }
 
     pub(crate) fn start_dead_bytes(&self, known: u64) {
-        self.compaction.known.store(known, Relaxed);
+        self.compaction.due.known.store(known, Relaxed);
     }
 
     pub(crate) fn space_stats(&self) -> SpaceStats {
@@ -168,34 +233,35 @@ impl Engine {
         if self.value_width.is_some() {
             return false;
         }
-        let Compaction { glanced_at, glanced, glanced_mean, guesses, .. } = &self.compaction;
         let (extent, guessed) = (self.log_extent(), self.epochs.counted(Counter::Guess));
-        let is_longer = || extent as f64 > GLANCE * glanced_at.load(Relaxed) as f64;
+        let last = lock(&self.compaction.due.glances);
+        let is_longer = || extent as f64 > GLANCE * last.extent as f64;
         // Short records, deletions above all, that take the place of long ones make the log no longer.
         let may_be_uncounted = || {
-            let uncounted = guessed.saturating_mul(glanced_mean.load(Relaxed)).saturating_sub(self.epochs.counted(Counter::GuessedByte));
-            uncounted > extent / UNCOUNTED_PART && lock(glanced).is_none_or(|at| at.elapsed() > BETWEEN_GLANCES)
+            let uncounted = guessed.saturating_mul(last.mean).saturating_sub(self.epochs.counted(Counter::GuessedByte));
+            uncounted > extent / UNCOUNTED_PART && last.at.is_none_or(|at| at.elapsed() > BETWEEN_GLANCES)
         };
         let is_long = extent > LOG_BYTES_MIN + slack(self.segment_bytes);
-        !self.is_in_memory() && is_long && guessed > guesses.load(Relaxed) && (is_longer() || may_be_uncounted())
+        !self.is_in_memory() && is_long && guessed > last.guesses && (is_longer() || may_be_uncounted())
+    }
+
+    /// So many glances, one behind the other, found the oldest part dead.
+    pub(super) fn dead_glances(&self) -> u32 {
+        lock(&self.compaction.due.glances).dead
     }
 
     /// How much of the oldest part lived. What was due because it was counted says nothing of what was not: else each burst of
     /// that went on below the target.
     pub(super) fn note_glance(&self, stretch: Stretch, moved: u64, bytes: u64, mean: u64) {
-        let Compaction { glanced_at, glanced, glanced_mean, guesses, dead_glances, .. } = &self.compaction;
-        glanced_mean.store(mean, Relaxed);
+        let (extent, mut last) = (self.log_extent(), lock(&self.compaction.due.glances));
+        last.mean = mean;
         if moved as f64 * self.space_amplification >= bytes as f64 {
-            glanced_at.store(self.log_extent(), Relaxed);
-            guesses.store(self.epochs.counted(Counter::Guess), Relaxed);
-            *lock(glanced) = Some(Instant::now());
-            dead_glances.store(0, Relaxed);
+            *last = Glances { extent, guesses: self.epochs.counted(Counter::Guess), at: Some(Instant::now()), mean, dead: 0 };
         } else if let Stretch::Glance = stretch {
-            glanced_at.store(0, Relaxed);
-            dead_glances.fetch_add(1, Relaxed);
+            last.extent = 0;
+            last.dead += 1;
         } else {
-            // Nobody else is at it: who compacts is one.
-            glanced_at.store(glanced_at.load(Relaxed).min(self.log_extent()), Relaxed);
+            last.extent = last.extent.min(extent);
         }
     }
 
@@ -222,7 +288,7 @@ impl Engine {
 
     /// What compaction would give back, as far as is known.
     pub(crate) fn reclaimable_bytes(&self) -> u64 {
-        self.dead_bytes() + self.idle_bytes() + self.compaction.unused.load(Relaxed)
+        self.dead_bytes() + self.idle_bytes() + self.compaction.due.unused.load(Relaxed)
     }
 
     /// Looks at some records whether shorter values have left room behind that copies leave out; true if there is enough of it for a pass.
@@ -234,7 +300,7 @@ impl Engine {
         for _ in 0..SMALL_SAMPLE {
             let Ok(_pin) = self.epochs.pin_anyway() else { return false };
             let begin = self.log.bounds.begin.load(Acquire).max(self.log.bounds.head.load(Acquire));
-            let addresses = self.index.addresses(self.index.sampled_bucket(&self.compaction.looks));
+            let addresses = self.index.addresses(self.index.sampled_bucket(&self.compaction.due.looks));
             for address in addresses.into_iter().filter(|at| *at >= begin) {
                 // SAFETY: in memory under the pin; index entries hold published addresses only.
                 let record = unsafe { Record::new(self.log.pointer(address)) };
@@ -244,9 +310,10 @@ impl Engine {
             }
         }
         let extent = self.log_extent();
-        let unused = (u128::from(extent) * u128::from(wasted) / u128::from(bytes).max(1)) as u64;
-        self.compaction.unused_until.store(self.log.tail(), Relaxed);
-        self.compaction.unused.store(if unused > extent / UNUSED_PART { unused } else { 0 }, Relaxed);
+        let found = (u128::from(extent) * u128::from(wasted) / u128::from(bytes).max(1)) as u64;
+        let Due { unused, unused_until, .. } = &self.compaction.due;
+        unused_until.store(self.log.tail(), Relaxed);
+        unused.store(if found > extent / UNUSED_PART { found } else { 0 }, Relaxed);
         !self.is_compaction_hopeless()
     }
 
@@ -261,12 +328,12 @@ impl Engine {
 
     /// Nothing is due now.
     pub(crate) fn rest_compaction(&self) {
-        self.compaction.rested_at.store(self.log_extent(), Relaxed);
+        self.compaction.due.rested_at.store(self.log_extent(), Relaxed);
     }
 
     /// True if the background cannot keep up with those who write.
     pub(crate) fn is_compaction_late(&self) -> bool {
-        let rested_at = self.compaction.rested_at.load(Relaxed);
+        let rested_at = self.compaction.due.rested_at.load(Relaxed);
         let can_be = rested_at > 0 && self.in_background && !self.is_in_memory() && self.caching.is_none();
         can_be && self.log_extent() > LATE * rested_at + LOG_BYTES_MIN + slack(self.segment_bytes)
     }

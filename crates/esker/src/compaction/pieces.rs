@@ -15,7 +15,7 @@ use super::STRETCH_PAUSE;
 use super::mover::{Mover, Tally};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::log::BLOCK_BYTES;
+use crate::log::{BLOCK_BYTES, block_end};
 use crate::sync::thread;
 use crate::sync::waiting::{self, Condvar, Mutex, MutexGuard};
 use crate::traverse::{self, Next, Scanned, Visitor};
@@ -295,7 +295,7 @@ impl Engine {
                 let offset = (next - at) as usize;
                 let Some(rest) = bytes.get(offset..).filter(|rest| !rest.is_empty()) else { return Ok(next) };
                 match traverse::next_in(self.layout, next, rest)? {
-                    Next::Gap => next = (next / BLOCK_BYTES + 1) * BLOCK_BYTES,
+                    Next::Gap => next = block_end(next),
                     Next::Record(whole) => {
                         records.extend(Scanned::counting(self, next, offset, &rest[..whole]));
                         next += whole as u64;

@@ -733,3 +733,61 @@ fn what_has_expired_is_gone_when_all_of_the_log_was_compacted() {
     assert_eq!((stats.expiry.dropped_records, stats.expiry.expired_bytes), (30, 0));
     assert!(stats.space.live_bytes >= 30_000 * 200, "{:?}", stats.space);
 }
+
+/// Files that a line had given up already stayed where the medium was full, and nothing could be written for want of their room.
+#[test]
+fn a_full_medium_gets_the_files_back_that_a_line_has_given_up() {
+    let files = Arc::new(MemoryStorage::new());
+    let options = Options::new().memory("16MiB").segment_bytes(1 << 20).background(false);
+    let store: Store<u64, [u8]> = options.open_in(files.clone()).unwrap();
+    let engine = store.engine_for_test();
+    for round in 0..4u8 {
+        (0..20_000u64).for_each(|key| store.put(&key, &[round; 1000]).unwrap());
+    }
+    let wait_for_a_line = || {
+        while engine.freeable_bytes() == 0 {
+            assert!(engine.compact_if_due().unwrap(), "nothing waits for a line");
+        }
+        store.commit().unwrap();
+        assert!(engine.is_told());
+    };
+    wait_for_a_line();
+    let segments = || files.list().unwrap().iter().filter(|name| name.starts_with("esker.log")).count();
+    let before = segments();
+    engine.latch_for_now(io::Error::from(io::ErrorKind::StorageFull).into());
+    assert!(engine.check_writable().is_err());
+    engine.compact_if_due().unwrap();
+    assert!(segments() < before, "{before} files");
+    engine.go_on().unwrap();
+    store.put(&0, &[9; 1000]).unwrap();
+    // Nothing is removed where the store has failed for good.
+    wait_for_a_line();
+    let before = segments();
+    engine.latch(io::Error::from(io::ErrorKind::BrokenPipe));
+    engine.compact_if_due().unwrap();
+    assert_eq!(segments(), before);
+}
+
+/// That the process has no more files open says nothing about the medium: what it cannot read is not dropped unheard.
+#[test]
+fn a_cache_drops_nothing_for_want_of_files() {
+    let (refuses, heard) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (left, told) = (refuses.clone(), heard.clone());
+    let files = Minded::new(Arc::new(MemoryStorage::new()), move |name, call| {
+        let is_refused = call == Call::Read && name.starts_with("esker.log") && left.load(SeqCst) > 0;
+        if is_refused { Err(io::Error::from_raw_os_error(libc::EMFILE)) } else { Ok(()) }
+    });
+    let cache = Cache::new().disk(64 << 20).on_eviction(move |_, _, _| _ = told.fetch_add(1, SeqCst));
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").cache(cache).background(false).open_in(Arc::new(files)).unwrap();
+    let mut refused = 0;
+    for key in 0..200_000u64 {
+        refuses.store(key / 10_000 % 2, SeqCst);
+        refused += u64::from(store.put(&key, &[7; 1000]).is_err());
+    }
+    refuses.store(0, SeqCst);
+    let there = (0..200_000u64).filter(|key| store.contains(key).unwrap()).count() as u64;
+    assert!(refused > 0 && there > 0);
+    // Where keys share an entry the listener hears of one of them.
+    let unheard = 200_000 - there - heard.load(SeqCst) - refused;
+    assert!(unheard < 1_000, "{unheard} of {refused} refused and {there} there");
+}

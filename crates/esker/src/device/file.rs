@@ -103,7 +103,7 @@ pub(crate) fn read_stream(device: &dyn Device, io_uring: bool, source: &mut dyn 
 #[cfg(all(test, not(loom), not(shuttle)))]
 mod tests {
     use super::*;
-    use crate::device::{DeviceRead, SECTOR_BYTES};
+    use crate::device::{AlignedBuffer, DeviceRead, SECTOR_BYTES};
 
     /// Reads one place, and keeps what it is told.
     struct Once {
@@ -141,6 +141,30 @@ mod tests {
         }
         let Err(opened) = FileDevice::open(&folder.path().join("no/esker.manifest"), true, true) else { panic!("made") };
         assert!(opened.kind() == io::ErrorKind::NotFound && opened.to_string().ends_with("opening file=esker.manifest"), "{opened}");
+    }
+
+    /// As the system has it, which alone knows what the file system can do: that of the temporary files, and one in memory.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn direct_io_is_used_where_the_file_system_has_it() {
+        use std::os::fd::AsRawFd;
+        // SAFETY: it only reads the flags of an open file.
+        let is_direct = |file: &File| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) } & libc::O_DIRECT != 0;
+        let in_memory = tempfile::tempdir_in("/dev/shm").ok();
+        for folder in std::iter::once(tempfile::tempdir().unwrap()).chain(in_memory) {
+            let probe =
+                OpenOptions::new().write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT).open(folder.path().join("probe"));
+            for wanted in [true, false] {
+                let device = FileDevice::open(&folder.path().join(format!("log.{wanted}")), wanted, true).unwrap();
+                assert_eq!(is_direct(&device.file), wanted && probe.is_ok(), "{}", folder.path().display());
+                let mut buffer = AlignedBuffer::new(1);
+                buffer.bytes_mut().fill(7);
+                device.write(0, buffer.bytes()).unwrap();
+                buffer.bytes_mut().fill(0);
+                device.read(0, buffer.bytes_mut()).unwrap();
+                assert!(buffer.bytes().iter().all(|byte| *byte == 7));
+            }
+        }
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl Engine {
             }
             // A backup may hold it: lines must not wait for that.
             let busy = !self.is_compaction_held() && self.reclaim_again(&mut retries) | self.shrink_index_if_due();
-            if self.is_image_due() && !self.is_temporary() && self.check_writable().is_ok() {
+            if self.is_image_due() && !self.is_temporary && self.check_writable().is_ok() {
                 self.images.announce(true);
                 if !take_image() {
                     self.images.announce(false);

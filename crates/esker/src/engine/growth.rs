@@ -1,6 +1,6 @@
 //! The index grows with those who add entries; it asks here for what it cannot know, the hashes of records.
 
-use super::{Engine, Layout};
+use super::Engine;
 use crate::epoch::Pin;
 use crate::index::{Chain, Records};
 use crate::record::Record;
@@ -59,9 +59,6 @@ impl Records for PinnedRecords<'_> {
         if record.previous() != 0 {
             return Chain::Unknown;
         }
-        Chain::Alone(match engine.layout {
-            Layout::Word { key_bytes, .. } => engine.hash_of(record.word_key(key_bytes)),
-            Layout::Bytes => engine.hash_of(record.bytes_key()),
-        })
+        Chain::Alone(engine.hash_of(record.key(engine.layout)))
     }
 }

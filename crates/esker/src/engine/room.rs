@@ -11,13 +11,13 @@
 
 use super::{Engine, lock, try_lock};
 use crate::cache;
+use crate::commit::Boundaries;
 use crate::epoch::{Counter, Pin, Slot};
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, LAST_ADDRESS, PIECE_BYTES, block_ceil, block_floor};
 use crate::memory;
 use crate::record::Record;
-use crate::sync::MutexGuard;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 
 /// Buffers, slots, thread state: what is taken off the budget before log and index share it.
@@ -257,7 +257,7 @@ impl Engine {
         self.make_log_room(&self.seek_room(bytes)?, bytes)
     }
 
-    fn seek_room(&self, bytes: u64) -> Result<MutexGuard<'_, ()>> {
+    fn seek_room(&self, bytes: u64) -> Result<Boundaries<'_>> {
         if self.log.tail() + bytes > LAST_ADDRESS {
             return Err(Error::invalid(
                 "the log has no addresses left, having had 256 TiB in its time: a copy of its pairs in a new store has them",
@@ -274,7 +274,7 @@ impl Engine {
     }
 
     /// The caller tries again then, and comes back if others took the room.
-    fn make_log_room(&self, guard: &MutexGuard<'_, ()>, bytes: u64) -> Result<()> {
+    fn make_log_room(&self, boundaries: &Boundaries<'_>, bytes: u64) -> Result<()> {
         if self.has_log_room(bytes) {
             return Ok(());
         }
@@ -284,7 +284,7 @@ impl Engine {
                 "what is written at once is more than the memory that the index leaves max={most} bytes={bytes}"
             )));
         }
-        self.shift_boundaries(guard, bytes)
+        self.shift_boundaries(boundaries, bytes)
     }
 
     /// A place for a copy of a record that is there. One that was written with more memory than there is now goes over the budget until it is written again.
@@ -334,7 +334,7 @@ impl Engine {
     }
 
     /// Freezes, writes and evicts so that the log keeps to its share with `room` bytes to spare. The driver's one step.
-    pub(super) fn shift_boundaries(&self, _: &MutexGuard<'_, ()>, room: u64) -> Result<()> {
+    pub(super) fn shift_boundaries(&self, _: &Boundaries<'_>, room: u64) -> Result<()> {
         debug_assert!(!self.is_in_memory(), "what is in memory is nowhere else");
         self.check_writable()?;
         let (bounds, budget) = (&self.log.bounds, self.log.budget.load(Relaxed));

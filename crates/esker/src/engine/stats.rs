@@ -1,10 +1,9 @@
 //! What `stats` shows.
 
+use super::Engine;
 use super::room::FIXED_BYTES;
-use super::{Engine, Layout};
 use crate::cache::Caching;
 use crate::epoch::Counter;
-use crate::record::Record;
 use crate::stats::{ExpiryStats, IndexStats, LoadStats, LogStats, MemoryStats, OperationStats, Stats};
 use crate::sync::atomic::Ordering::*;
 
@@ -17,6 +16,7 @@ impl Engine {
         let (chain_lengths, keys_per_entry) = self.sample_chains();
         let mut stats = Stats {
             in_memory: self.is_in_memory(),
+            open_seconds: self.opened.elapsed().as_secs_f64(),
             memory: MemoryStats {
                 budget_bytes: self.budget.load(Relaxed),
                 total_bytes: log_bytes + index_bytes + FIXED_BYTES,
@@ -86,21 +86,14 @@ impl Engine {
     }
 
     /// How many records a chain has in memory, and of how many keys: a lookup ends at the first of its own. Under a pin.
-    fn chain_in_memory(&self, mut at: u64) -> (usize, usize) {
-        let head = self.log.bounds.head.load(Acquire);
+    fn chain_in_memory(&self, first: u64) -> (usize, usize) {
         let (mut length, mut keys) = (0, Vec::new());
-        while at != 0 && at >= head {
-            // SAFETY: `at >= head` under the caller's pin, and chains hold published addresses only.
-            let record = unsafe { Record::new(self.log.pointer(at)) };
-            let hash = self.hash_of(match self.layout {
-                Layout::Word { key_bytes, .. } => record.word_key(key_bytes),
-                Layout::Bytes => record.bytes_key(),
-            });
+        for link in self.log.chain(first, 0) {
+            let hash = self.hash_of(link.record.key(self.layout));
             if !keys.contains(&hash) {
                 keys.push(hash);
             }
             length += 1;
-            at = record.previous();
         }
         (length, keys.len())
     }

@@ -15,7 +15,7 @@
 //! waits for `growing`, nor for a drain.
 
 use super::bucket::{Bucket, ENTRIES, MARKS, address_of, entry_word, tag_of};
-use super::{BUCKET_BITS, DOUBLING, FULL, Index, Shape, TURNING, base, full_tag, valid_bits};
+use super::{BUCKET_BITS, DOUBLING, FULL, Index, LAST_LEVEL, Shape, TURNING, base, full_tag, valid_bits};
 use crate::epoch::thread_index;
 use crate::memory::{ahead, prefetch_to_write};
 use crate::sync::atomic::{Ordering::*, fence};
@@ -130,7 +130,7 @@ impl Index {
         let target = beyond * 10 / 42;
         let due = target.min(buckets).saturating_sub(split);
         let fits = self.buckets_in_all() + RESERVE < self.limit.load(Relaxed) && self.has_space_for(shape.buckets());
-        if fits && level < 31 { due.min(SPLITS_PER_TURN) } else { 0 }
+        if fits && level < LAST_LEVEL { due.min(SPLITS_PER_TURN) } else { 0 }
     }
 
     /// Counts `added` new entries and does the share of growth that comes with them. Under a pin; true if the index grew.

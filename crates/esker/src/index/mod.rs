@@ -62,6 +62,8 @@ const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 const TAG_BITS: u32 = 15;
 const FULL: u64 = 1 << TAG_BITS;
 const FIRST_LEVEL: u32 = if cfg!(loom) { 1 } else { 8 };
+/// A table of 2^31 buckets is not split any more.
+const LAST_LEVEL: u32 = 31;
 
 const SPACE_BYTES_MIN: usize = 1 << 26;
 /// The table begins in small pages.
@@ -175,7 +177,7 @@ impl Index {
     #[inline(always)]
     fn bucket(&self, at: u64) -> &Bucket {
         debug_assert!((at as usize + 1) * 64 <= self.table.bytes());
-        // SAFETY: `at` lies in the table, or less than `RESERVE` buckets behind it: the region has those, too, before the table grows (`growth.rs`). Fresh memory
+        // SAFETY: `at` lies in the table, or where it ended a moment ago, or less than `RESERVE` buckets behind it: the region has those, too, before the table grows (`growth.rs`). Fresh memory
         // is all empty entries.
         unsafe { &*self.table.base().cast::<Bucket>().add(at as usize) }
     }

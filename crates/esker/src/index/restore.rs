@@ -2,7 +2,7 @@
 
 use super::bucket::{Bucket, address_of, entry_word, tag_of};
 use super::shape::Shape;
-use super::{FIRST_LEVEL, Index};
+use super::{FIRST_LEVEL, Index, LAST_LEVEL};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 
 impl Index {
@@ -57,7 +57,8 @@ impl Index {
     pub(crate) fn restore_shape(&self, word: u64) -> bool {
         let shape = Shape(word);
         let fits = self.has_space_for(shape.buckets())
-            && (FIRST_LEVEL..31).contains(&shape.level())
+            && (FIRST_LEVEL..=LAST_LEVEL).contains(&shape.level())
+            && (shape.level() < LAST_LEVEL || shape.split() == 0)
             && word == Shape::new(shape.level(), shape.split()).0;
         if fits {
             self.geometry.set(shape.level());

@@ -50,7 +50,7 @@ pub(super) struct Geometry {
 }
 
 const BASE_MASK: u64 = align_of::<Bucket>() as u64 - 1;
-const _: () = assert!(BASE_MASK == (1 << BUCKET_BITS) - 1 && (base(31) + BUCKET_BITS) as u64 <= BASE_MASK);
+const _: () = assert!(BASE_MASK == (1 << BUCKET_BITS) - 1 && (base(super::LAST_LEVEL) + BUCKET_BITS) as u64 <= BASE_MASK);
 
 /// As [`Geometry`] has it.
 #[derive(Clone, Copy)]

@@ -21,7 +21,8 @@
 //!   shape first and for the bucket's version after that. Every split and every merge changes the versions of both buckets before it changes
 //!   the shape, so whoever finds shape and version as they were has looked at a bucket of that shape all the time.
 //! * **The level comes back only after a drain**, and moves on only after one: nobody who is pinned sees it turn there and back, so
-//!   geometry needs no version (an absence that is concluded later asks how often it turned back). Memory behind the table's end, which holds versions, goes back after a drain, too.
+//!   geometry needs no version (an absence that is concluded later asks how often it turned back; and compaction, which latches buckets without a pin, holds what
+//!   shrinking needs). Memory behind the table's end, which holds versions, goes back after a drain, too.
 //! * **A line is described by the finest shape since the last image** ([`Index::finest_shape`]), not by the present one: recovery
 //!   raises records by their full tags, which say enough only in a table as fine as every one that they were published in.
 

@@ -136,3 +136,14 @@ fn an_entry_costs_at_most_fifteen_and_a_half_bytes_at_any_size() {
     }
     assert!(worst.0 < 15.5, "{} bytes an entry for {} entries", worst.0, worst.1);
 }
+
+/// One that had grown as far as it goes was once refused at the next opening.
+#[test]
+fn the_largest_table_can_be_restored() {
+    let index = Index::new(1 << 38).unwrap();
+    let word = |buckets: u64| (buckets - 1) << 6;
+    assert!(index.has_space_for((1 << LAST_LEVEL) - 1), "this machine grants no 128 GiB of addresses");
+    assert!(index.restore_shape(word(1 << LAST_LEVEL)));
+    assert_eq!(index.buckets(), 1 << LAST_LEVEL);
+    assert!(!index.restore_shape(1 << 63 | word((1 << LAST_LEVEL) + 1)));
+}

@@ -19,7 +19,7 @@ use crate::ahead::{read_ahead, read_at_once};
 use crate::engine::{Engine, Layout};
 use crate::error::{Error, Result};
 use crate::index::Seen;
-use crate::log::{BLOCK_BYTES, Log};
+use crate::log::{BLOCK_BYTES, Log, block_end};
 use crate::manifest::LOG;
 use crate::memory::prefetch;
 use crate::record::{self, ADDRESS_MASK, VALID};
@@ -128,7 +128,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     fn walk_cold(&self, part: Range<u64>, mut take: impl FnMut(u64, &[u8], &[Scar]) -> Result<usize>) -> Result<()> {
         let engine = self.frame.engine();
         let end = part.end;
-        let scars = crate::engine::lock(&engine.compaction.scars).clone();
+        let scars = engine.scars.all();
         for part in scars::parts(&scars, part.start, part.end) {
             let scars = scars::of_part(&scars, &part);
             let head = engine.log.bounds.head.load(Acquire).clamp(part.start, part.end);
@@ -435,24 +435,23 @@ fn fetch(engine: &Engine, stretch: Range<u64>, bytes: &mut Vec<u8>) -> Result<bo
 /// unused behind them.
 #[inline(always)]
 fn walk(layout: Layout, base: u64, bytes: &[u8], mut show: impl FnMut(u64, u64, &[u8]) -> Result<()>) -> Result<usize> {
+    // What `traverse::next_in` tells, in fewer steps: by that a scan takes a tenth longer.
     let mut offset = 0;
     while let Some(rest) = bytes.get(offset..).filter(|rest| rest.len() >= 8) {
-        let header = record::word_at(rest, 0);
+        let (at, header) = (base + offset as u64, record::word_at(rest, 0));
         if header & VALID == 0 {
             if header != 0 {
-                return Err(no_record(base + offset as u64));
+                return Err(no_record(at));
             }
-            // Nothing more up to the next block.
-            let at = base + offset as u64;
-            offset = ((at / BLOCK_BYTES + 1) * BLOCK_BYTES - base) as usize;
+            offset = (block_end(at) - base) as usize;
             continue;
         }
         if rest.len() < record::first_bytes(layout) as usize {
             break;
         }
-        let length = record::scanned_record_bytes(layout, rest).ok_or_else(|| no_record(base + offset as u64))? as usize;
+        let length = record::scanned_record_bytes(layout, rest).ok_or_else(|| no_record(at))? as usize;
         let Some(record) = rest.get(..length) else { break };
-        show(base + offset as u64, header, record)?;
+        show(at, header, record)?;
         offset += length;
     }
     Ok(offset.min(bytes.len()))

@@ -341,7 +341,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         })
     }
 
-    /// As [`Scan::for_each`], until `visit` breaks; what it broke with. It is not called again after that; the scan itself ends a little later (some thousand
+    /// As [`Scan::for_each`], until `visit` breaks; what it broke with. It is not called again after that; the scan itself ends a little later (some ten thousand
     /// pairs, which a `filter` may still be asked about).
     ///
     /// # Errors

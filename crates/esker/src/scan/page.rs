@@ -87,10 +87,14 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// As [`Store::get`]; [`Error::Cancelled`].
     ///
     /// # Cost
-    /// That of a `get_many` of its pairs and of those that its conditions leave out. It draws no snapshot.
+    /// That of a `get_many` of its pairs and of those that its conditions leave out; more pairs where keys share index entries. It draws no snapshot. In a
+    /// store with transactions it first waits, as a commit does, for the calls that are under way. While it runs it holds space back, as a scan does: keep a filter short.
     pub fn page(mut self, cursor: Cursor, limit: usize) -> Result<Page<K, V>> {
         let filter = self.filter.take();
         let (hold, index) = (self.store.engine.hold_space()?, &self.store.engine.index);
+        if self.as_of.is_none() {
+            self.store.engine.await_commits();
+        }
         // Entries of a bucket in the mean: pairs, where keys share none.
         let in_bucket = index.entries().div_ceil(index.buckets()).max(1) as usize;
         let view = self.as_of.unwrap_or_else(|| hold.view());

@@ -294,7 +294,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         for (i, (key, hash)) in keys.iter().zip(group.hashes).enumerate() {
             let key = key.borrow().bytes();
             Self::check_key(key)?;
-            let ending = self.outdate_load(key, true, || hash)?;
+            let mut ending = self.outdate_load(key, true, || hash)?;
             let was_there = if cold.puts_off(first + i, hash) {
                 self.count(Counter::Delete)?;
                 None
@@ -302,7 +302,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Some(true)
             } else {
                 group.look_again();
-                cold.attempt(self, first + i, hash, |known| self.delete_step(key, hash, known))?
+                cold.attempt(self, first + i, hash, |known| self.delete_attempt(key, hash, known, &mut ending))?
             };
             match was_there {
                 Some(was_there) => count += usize::from(was_there),

@@ -20,7 +20,7 @@ use super::bytes::{Change, Old};
 /// Names a value that a key had: the same as long as the value is, wherever it lies and after reopening too. A value that
 /// changed and came back has its old version again.
 ///
-/// 128 bits, keyed by the store; of a value of up to eight bytes the value itself.
+/// 128 bits, keyed by the store; of a value of up to eight bytes under a key of one width the value itself.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Version(u128);
 
@@ -132,18 +132,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     async fn change_if(&self, waits: Waits, key: &K, new: Option<&V>, test: impl Fn(Option<&[u8]>) -> bool) -> Result<bool> {
-        let _ending = if new.is_none() { self.outdate_load(key.bytes(), true, || self.hash(key.bytes()))? } else { None };
         let test = |old: Old<'_>| test(old.map(|(value, _)| value));
-        self.change_if_by(waits, key, new, NEVER, None, test).await
+        self.change_if_by(waits, key, new, |old| old.unwrap_or(NEVER), None, test).await
     }
 
-    /// `expires`: when a value ends that takes no other's place. Else that one's end stays. `lead`: of a load, whose key nobody must have deleted.
+    /// `end`: when the new value ends, by the end of the one in whose place it is put. `lead`: of a load, whose key nobody must have deleted.
     pub(super) async fn change_if_by(
         &self,
         waits: Waits,
         key: &K,
         new: Option<&V>,
-        expires: u64,
+        end: impl Fn(Option<u64>) -> u64,
         lead: Option<&Lead<'_>>,
         test: impl Fn(Old<'_>) -> bool,
     ) -> Result<bool> {
@@ -154,27 +153,30 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             self.engine.begin_latching()?;
         }
         let hash = self.hash(key);
+        let deletes = new.is_none() && lead.is_none();
+        let mut ending = if deletes { self.outdate_load(key, true, || hash)? } else { None };
         self.count(if new.is_some() { Counter::Rmw } else { Counter::Delete })?;
-        let new = new.map(|new| (new, expires));
         let attempt = |known: &mut Known| {
             let keeping = lead.map(Lead::keep);
-            match Self::WORD {
-                _ if matches!(keeping, Some(None)) => Ok(Step::Done(false)),
-                true => self.change_word_if_step(key, hash, known, new, &test),
-                false => self.change_bytes_if_step(key, hash, known, new, &test),
-            }
+            let step = match Self::WORD {
+                _ if matches!(keeping, Some(None)) => Step::Done(false),
+                true => self.change_word_if_step(key, hash, known, new.map(to_word), &end, &test)?,
+                false => self.change_bytes_if_step(key, hash, known, new, &end, &test)?,
+            };
+            if deletes { self.seen_by_loads(step, key, hash, true, &mut ending) } else { Ok(step) }
         };
         let changed = self.run_by(waits, key, attempt).await?;
         if changed { self.written_by(waits, true).await } else { Ok(false) }
     }
 
-    /// One attempt. `new`: a value, and when it ends if it takes no other's place. Done: whether the test passed.
+    /// One attempt. Done: whether the test passed.
     fn change_bytes_if_step(
         &self,
         key: &[u8],
         hash: u64,
         known: &Known,
-        new: Option<(&[u8], u64)>,
+        new: Option<&[u8]>,
+        end: &impl Fn(Option<u64>) -> u64,
         test: &impl Fn(Old<'_>) -> bool,
     ) -> Result<Step<bool>> {
         let mut passed = false;
@@ -182,7 +184,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             passed = test(old);
             match new {
                 _ if !passed => Change::Keep,
-                Some((new, expires)) => Change::Set(Cow::Borrowed(new), new.len(), old.map_or(expires, |(_, expires)| expires)),
+                Some(new) => Change::Set(Cow::Borrowed(new), new.len(), end(old.map(|(_, ends)| ends))),
                 None => Change::Remove,
             }
         };
@@ -196,7 +198,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         key: &[u8],
         hash: u64,
         known: &Known,
-        new: Option<(&[u8], u64)>,
+        new: Option<u64>,
+        end: &impl Fn(Option<u64>) -> u64,
         test: &impl Fn(Old<'_>) -> bool,
     ) -> Result<Step<bool>> {
         self.engine.admit_write()?;
@@ -207,11 +210,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let old = old.map(|(value, expires)| (value.to_ne_bytes(), expires));
             test(old.as_ref().map(|(bytes, expires)| (&bytes[..Self::VALUE_WIDTH], *expires)))
         };
-        let (new, fresh_end) = new.map_or((None, NEVER), |(new, expires)| (Some(to_word(new)), expires));
         if let Some(record) = self.mutable_word(&held, &found) {
             let value = record.word_value(Self::KEY_WIDTH);
-            let old = value.load(Acquire);
-            if !passes(Some((old, self.engine.expiry_of(record)))) {
+            let (old, ends) = (value.load(Acquire), self.engine.expiry_of(record));
+            if !passes(Some((old, ends))) {
                 return Ok(Step::Done(false));
             }
             let Some(new) = new else {
@@ -221,14 +223,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 return Ok(Step::Done(true));
             };
             let swapped = value.compare_exchange(old, new, AcqRel, Relaxed).is_ok();
-            return Ok(if swapped { Step::Done(true) } else { Step::Again });
+            // An end that others gave it meanwhile stays.
+            let has_end = || self.move_end(record, ends, end(Some(ends))) || self.is_live(record);
+            return Ok(if swapped && has_end() { Step::Done(true) } else { Step::Again });
         }
         let old = match self.old_word(&found, known) {
             Step::Done(_) if !self.is_sure(&seen, &found) => return Ok(Step::Again),
             Step::Done(old) => old,
             missing => return Ok(missing.then(|| false)),
         };
-        let expires = old.map_or(fresh_end, |(_, expires)| expires);
+        let expires = end(old.map(|(_, ends)| ends));
         match (passes(old), old, new) {
             (false, None, _) if !self.is_absent_still(hash, &seen, &found) => Ok(Step::Again),
             (false, ..) => Ok(Step::Done(false)),

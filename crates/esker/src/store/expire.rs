@@ -142,7 +142,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::put`].
     ///
     /// # Cost
-    /// As [`Store::put`], with eight bytes more; a value of at most eight bytes is always a new record.
+    /// As [`Store::put`], with eight bytes more; a word (a value of at most eight bytes under a key of one width) is always a new record.
     ///
     /// # Examples
     /// ```
@@ -163,18 +163,24 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// A put that ends then, in milliseconds since 1970.
     pub(crate) fn put_until(&self, key: &[u8], value: &[u8], expires: u64) -> Result<()> {
-        let hash = self.hash(key);
-        let _ending = self.outdate_load(key, false, || hash)?;
-        if Self::WORD {
-            let value = super::to_word(value);
-            self.count(Counter::Put)?;
-            self.run(key, |_| self.put_word_step(key, hash, value, expires))?;
-        } else {
+        brought_here(self.put_until_by(Waits::Here, key, self.hash(key), value, expires))
+    }
+
+    async fn put_until_by(&self, waits: Waits, key: &[u8], hash: u64, value: &[u8], expires: u64) -> Result<()> {
+        let mut ending = self.outdate_load(key, false, || hash)?;
+        if !Self::WORD {
             self.check_put(key, value)?;
-            self.count(Counter::Put)?;
-            self.run(key, |known| self.put_bytes_step(key, hash, known, value, expires))?;
         }
-        self.written(())
+        self.count(Counter::Put)?;
+        let attempt = |known: &mut Known| {
+            let step = match Self::WORD {
+                true => self.put_word_step(key, hash, super::to_word(value), expires)?,
+                false => self.put_bytes_step(key, hash, known, value, expires)?.then(|| ()),
+            };
+            self.seen_by_loads(step, key, hash, false, &mut ending)
+        };
+        self.run_by(waits, key, attempt).await?;
+        self.written_by(waits, ()).await
     }
 
     /// [`Store::put_with_ttl`] without ever blocking this thread, as [`Store::put_async`].
@@ -183,18 +189,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::put_async`].
     pub async fn put_with_ttl_async(&self, key: &K, value: &V, ttl: Duration) -> Result<()> {
         let (key, value, expires) = (key.bytes(), value.bytes(), self.end_after(ttl));
-        let _ending = self.outdate_load(key, false, || self.hash(key))?;
-        if Self::WORD {
-            let (hash, value) = (self.hash(key), super::to_word(value));
-            self.count(Counter::Put)?;
-            self.run_async(key, |_| self.put_word_step(key, hash, value, expires)).await?;
-        } else {
-            self.check_put(key, value)?;
-            let hash = self.hash(key);
-            self.count(Counter::Put)?;
-            self.run_async(key, |known| self.put_bytes_step(key, hash, known, value, expires)).await?;
-        }
-        self.written_async(()).await
+        self.put_until_by(Waits::Later, key, self.hash(key), value, expires).await
     }
 
     /// From `end` on `key` is absent, to the millisecond; true if it has a value now. An `end` that has passed deletes it.
@@ -211,7 +206,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.engine.has_passed(expires) {
             return self.delete(key);
         }
-        let _ending = self.outdate_load(key.bytes(), false, || self.hash(key.bytes()))?;
         brought_here(self.change_end(Waits::Here, key.bytes(), NewEnd::At(expires)))
     }
 
@@ -224,7 +218,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.engine.has_passed(expires) {
             return self.delete_async(key).await;
         }
-        let _ending = self.outdate_load(key.bytes(), false, || self.hash(key.bytes()))?;
         self.change_end(Waits::Later, key.bytes(), NewEnd::At(expires)).await
     }
 
@@ -319,15 +312,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.run_by(waits, key, |known| self.ttl_step(key, hash, known)).await
     }
 
-    pub(super) async fn change_end(&self, waits: Waits, key: &[u8], end: NewEnd) -> Result<bool> {
+    async fn change_end(&self, waits: Waits, key: &[u8], end: NewEnd) -> Result<bool> {
         if !Self::WORD {
             Self::check_key(key)?;
         }
         let hash = self.hash(key);
+        let ends = matches!(end, NewEnd::At(_));
+        let mut ending = if ends { self.outdate_load(key, false, || hash)? } else { None };
+        let mut seen = |step| if ends { self.seen_by_loads(step, key, hash, false, &mut ending) } else { Ok(step) };
         let changed = if Self::WORD {
             let mut leaving = Leaving { store: self, key, hash, left: None };
             let attempt = |known: &mut Known| {
-                let step = self.end_word_step(key, hash, known, end, &mut leaving.left)?;
+                let step = seen(self.end_word_step(key, hash, known, end, &mut leaving.left)?)?;
                 // A future may wait for as long as it likes, and those who meet the record would wait for it.
                 if matches!((waits, &step), (Waits::Later, Step::Again | Step::Read(_) | Step::Room(_))) {
                     leaving.stay();
@@ -339,7 +335,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             leaving.left = None;
             changed
         } else {
-            self.run_by(waits, key, |known| self.end_bytes_step(key, hash, known, end)).await?
+            self.run_by(waits, key, |known| seen(self.end_bytes_step(key, hash, known, end)?)).await?
         };
         self.written_by(waits, changed).await
     }
@@ -411,10 +407,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     if !end.changes(expires) {
                         return Ok(Step::Done(false));
                     }
-                    self.engine.expiry.watch_for(end.expires());
-                    // Of the end that was seen not to have passed: somebody may have claimed it since (`claim_ended`).
-                    let has_changed = held.compare_exchange(expires, end.expires(), AcqRel, Relaxed).is_ok();
-                    return Ok(if has_changed { Step::Done(true) } else { Step::Again });
+                    return Ok(if self.move_end(record, expires, end.expires()) { Step::Done(true) } else { Step::Again });
                 }
                 if !end.changes(NEVER) {
                     return Ok(Step::Done(false));
@@ -443,6 +436,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Step::Done(None) => Ok(Step::Done(false)),
             missing => Ok(missing.then(|| false)),
         }
+    }
+
+    /// A mutable word that ends then is to end at another time; if that is not the same it has one. False to look again: of the end that was seen not to have
+    /// passed, for somebody may have claimed it since (`claim_ended`).
+    pub(super) fn move_end(&self, record: Record, from: u64, to: u64) -> bool {
+        if from == to {
+            return true;
+        }
+        self.engine.expiry.watch_for(to);
+        record.word_expiry(Self::KEY_WIDTH).compare_exchange(from, to, AcqRel, Relaxed).is_ok()
     }
 
     /// Where nothing is found because it has ended: nobody puts off its end any more, before it is deleted or what takes its place is there. False to look again.

@@ -6,6 +6,7 @@ use crate::cache::Caching;
 use crate::engine::Engine;
 use crate::epoch::Pin;
 use crate::index::Seen;
+use crate::log::chain::Link;
 use crate::record::{ABSENT, Record};
 use crate::sync::atomic::Ordering::*;
 use crate::sync::{Rule, broken};
@@ -230,20 +231,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn walk(&self, from: u64, key: &[u8]) -> Found {
         let log = &self.engine.log;
         // What lives below `copied` has a copy above, and the rest is dead, though an entry of other keys may lead to it.
-        let (head, copied) = (log.bounds.head.load(Acquire), log.bounds.copied.load(Acquire));
-        let mut at = from;
-        while at != 0 && at >= copied {
-            if at < head {
-                return Found::Cold { at, own: Own::Unknown };
-            }
-            // SAFETY: `at >= head` under the caller's pin; chains hold published addresses only.
-            let record = unsafe { Record::new(log.pointer(at)) };
-            if self.is_of(record, key) {
-                return Found::Memory { at, record };
-            }
-            at = record.previous();
+        let mut chain = log.chain(from, log.bounds.copied.load(Acquire));
+        match chain.find(|link| self.is_of(link.record, key)) {
+            Some(Link { at, record }) => Found::Memory { at, record },
+            None => chain.cold().map_or(Found::Absent, |at| Found::Cold { at, own: Own::Unknown }),
         }
-        Found::Absent
     }
 
     #[inline(always)]

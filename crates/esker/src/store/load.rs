@@ -13,7 +13,6 @@
 
 use super::Store;
 use super::bytes::Old;
-use super::expire::NewEnd;
 use super::waiting::{Waits, brought_here};
 use crate::cache::{Duty, Flight, Joined, Landed, Lead, Rest};
 use crate::error::{Error, Result};
@@ -306,8 +305,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         let (store, key, waits) = (self.store, self.key, self.waits);
         let Some(new) = new else {
             let Some(old) = old else { return Ok(None) };
-            let is_unchanged = |now: Old<'_>| now == Some((old.borrow().bytes(), ends));
-            if !store.change_if_by(waits, key, None, NEVER, Some(lead), is_unchanged).await? {
+            // It may have ended meanwhile.
+            let is_unchanged = |now: Old<'_>| now.is_none_or(|now| now == (old.borrow().bytes(), ends));
+            if !store.change_if_by(waits, key, None, |_| NEVER, Some(lead), is_unchanged).await? {
                 lead.outdate();
             }
             return Ok(None);
@@ -319,14 +319,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         if !is_admitted || !lead.may_keep() {
             return Ok(Some(new));
         }
-        // It may have ended while it was loaded anew.
+        // As above. Another end than it had is others' by now, and stays.
         let is_unchanged = |now: Old<'_>| now.is_none_or(|(now, _)| old.is_some_and(|old| now == old.borrow().bytes()));
-        if !store.change_if_by(waits, key, Some(new.borrow()), expires, Some(lead), is_unchanged).await? {
+        let end = |now: Option<u64>| now.filter(|now| *now != ends).unwrap_or(expires);
+        if !store.change_if_by(waits, key, Some(new.borrow()), end, Some(lead), is_unchanged).await? {
             let (Looked::Answer(theirs) | Looked::Due(theirs)) = self.look(None).await?.0;
             return Ok(theirs.or(Some(new)));
-        }
-        if old.is_some() {
-            store.change_end(waits, key.bytes(), NewEnd::InsteadOf(ends, expires)).await?;
         }
         Ok(Some(new))
     }

@@ -248,11 +248,22 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(self.closer.flights.begin_ending(key, hash, deletes))
     }
 
-    /// An attempt at a delete. One that waits is seen by the first load of all, too, which may begin meanwhile.
     fn delete_attempt<'s>(&'s self, key: &[u8], hash: u64, known: &Known, ending: &mut Option<Ending<'s>>) -> Result<Step<bool>> {
         let step = self.delete_step(key, hash, known)?;
-        if ending.is_none() && matches!(step, Step::Read(_) | Step::Room(_)) {
-            *ending = Some(self.begin_ending(key, hash, true)?);
+        self.seen_by_loads(step, key, hash, true, ending)
+    }
+
+    /// How an attempt at what ends a key ended. One that waits is seen by the first load of all, too, which may begin meanwhile.
+    fn seen_by_loads<'s, T>(
+        &'s self,
+        step: Step<T>,
+        key: &[u8],
+        hash: u64,
+        deletes: bool,
+        ending: &mut Option<Ending<'s>>,
+    ) -> Result<Step<T>> {
+        if ending.is_none() && !matches!(step, Step::Done(_)) {
+            *ending = Some(self.begin_ending(key, hash, deletes)?);
         }
         Ok(step)
     }
@@ -478,7 +489,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Writes an image of the index, so that opening after a crash need not read the log below. It also happens by itself, in
     /// the background, when the log behind the last image is twice as long as the index, and at least 64 MiB. Other operations
     /// go on meanwhile; compaction and the index's growth wait. All that had returned before the call is durable afterwards. While a scan or snapshot holds what
-    /// compaction would give back there may be no image: then this is a commit.
+    /// compaction would give back, or a damaged block keeps a stretch of it from its end, there may be no image: then this is a commit.
     ///
     /// # Errors
     /// As [`Store::commit`].

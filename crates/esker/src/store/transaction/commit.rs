@@ -129,24 +129,37 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Makes the changes at one moment at which all that was read was true; without a change, asks whether there is one.
     pub(super) fn change_together(&self, touched: &[Touched<K, V>]) -> Result<()> {
         let room = self.room_for(touched)?;
-        let _endings = self.outdate_loads(touched)?;
-        self.run(&[], |_| self.commit_step(touched, room))?;
+        let mut endings = self.outdate_loads(touched)?;
+        self.run(&[], |_| self.seen_commit_step(touched, room, &mut endings))?;
         if writes(touched) { self.written(()) } else { Ok(()) }
     }
 
     /// The same without blocking this thread.
     pub(super) async fn change_together_async(&self, touched: &[Touched<K, V>]) -> Result<()> {
         let room = self.room_for(touched)?;
-        let _endings = self.outdate_loads(touched)?;
-        self.run_async(&[], |_| self.commit_step(touched, room)).await?;
+        let mut endings = self.outdate_loads(touched)?;
+        self.run_async(&[], |_| self.seen_commit_step(touched, room, &mut endings)).await?;
         if writes(touched) { self.written_async(()).await } else { Ok(()) }
     }
 
-    /// What was loaded before the commit of a key that it deletes, or gives an end, is not kept, as for any deletion.
-    fn outdate_loads(&self, touched: &[Touched<K, V>]) -> Result<Vec<Ending<'_>>> {
+    /// What was loaded before the commit of a key that it deletes, or gives an end, is not kept, as for any deletion. `None` where nothing was loaded yet.
+    fn outdate_loads(&self, touched: &[Touched<K, V>]) -> Result<Option<Vec<Ending<'_>>>> {
+        if self.closer.flights.are_used() { self.begin_endings(touched).map(Some) } else { Ok(None) }
+    }
+
+    fn begin_endings(&self, touched: &[Touched<K, V>]) -> Result<Vec<Ending<'_>>> {
         let ends = |touched: &&Touched<K, V>| touched.is_deleted || matches!(&touched.write, Some(Write::Put(put)) if put.expires != NEVER);
-        let outdate = |touched: &Touched<K, V>| self.outdate_load(touched.key(), touched.is_deleted, || touched.hash).transpose();
-        touched.iter().filter(ends).filter_map(outdate).collect()
+        let begin = |touched: &Touched<K, V>| self.begin_ending(touched.key(), touched.hash, touched.is_deleted);
+        touched.iter().filter(ends).map(begin).collect()
+    }
+
+    /// One attempt. One that waits is seen by the first load of all, too, as a deletion is.
+    fn seen_commit_step<'s>(&'s self, touched: &[Touched<K, V>], room: u64, endings: &mut Option<Vec<Ending<'s>>>) -> Result<Step<()>> {
+        let step = self.commit_step(touched, room)?;
+        if endings.is_none() && !matches!(step, Step::Done(())) {
+            *endings = Some(self.begin_endings(touched)?);
+        }
+        Ok(step)
     }
 
     /// The most log that the writes may take, each of which must still be short enough: the budget may be smaller since it was given.
@@ -178,7 +191,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    /// One attempt.
     fn commit_step(&self, touched: &[Touched<K, V>], room: u64) -> Result<Step<()>> {
         if writes(touched) {
             self.engine.admit_write()?;
