@@ -6,20 +6,24 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use esker::Durability;
 use esker::aggregate::KeyPart;
 
-use crate::bytes::{parse_durability, parse_size};
+use crate::bytes::{parse_durability, parse_memory};
+use crate::rows::Columns;
 
 /// What holds for all commands.
-const AFTER: &str = "Stores of this program map bytes to bytes; verify, backup and restore take any store.
+const AFTER: &str =
+    "Stores of this program map bytes to bytes; verify, backup and restore take any store, open none, and need neither --memory nor
+--durability.
 Exit codes: 0 done; 1 failed, or the key is absent, or the store is damaged; 2 a command line that makes no sense;
 130 ended by an interrupt at once.";
 
 /// Load, look into and try an Esker store: keys and values larger than memory, at the speed of memory
 #[derive(Debug, Parser)]
-#[command(name = "esker", version, disable_help_subcommand = true, after_help = AFTER)]
+#[command(name = "esker", version, after_help = AFTER)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) opening: Opening,
@@ -31,8 +35,8 @@ pub(crate) struct Cli {
 /// How a store is opened, whatever is done with it.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Opening {
-    /// Memory budget of the store, such as 64MiB or 1GiB [default: 256MiB; 16MiB for the demo]
-    #[arg(long, global = true, value_name = "SIZE", value_parser = parse_size)]
+    /// Memory budget of the store, such as 64MiB or 1GiB, at least 16MiB [default: 256MiB; 16MiB for the demo]
+    #[arg(long, global = true, value_name = "SIZE", value_parser = parse_memory)]
     pub(crate) memory: Option<u64>,
     /// When writes become durable: none (when the command ends), always (each before the next), or every so many seconds, such as 0.5
     #[arg(long, global = true, value_name = "none|always|SECONDS", default_value = "none", value_parser = parse_durability)]
@@ -131,6 +135,8 @@ pub(crate) enum Command {
         dir: PathBuf,
     },
     /// Carry what is whole of a damaged store of this program over to a new one, around all damage; the damaged one stays as it is
+    ///
+    /// It prints what is lost, however much that is: the exit code is 0 then as well.
     Salvage {
         /// The damaged store's directory, which nobody may have open
         dir: PathBuf,
@@ -147,6 +153,8 @@ pub(crate) enum Command {
     /// Print figures about the values that are decimal numbers; others are only counted, and told of
     Aggregate(AggregateArgs),
     /// Write every key and value in a format that other programs read
+    ///
+    /// What csv and jsonl have comes back with `esker load NEW FILE --key key --value value`, for jsonl with `--hex` too.
     Export(ExportArgs),
     /// Try the engine: the flights of a year through a store smaller than its data
     Demo,
@@ -202,7 +210,7 @@ pub(crate) struct AggregateArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// Threads that share the work, at most 256
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
     pub(crate) threads: usize,
 }
 
@@ -214,7 +222,7 @@ pub(crate) struct ExportArgs {
     /// What to write
     #[arg(long, value_enum)]
     pub(crate) format: ExportFormat,
-    /// The file to write, replaced once all is in it; a pipe, a device or a link is written to [default: standard output]
+    /// The file to write, replaced once all is in it; a pipe, a device or a link is written to; - is standard output [default: -]
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
     /// What keys are, for arrow and parquet [default: bytes]
@@ -265,12 +273,13 @@ pub(crate) struct LoadArgs {
     /// What the file holds [default: by the file's name]. Rows of CSV and TSV end with LF, CRLF or CR
     #[arg(long, value_enum)]
     pub(crate) format: Option<Format>,
-    /// The column or columns that make the key. In JSON the number 7 and the text "7" are one key
-    #[arg(long, value_name = "COL[,COL]", value_delimiter = ',', required = true)]
-    pub(crate) key: Vec<String>,
+    /// The column or columns that make the key, quoted as in CSV where a name has a comma: '"last, first",id'. In JSON the number 7 and the text
+    /// "7" are one key
+    #[arg(long, value_name = "COL[,COL]", required = true)]
+    pub(crate) key: Vec<Columns>,
     /// The column or columns that make the value [default: the whole row; for count: one a row]
-    #[arg(long, value_name = "COL[,COL]", value_delimiter = ',')]
-    pub(crate) value: Vec<String>,
+    #[arg(long, value_name = "COL[,COL]")]
+    pub(crate) value: Vec<Columns>,
     /// Take {"hex":"..."} in a column of JSON Lines for those bytes, as `export` writes what is no text
     #[arg(long)]
     pub(crate) hex: bool,

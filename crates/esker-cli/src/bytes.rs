@@ -10,8 +10,17 @@ use esker::{ByteCount, Durability};
 const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
 
 /// Reads what [`ByteCount`] does: `256MiB`, `256M`, `1.5 GiB`, `1GB` or a plain number of bytes.
-pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+fn parse_size(text: &str) -> Result<u64, String> {
     text.byte_count().map_err(|_| format!("`{text}` is not a size such as 256MiB or 1GiB"))
+}
+
+/// The least budget of a store.
+const MEMORY_MIN: u64 = 16 << 20;
+
+/// Reads a size that a store can have as its budget.
+pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text)?;
+    if bytes < MEMORY_MIN { Err(format!("a store takes at least {}", size(MEMORY_MIN))) } else { Ok(bytes) }
 }
 
 /// Reads `none`, `always`, or the seconds between two lines.
@@ -71,6 +80,12 @@ mod tests {
         for bad in ["", "MiB", "12 parsecs", "-1", "1.2.3MiB", ".", "99999999999TiB"] {
             assert!(parse_size(bad).is_err(), "{bad} was taken");
         }
+    }
+
+    #[test]
+    fn a_budget_is_one_that_a_store_takes() {
+        assert_eq!(parse_memory("16MiB"), Ok(16 << 20));
+        assert!(parse_memory("16777215").is_err_and(|why| why.contains("at least 16.0 MiB")));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use esker::SpaceStats;
 use crate::args::Opening;
 use crate::bytes::size;
 use crate::failure::{Failure, Outcome};
-use crate::stats::row;
+use crate::stats::{amplification, row};
 use crate::store::{self, Bytes};
 use crate::{out, progress};
 
@@ -55,6 +55,7 @@ fn watched(store: &Bytes) -> esker::Result<u64> {
 fn describe(dir: &Path, before: &SpaceStats, after: &SpaceStats) -> String {
     let mut text = format!("{}\n\n", dir.display());
     row(&mut text, "log", &format!("{}, was {}", size(after.log_bytes), size(before.log_bytes)));
+    row(&mut text, "", &format!("amplification {}, was {}", amplification(after), amplification(before)));
     row(&mut text, "files", &format!("{}, were {}", size(after.file_bytes), size(before.file_bytes)));
     row(&mut text, "moved", &format!("{} in {} stretches", size(after.moved_bytes), after.stretches));
     text.trim_end().to_owned()

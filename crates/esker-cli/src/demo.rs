@@ -70,7 +70,7 @@ pub(crate) fn run(opening: Opening) -> Outcome {
     read_back(&store, &ledger, &interrupt)?;
     check(&store, &ledger, &interrupt)?;
     store.close()?;
-    out::line("\nThe store was temporary and is gone. Next: esker load --help")
+    out::line(format!("\nThe store was temporary, in {}, and is gone. Next: esker load --help", std::env::temp_dir().display()))
 }
 
 fn introduce(memory: u64, years: u64) -> Outcome {
@@ -165,7 +165,7 @@ fn show_progress(bar: &ProgressBar, store: &Bytes, ledger: &Ledger, start: Insta
 
 fn show_regions(store: &Bytes) -> Outcome {
     let now = store.stats();
-    out::line(stats::log(&now.log) + stats::memory(&now.memory).trim_end())?;
+    out::line(stats::log(&now.log) + &stats::memory(&now.memory) + stats::operations(&now).trim_end())?;
     out::line("")
 }
 

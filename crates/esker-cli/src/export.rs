@@ -34,20 +34,21 @@ pub(crate) trait PairWriter {
 
 /// Writes all pairs.
 pub(crate) fn run(args: &ExportArgs, opening: Opening) -> Outcome {
-    check(args)?;
-    args.output.as_deref().map_or(Ok(()), |output| refuse_inside(&args.dir, output))?;
+    let output = output(args);
+    check(args, output)?;
+    output.map_or(Ok(()), |output| refuse_inside(&args.dir, output))?;
     let prefix = args.prefix.clone().unwrap_or_default().into_encoded_bytes();
     let file = look_at(&args.dir, opening, |store| {
-        let (scan, replaced) = (store.scan().prefix(prefix), args.output.as_deref().filter(|path| is_replaced(path)));
+        let (scan, replaced) = (store.scan().prefix(prefix), output.filter(|path| is_replaced(path)));
         // Before there is a file, which would stay.
         let scan = if replaced.is_some() { watched(scan) } else { watched_to_pipe(scan) }?;
         let file = replaced.map(beside).transpose()?;
-        let to: Output = match (&file, &args.output) {
+        let to: Output = match (&file, output) {
             (Some(file), _) => Box::new(file.reopen()?),
             (None, Some(path)) => Box::new(there(path)?),
             (None, None) => Box::new(io::stdout()),
         };
-        let name = args.output.as_ref().map_or_else(|| "standard output".to_owned(), |path| path.display().to_string());
+        let name = output.map_or_else(|| "standard output".to_owned(), |path| path.display().to_string());
         let mut writer = writer(args, Box::new(BufWriter::new(Named { name, to })))?;
         let broke = scan.try_for_each(|key, value| match writer.pair(key, value) {
             Ok(()) => ControlFlow::Continue(()),
@@ -57,16 +58,21 @@ pub(crate) fn run(args: &ExportArgs, opening: Opening) -> Outcome {
         writer.finish()?;
         Ok(file)
     })
-    .map_err(|why| in_output(args, why))?;
-    match (file, &args.output) {
+    .map_err(|why| in_output(output, why))?;
+    match (file, output) {
         (Some(file), Some(path)) => put_in_place(file, path).map_err(|error| Failure::about(path.display(), error)),
         _ => Ok(()),
     }
 }
 
+/// The file; none for standard output.
+fn output(args: &ExportArgs) -> Option<&Path> {
+    args.output.as_deref().filter(|path| *path != Path::new("-"))
+}
+
 /// Whoever reads standard output and closes it has seen enough; a pipe that was named is to get everything.
-fn in_output(args: &ExportArgs, why: Failure) -> Failure {
-    match (why, &args.output) {
+fn in_output(output: Option<&Path>, why: Failure) -> Failure {
+    match (why, output) {
         (Failure::OutputClosed, Some(path)) => Failure::about(path.display(), "nobody reads it any more"),
         (why, _) => why,
     }
@@ -83,7 +89,7 @@ fn put_in_place(file: NamedTempFile, path: &Path) -> io::Result<()> {
     file.persist(path).map(drop).map_err(|error| error.error)
 }
 
-fn check(args: &ExportArgs) -> Outcome {
+fn check(args: &ExportArgs, output: Option<&Path>) -> Outcome {
     let has_types = matches!(args.format, ExportFormat::Arrow | ExportFormat::Parquet);
     if !has_types && (args.key_type.is_some() || args.value_type.is_some()) {
         return Err(Failure::Usage("--key-type and --value-type are for --format arrow and parquet".to_owned()));
@@ -92,7 +98,7 @@ fn check(args: &ExportArgs) -> Outcome {
         // Before anything is opened for writing.
         return Err(not_built(args));
     }
-    if has_types && args.output.is_none() && io::stdout().is_terminal() {
+    if has_types && output.is_none() && io::stdout().is_terminal() {
         return Err(Failure::Usage("this format is not for terminals: give --output FILE".to_owned()));
     }
     Ok(())

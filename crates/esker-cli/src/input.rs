@@ -24,6 +24,8 @@ use crate::progress;
 const BUFFER: usize = 256 << 10;
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
+/// That of UTF-16, in both orders.
+const WIDE_MARKS: [[u8; 2]; 2] = [[0xff, 0xfe], [0xfe, 0xff]];
 /// Pieces read ahead of their use.
 const PIECES: usize = 4;
 /// How long an interrupt may go unheard.
@@ -89,6 +91,9 @@ fn unpack(mut raw: impl Read + 'static) -> io::Result<Box<dyn BufRead>> {
     let mut start = beginning(&mut text, BYTE_ORDER_MARK.len())?;
     if start == BYTE_ORDER_MARK {
         start.clear();
+    }
+    if WIDE_MARKS.iter().any(|mark| start.starts_with(mark)) {
+        return Err(io::Error::other("this is UTF-16: make it UTF-8 first, by `iconv -f UTF-16 -t UTF-8`, say"));
     }
     Ok(Box::new(BufReader::with_capacity(BUFFER, Cursor::new(start).chain(text))))
 }

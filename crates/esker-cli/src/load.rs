@@ -16,7 +16,7 @@ use crate::failure::{Failure, INTERRUPTED, Outcome};
 use crate::input::{self, Input};
 use crate::interrupt::Interrupt;
 use crate::jsonl::Jsonl;
-use crate::rows::{Pair, Rows, Wanted};
+use crate::rows::{Columns, Pair, Rows, Wanted};
 use crate::separated::Separated;
 use crate::store::{self, Bytes};
 use crate::{out, progress};
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
     check_arguments(args, format)?;
     let interrupt = Interrupt::catch()?;
     let Input { text, bar } = input::open(&args.file, &interrupt)?;
-    let wanted = Wanted { key: args.key.clone(), value: args.value.clone(), hex: args.hex };
+    let wanted = Wanted { key: names(&args.key), value: names(&args.value), hex: args.hex };
     let mut rows: Box<dyn Rows> = match format {
         Format::Jsonl => Box::new(Jsonl::new(text, wanted)),
         _ => Box::new(Separated::new(text, format, &wanted).map_err(|why| in_file(args, why))?),
@@ -98,6 +98,10 @@ pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
     told.map_err(|why| after(loaded.rows, why))
 }
 
+fn names(columns: &[Columns]) -> Vec<String> {
+    columns.iter().flat_map(|columns| columns.0.iter().cloned()).collect()
+}
+
 fn format_of(args: &LoadArgs) -> Result<Format, Failure> {
     args.format.or_else(|| input::guess_format(&args.file)).ok_or_else(|| {
         let name = input::name(&args.file);
@@ -109,7 +113,7 @@ fn check_arguments(args: &LoadArgs, format: Format) -> Outcome {
     if args.hex && format != Format::Jsonl {
         return Err(Failure::Usage("--hex is for jsonl".to_owned()));
     }
-    if args.mode == Mode::Count && args.value.len() > 1 {
+    if args.mode == Mode::Count && names(&args.value).len() > 1 {
         return Err(Failure::Usage("--mode count adds up one column; give one --value, or none".to_owned()));
     }
     Ok(())
@@ -236,10 +240,7 @@ fn is_interrupt(why: &Failure) -> bool {
 }
 
 fn report(loaded: &Loaded, seconds: f64) -> Outcome {
-    out::line(format!(
-        "loaded {} rows, {} of keys and values, in {seconds:.2} s: {} rows/s",
-        count(loaded.rows_now()),
-        size(loaded.bytes),
-        rate(loaded.rows_now(), seconds),
-    ))
+    let rows = loaded.rows_now();
+    let (unit, number, bytes, rate) = (if rows == 1 { "row" } else { "rows" }, count(rows), size(loaded.bytes), rate(rows, seconds));
+    out::line(format!("loaded {number} {unit}, {bytes} of keys and values, in {seconds:.2} s: {rate} rows/s"))
 }

@@ -1,9 +1,9 @@
 //! `esker`: load, look into and try an Esker store from the command line.
 //!
 //! Every store this program opens maps bytes to bytes. Each subcommand is a function from its arguments to
-//! `Result<(), Failure>`; this file alone turns a failure into a message and an exit code, so that the rest of
-//! the program never prints an error and never exits. The codes are 0 for success, 1 for an operation that
-//! failed (an absent key or a damaged store included) and 2 for a command line that makes no sense.
+//! `Result<(), Failure>`; this file alone turns a failure into a message and an exit code. The codes are 0 for
+//! success, 1 for an operation that failed (an absent key or a damaged store included) and 2 for a command line
+//! that makes no sense. Only a second interrupt ends the program elsewhere, with 130 (`interrupt.rs`).
 
 mod acknowledge;
 mod aggregate;

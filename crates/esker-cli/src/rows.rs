@@ -4,6 +4,8 @@
 //! or value of one column is that column's bare content. Several columns make one text, in the file's own
 //! notation, quoted where it needs to be, so that different columns never make the same key.
 
+use std::str::FromStr;
+
 use crate::failure::Failure;
 
 /// The longest row that is read, four times the longest value: one line break too few must not fill the memory.
@@ -21,6 +23,22 @@ pub(crate) struct Pair {
     pub(crate) key: Vec<u8>,
     /// From the columns of `--value`, or the whole row.
     pub(crate) value: Vec<u8>,
+}
+
+/// Names of columns, as the command line has them: a record of CSV.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Columns(pub(crate) Vec<String>);
+
+impl FromStr for Columns {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // No name has a zero byte, so this is one record whatever line breaks it has.
+        let mut reader = csv::ReaderBuilder::new().has_headers(false).terminator(csv::Terminator::Any(0)).from_reader(text.as_bytes());
+        let names = reader.records().next().transpose().map_err(|error| error.to_string())?;
+        // An empty name is a name.
+        Ok(Self(names.map_or_else(|| vec![String::new()], |names| names.iter().map(str::to_owned).collect())))
+    }
 }
 
 /// Which columns to take, by name.
@@ -71,6 +89,18 @@ fn quote(to: &mut Vec<u8>, field: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_column_may_have_a_comma_in_its_name() {
+        let names = |text: &str| text.parse::<Columns>().unwrap().0;
+        assert_eq!(names("id"), ["id"]);
+        assert_eq!(names("year,month, day"), ["year", "month", " day"]);
+        assert_eq!(names("\"last, first\",id"), ["last, first", "id"]);
+        assert_eq!(names("\"say \"\"a\"\"\""), ["say \"a\""]);
+        assert_eq!(names("two\nlines,b"), ["two\nlines", "b"]);
+        assert_eq!(names(""), [""]);
+        assert_eq!(names("a,"), ["a", ""]);
+    }
 
     #[test]
     fn joined_fields_stay_apart() {

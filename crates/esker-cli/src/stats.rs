@@ -1,17 +1,17 @@
 //! `esker stats`: a store at a glance.
 //!
 //! The picture follows the log from its oldest address to its newest: what is only on disk, what is in memory
-//! and frozen, what is in memory and still changed in place. Counts of operations start anew with every
-//! opening, so here they show what opening the store itself took; a program that embeds a store sees its own
-//! counts through `Store::stats`.
+//! and frozen, what is in memory and still changed in place. Counts of operations, and their rates, begin anew with
+//! every opening: here they show what opening the store itself took, in the demo what it did. A program that embeds
+//! a store sees its own through `Store::stats`, those of a cache among them.
 
 use std::fmt::Write;
 use std::path::Path;
 
-use esker::{CacheStats, ExpiryStats, IndexStats, LogStats, MemoryStats, OperationStats, SpaceStats, Stats};
+use esker::{ExpiryStats, IndexStats, LogStats, MemoryStats, SpaceStats, Stats};
 
 use crate::args::Opening;
-use crate::bytes::{count, size};
+use crate::bytes::{count, rate, size};
 use crate::failure::{Failure, Outcome};
 use crate::figure::{filled, percent, shares};
 use crate::{out, store};
@@ -37,9 +37,8 @@ pub(crate) fn describe(title: &str, stats: &Stats) -> String {
     text += &memory(&stats.memory);
     text += &space(&stats.space);
     text += &index(&stats.index);
-    text += &operations(&stats.operations);
+    text += &operations(stats);
     text += &expiry(&stats.expiry);
-    text += &stats.cache.as_ref().map_or(String::new(), |cache| self::cache(cache, stats));
     if let Some(failure) = &stats.latched {
         row(&mut text, "FAILED", failure);
     }
@@ -83,13 +82,16 @@ fn space(space: &SpaceStats) -> String {
     let mut text = String::new();
     let bar = shares(&[(space.live_bytes, '█'), (space.dead_bytes, '·')], NARROW);
     row(&mut text, "space", &format!("[{bar}] {} live at most, {} dead", size(space.live_bytes), size(space.dead_bytes)));
-    // The count of what is dead is an estimate, and may be all there is.
-    let amplification = if space.amplification.is_finite() { format!("{:.2}", space.amplification) } else { "unknown".to_owned() };
-    row(&mut text, "", &format!("amplification {amplification}, target {:.2}", space.amplification_target));
+    row(&mut text, "", &format!("amplification {}, target {:.2}", amplification(space), space.amplification_target));
     row(&mut text, "", &format!("files {}", size(space.file_bytes)));
     let SpaceStats { stretches, given_back_bytes, moved_bytes, .. } = *space;
     row(&mut text, "", &format!("given back {} in {stretches} stretches, moved {}", size(given_back_bytes), size(moved_bytes)));
     text + "\n"
+}
+
+/// How many times as long the log is as what lives in it. The count of what is dead is an estimate, and may be all there is.
+pub(crate) fn amplification(space: &SpaceStats) -> String {
+    if space.amplification.is_finite() { format!("{:.2}", space.amplification) } else { "unknown".to_owned() }
 }
 
 fn index(index: &IndexStats) -> String {
@@ -118,7 +120,9 @@ fn chains(lengths: &[u64]) -> String {
     text + "\n"
 }
 
-fn operations(done: &OperationStats) -> String {
+/// What was done since the store was opened, and how much of it in a second; nothing of what was not.
+pub(crate) fn operations(stats: &Stats) -> String {
+    let done = &stats.operations;
     let counts = [
         ("gets", done.gets),
         ("puts", done.puts),
@@ -131,9 +135,9 @@ fn operations(done: &OperationStats) -> String {
         ("promotions", done.promotions),
     ];
     let mut text = String::new();
-    for (at, (name, number)) in counts.into_iter().enumerate() {
-        let label = if at == 0 { "since open" } else { "" };
-        row(&mut text, label, &format!("{name:<12} {:>16}", count(number)));
+    for (name, number) in counts.into_iter().filter(|(_, number)| *number > 0) {
+        let label = if text.is_empty() { "since open" } else { "" };
+        row(&mut text, label, &format!("{name:<12} {:>16} {:>12}/s", count(number), rate(number, stats.open_seconds)));
     }
     text
 }
@@ -144,21 +148,6 @@ fn expiry(expiry: &ExpiryStats) -> String {
     if expiry.expired_bytes + expiry.dropped_records > 0 {
         let (waiting, dropped) = (size(expiry.expired_bytes), count(expiry.dropped_records));
         row(&mut text, "expired", &format!("about {waiting} to drop, {dropped} records dropped since open"));
-    }
-    text
-}
-
-/// How a cache does.
-fn cache(cache: &CacheStats, stats: &Stats) -> String {
-    let (done, loads) = (&stats.operations, &stats.loads);
-    let hits = done.gets.saturating_sub(done.misses);
-    let mut text = String::new();
-    row(&mut text, "cache", &format!("[{}] {} of gets hit", filled(hits, done.gets, NARROW), percent(hits, done.gets)));
-    row(&mut text, "", &format!("{} evicted ({}), {} expired", count(cache.evictions), size(cache.evicted_bytes), count(cache.expired)));
-    row(&mut text, "", &format!("{} kept, {} refused; {:.2} lives to stay", count(cache.kept), count(cache.refused), cache.lives_to_stay));
-    if let Some(mean) = loads.nanoseconds.checked_div(loads.loads) {
-        let (number, failed) = (count(loads.loads), count(loads.failures));
-        row(&mut text, "", &format!("{number} loads, {failed} failed, {:.3} ms each", mean as f64 / 1e6));
     }
     text
 }

@@ -5,7 +5,9 @@
 mod common;
 
 use common::{Place, Run, answer_signals, end, esker, signal, sorted};
-use std::io::{BufRead, BufReader, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread::{self, sleep};
@@ -217,6 +219,17 @@ fn many_rows_go_through_a_small_store() {
 }
 
 #[test]
+fn a_table_in_wide_characters_is_named() {
+    let place = Place::new();
+    let wide = |order: fn(u16) -> [u8; 2]| "\u{feff}id,name\n1,a\n".encode_utf16().flat_map(order).collect::<Vec<_>>();
+    for text in [wide(u16::to_le_bytes), wide(u16::to_be_bytes)] {
+        place.write("a.csv", text);
+        place.fails("load store a.csv --key id", "a.csv: this is UTF-16");
+        assert!(!place.path("store").exists());
+    }
+}
+
+#[test]
 fn a_byte_order_mark_is_no_part_of_the_first_column() {
     let place = Place::new();
     place.write("plain.csv", "\u{feff}k,v\na,1\n");
@@ -298,6 +311,47 @@ fn rows_that_a_failed_close_lost_are_not_only_called_loaded() {
     assert!(run.stderr.contains("line 40002: 1 fields") && run.stderr.contains("is lost"), "{run:?}");
 }
 
+/// The names of columns on the command line are a record of CSV.
+#[test]
+fn a_column_whose_name_has_a_comma_can_be_chosen() {
+    let place = Place::new();
+    place.write("a.csv", "\"last, first\",id,\"a\"\"b\"\n\"Lovelace, Ada\",1,x\n");
+    let load = |options: &[&str]| place.run_with(["load", "store", "a.csv"].iter().chain(options), "");
+    assert_eq!(load(&["--key", "\"last, first\"", "--value", "id,\"a\"\"b\""]).code, 0);
+    assert_eq!(place.run_with(["get", "store", "Lovelace, Ada"], "").stdout, "1,x\n");
+    assert_eq!(load(&["--key", "id", "--key", "\"last, first\"", "--value", "id"]).code, 0);
+    assert_eq!(place.run_with(["get", "store", "1,\"Lovelace, Ada\""], "").stdout, "1\n");
+    load(&["--key", "last, first"]).must_fail("last");
+}
+
+/// Where standard error is a terminal, a bar moves over the input and says how fast that goes.
+#[test]
+fn a_load_shows_its_progress_on_a_terminal() {
+    let place = Place::new();
+    let rows: String = (0..200_000).map(|row| format!("{row},{:0>50}\n", row)).collect();
+    place.write("a.csv", format!("k,v\n{rows}"));
+    let (mut ours, mut theirs) = (0, 0);
+    // A width: there is none else, and nothing is drawn.
+    let size = libc::winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: both numbers are ours to be written; no name and no settings are asked for.
+    let opened = unsafe { libc::openpty(&raw mut ours, &raw mut theirs, std::ptr::null_mut(), std::ptr::null(), &raw const size) };
+    assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: just opened, and nobody else's.
+    let (ours, theirs) = unsafe { (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
+    let mut command = esker(&place, "load store a.csv --key k --value v --memory 16MiB");
+    // One that can do nothing shows nothing.
+    let load = command.env("TERM", "xterm").stdout(Stdio::piped()).stderr(theirs).spawn().unwrap();
+    // It has the terminal, too.
+    drop(command);
+    let mut shown = Vec::new();
+    // An error once the program has ended, and nobody has the terminal any more.
+    let _ = File::from(ours).read_to_end(&mut shown);
+    let run = load.wait_with_output().unwrap();
+    assert!(run.status.success() && String::from_utf8_lossy(&run.stdout).starts_with("loaded 200,000 rows"), "{run:?}");
+    let shown = String::from_utf8_lossy(&shown);
+    assert!(shown.contains(" rows/s") && shown.contains('%') && shown.contains('█'), "{shown:?}");
+}
+
 /// Whoever feeds a load must learn that it is not whole.
 #[test]
 fn a_load_whose_acknowledgements_nobody_reads_fails() {
@@ -308,7 +362,6 @@ fn a_load_whose_acknowledgements_nobody_reads_fails() {
     run.must_fail("nobody reads the acknowledgements (rows loaded: 1)");
 }
 
-/// Whoever waits for the number before he sends more must get it.
 /// What was stored before a failure is kept; who feeds rows again from the last number on must not store some twice.
 #[test]
 fn a_load_that_fails_acknowledges_what_it_keeps() {
@@ -322,6 +375,7 @@ fn a_load_that_fails_acknowledges_what_it_keeps() {
     }
 }
 
+/// Whoever waits for the number before he sends more must get it.
 #[test]
 fn rows_are_acknowledged_while_the_input_is_silent() {
     let place = Place::new();
@@ -336,7 +390,7 @@ fn rows_are_acknowledged_while_the_input_is_silent() {
     drop(rows);
     assert_eq!(end(load).code, 0);
     let rest: Vec<String> = told.iter().collect();
-    assert!(rest.len() == 1 && rest[0].starts_with("loaded 1 rows"), "{rest:?}");
+    assert!(rest.len() == 1 && rest[0].starts_with("loaded 1 row"), "{rest:?}");
 }
 
 /// Who is not told that all is stored would load it again.

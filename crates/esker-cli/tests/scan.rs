@@ -62,7 +62,10 @@ fn figures_of_all_and_of_groups() {
     );
     assert_eq!(place.ok("aggregate store --prefix nothing --sum --max"), "sum 0\tmax -\n");
     assert_eq!(place.run("aggregate store --by length:2").code, 2);
-    assert_eq!(place.ok("aggregate store --threads 100000"), "count 5\n");
+    assert_eq!(place.ok("aggregate store --threads 256"), "count 5\n");
+    for threads in ["0", "257"] {
+        assert_eq!(place.run(&format!("aggregate store --threads {threads}")).code, 2);
+    }
 }
 
 #[test]
@@ -141,6 +144,32 @@ fn groups_that_are_no_text_have_names_of_their_own() {
     assert_eq!(groups, "{\"group\":{\"hex\":\"c3\"},\"sum\":1}\n{\"group\":{\"hex\":\"ce\"},\"sum\":2}\n");
     let output = esker(&place, "aggregate store --by prefix:1 --sum").output().unwrap();
     assert_eq!(output.stdout, b"\xc3\tsum 1\n\xce\tsum 2\n");
+}
+
+/// As CSV: what is quoted, and what is no text.
+#[test]
+fn any_bytes_come_back_from_an_exported_table() {
+    let place = Place::new();
+    let pairs: [(&[u8], &[u8]); 5] =
+        [(b"a,\"b\"", b"line\r\nline"), (b"", b"empty key"), (b"empty value", b""), (b"\xff\xfe", b"\x00\x80"), (b" x ", b"\t")];
+    let open = |name: &str| esker::Options::new().memory("16MiB").open::<[u8], [u8]>(place.path(name)).unwrap();
+    let store = open("store");
+    pairs.iter().for_each(|(key, value)| store.put(key, value).unwrap());
+    store.close().unwrap();
+    place.ok("export store --format csv --output all.csv");
+    place.ok("load copy all.csv --key key --value value");
+    let copy = open("copy");
+    for (key, value) in pairs {
+        assert_eq!(copy.get(key).unwrap().as_deref(), Some(value), "{key:?}");
+    }
+}
+
+#[test]
+fn a_dash_is_standard_output() {
+    let place = Place::new();
+    place.ok("put store a 1");
+    assert_eq!(place.ok("export store --format csv --output -"), "key,value\na,1\n");
+    assert!(!place.path("-").exists());
 }
 
 #[test]
