@@ -35,7 +35,7 @@ use crate::recovery::Manner;
 use crate::scars::Scars;
 use crate::snapshot::Holds;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use crate::sync::atomic::{AtomicU32, AtomicU64};
 pub(crate) use crate::sync::{lock, try_lock};
 pub(crate) use crate::types::Layout;
 use driver::Drawn;
@@ -148,36 +148,18 @@ impl Engine {
         let known = parts.home.as_ref().map(|home| home.manifest.state.identity).or(parts.identity);
         let identity = known.map_or_else(Identity::random, Ok)?;
         let space = memory::log_space(parts.budget);
-        let log = Log::new(parts.device.clone(), identity.store_id, space, parts.budget >= HUGE_PAGE_BUDGET_BYTES)?;
-        let (recovery, has_home) = (parts.recovery.clone(), parts.home.is_some());
-        let engine = Self::of(parts, identity.hash_seed, Index::new(space / 2)?, log)?;
-        engine.check_address_space(engine.budget.load(Relaxed))?;
-        engine.share_budget();
-        if engine.is_always_durable {
-            engine.epochs.slow_writes_down();
-        }
-        if has_home {
-            engine.recover(&recovery)?;
-            engine.share_budget();
-            engine.rest_compaction();
-        }
-        if let Some(caching) = &engine.caching {
-            engine.limit_log(caching, 0);
-        }
-        Ok(engine)
-    }
-
-    /// Puts it together; nothing has begun.
-    fn of(parts: Parts, hash_seed: [u64; 2], index: Index, log: Log) -> Result<Self> {
-        let has_device = parts.device.is_some();
-        Ok(Self {
+        let huge = parts.budget >= HUGE_PAGE_BUDGET_BYTES;
+        let (has_home, has_device) = (parts.home.is_some(), parts.device.is_some());
+        let engine = Self {
             epochs: Epochs::new()?,
-            log: log.verifying_reads(parts.verifies_reads).dropping(parts.cache.is_some()),
-            index,
+            log: Log::new(parts.device, identity.store_id, space, huge)?
+                .verifying_reads(parts.verifies_reads)
+                .dropping(parts.cache.is_some()),
+            index: Index::new(space / 2)?,
             latches: Latches::default(),
             layout: parts.layout,
             value_width: parts.value_width,
-            hasher: Hasher::new(hash_seed),
+            hasher: Hasher::new(identity.hash_seed),
             opened: Instant::now(),
             is_temporary: parts.is_temporary,
             commits: Commits::default(),
@@ -207,7 +189,21 @@ impl Engine {
             shared_index: AtomicU64::new(0),
             lent: AtomicU64::new(0),
             failure: Failure::default(),
-        })
+        };
+        engine.check_address_space(parts.budget)?;
+        engine.share_budget();
+        if engine.is_always_durable {
+            engine.epochs.slow_writes_down();
+        }
+        if has_home {
+            engine.recover(&parts.recovery)?;
+            engine.share_budget();
+            engine.rest_compaction();
+        }
+        if let Some(caching) = &engine.caching {
+            engine.limit_log(caching, 0);
+        }
+        Ok(engine)
     }
 
     pub(crate) fn hash_of(&self, key: &[u8]) -> u64 {
@@ -241,10 +237,10 @@ impl Engine {
 
 #[cfg(all(loom, test))]
 impl Engine {
-    /// An engine for keys without bytes and values of one word; no driver, no device, the same hashes every time. Made in place: a model's stack has 32 KiB.
+    /// An engine for keys without bytes and values of one word; no driver, no device, the same hashes every time.
     pub(crate) fn for_model() -> Self {
         let log = Log::new(None, 0, 0, false).expect("a modelled region");
-        log.budget.store(1 << 20, Relaxed);
+        log.budget.store(1 << 20, crate::sync::atomic::Ordering::Relaxed);
         Self {
             epochs: Epochs::new().expect("a box"),
             index: Index::new(0).expect("a modelled region"),

@@ -223,8 +223,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 return Ok(Step::Done(true));
             };
             let swapped = value.compare_exchange(old, new, AcqRel, Relaxed).is_ok();
+            let next = end(Some(ends));
             // An end that others gave it meanwhile stays.
-            let has_end = || self.move_end(record, ends, end(Some(ends))) || self.is_live(record);
+            let has_end = || next == ends || self.move_end(record, ends, next) || self.is_live(record);
             return Ok(if swapped && has_end() { Step::Done(true) } else { Step::Again });
         }
         let old = match self.old_word(&found, known) {

@@ -438,12 +438,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    /// A mutable word that ends then is to end at another time; if that is not the same it has one. False to look again: of the end that was seen not to have
-    /// passed, for somebody may have claimed it since (`claim_ended`).
+    /// A mutable word that has an end, this one, is to have another. False to look again: of the end that was seen not to have passed, for somebody may have
+    /// claimed it since (`claim_ended`).
     pub(super) fn move_end(&self, record: Record, from: u64, to: u64) -> bool {
-        if from == to {
-            return true;
-        }
         self.engine.expiry.watch_for(to);
         record.word_expiry(Self::KEY_WIDTH).compare_exchange(from, to, AcqRel, Relaxed).is_ok()
     }
