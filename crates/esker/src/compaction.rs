@@ -61,6 +61,11 @@ const HELD_PAUSES: u32 = 16;
 const RECORD_BYTES_MIN: u64 = 16;
 const SWEPT_AT_ONCE: usize = 64;
 const SWEPT_AHEAD: u64 = 8;
+/// Buckets between two looks at what the driver would do meanwhile: about a millisecond.
+const SWEPT_BETWEEN_LOOKS: u64 = 64 << 10;
+/// While others are dropped one in so many entries leads nowhere, at most; and at rest one in so many.
+const IDLE_PART: u64 = 4;
+const IDLE_PART_AT_REST: u64 = 32;
 /// Until samples tell what has expired.
 const CLOSE_LOOKS: u32 = 8;
 /// So many times through the log goes who needs room, as long as what is dead would suffice.
@@ -89,6 +94,9 @@ pub(crate) struct Compaction {
     copied: Mutex<VecDeque<Copied>>,
     /// So many buckets were looked at for entries that lead nowhere, again and again from the first to the last.
     swept: AtomicU64,
+    /// Entries that lead nowhere as soon as the log begins at `compacted`, and those that do and have not been found yet.
+    idle_soon: AtomicU64,
+    idle: AtomicU64,
     /// The tail when two chains could not be joined (`joining.rs`).
     pub(crate) joined_in_vain_at: AtomicU64,
     /// Why the last stretch failed.
@@ -134,6 +142,8 @@ struct Copied {
     dead: u64,
     /// Bytes that the copies leave unused: counted as dead.
     left: u64,
+    /// Entries that will lead to nothing.
+    idle_entries: u64,
 }
 
 /// What was done since the opening.
@@ -170,6 +180,7 @@ impl Engine {
         // Where a block cannot be read, too, or somebody holds what was superseded: those who write cannot help it.
         if !matches!(moved, Ok(true)) {
             self.rest_compaction();
+            self.sweep_what_is_left(IDLE_PART_AT_REST);
         }
         moved
     }
@@ -234,6 +245,7 @@ impl Engine {
         if self.waiting_bytes() > 0 {
             self.begin_at_compacted(&self.running()?)?;
         }
+        self.sweep_what_is_left(u64::MAX);
         while self.shrink_index(&self.running()?)? {}
         let given_back = self.log.bounds.begin.load(Acquire) - begin;
         Ok(given_back.saturating_sub(self.moved_bytes().saturating_sub(copied)))
@@ -383,7 +395,7 @@ impl Engine {
     /// All that lives in the stretch lies above: it is given back when nobody holds it.
     fn end_stretch(&self, one: &MutexGuard<'_, ()>, mut mover: Mover<'_>, stretch: Range<u64>, caching: Option<&Caching>) -> Result<bool> {
         let Range { start: from, end: reached } = stretch;
-        let Tally { moved, expired, left } = mover.tally;
+        let Tally { moved, expired, left, idle_entries } = mover.tally;
         let dead = (reached - from).saturating_sub(moved + expired) + mover.taken_back.get();
         let mut gone = Vec::new();
         if caching.is_some() {
@@ -396,7 +408,7 @@ impl Engine {
         }
         // Who takes what was dropped here for a record of his chain has published when a later stretch says that the chain is of one key.
         self.epochs.drain();
-        lock(&self.compaction.copied).push_back(Copied { reached, moved, dead, left });
+        lock(&self.compaction.copied).push_back(Copied { reached, moved, dead, left, idle_entries });
         let given = self.give_back(one);
         // What could not be read is told when it is asked for.
         let _ = self.shrink_index(one);
@@ -461,6 +473,7 @@ impl Engine {
                 break;
             }
             lock(&self.compaction.copied).pop_front();
+            self.compaction.idle_soon.fetch_add(stretch.idle_entries, Relaxed);
             self.note_stretch(stretch);
             is_any = true;
         }
@@ -522,22 +535,42 @@ impl Engine {
         Ok(true)
     }
 
-    /// The entries of what is deleted often outlive it (`Index::remove`): while the log's beginning goes once through the log, this goes once through
-    /// the index. And at once where there are more entries than the log can have records.
+    /// The entries of what is deleted outlive it: a deletion goes by its entry until the log begins above it. While the log's beginning goes once through the
+    /// log, this goes once through the index, and [`IDLE_PART`] times as fast where all of that were deletions. And at once where there are more entries than the
+    /// log can have records.
     fn sweep_index(&self, given_back: u64) {
-        let (buckets, extent) = (self.index.buckets(), self.log_extent());
-        let part = (u128::from(buckets) * u128::from(given_back) / u128::from(extent + given_back).max(1)) as u64;
-        let count = if self.index.entries() > extent / RECORD_BYTES_MIN { buckets } else { part + 1 };
-        let first = self.compaction.swept.fetch_add(count, Relaxed);
-        let begin = self.log.bounds.begin.load(Relaxed);
+        let (buckets, extent, entries) = (self.index.buckets(), self.log_extent(), self.index.entries());
+        let part = |of: u64, all: u64| (u128::from(buckets) * u128::from(of) / u128::from(all).max(1)) as u64;
+        let idle = self.compaction.idle_soon.swap(0, Relaxed);
+        self.compaction.idle.fetch_add(idle, Relaxed);
+        let of_log = part(given_back, extent + given_back).max(part(IDLE_PART * idle, entries)) + 1;
+        self.sweep(if entries > extent / RECORD_BYTES_MIN { buckets } else { of_log.min(buckets) });
+    }
+
+    /// Where nothing else is due: all of the index, if one entry in so many leads nowhere.
+    fn sweep_what_is_left(&self, one_in: u64) {
+        let idle = &self.compaction.idle;
+        if idle.load(Relaxed).saturating_mul(one_in) > self.index.entries() {
+            self.sweep(self.index.buckets());
+            idle.store(0, Relaxed);
+        }
+    }
+
+    fn sweep(&self, count: u64) {
+        let (buckets, begin) = (self.index.buckets(), self.log.bounds.begin.load(Relaxed));
+        let (first, mut dropped) = (self.compaction.swept.fetch_add(count, Relaxed), 0);
         for from in (0..count).step_by(SWEPT_AT_ONCE) {
-            let Ok(_pin) = self.epochs.pin_anyway() else { return };
+            if from % SWEPT_BETWEEN_LOOKS == 0 && from > 0 {
+                self.keep_up();
+            }
+            let Ok(_pin) = self.epochs.pin_anyway() else { break };
             let to = count.min(from + SWEPT_AT_ONCE as u64);
             for n in first + from..first + to {
                 self.index.prefetch_chain((n + SWEPT_AHEAD) % buckets);
-                self.index.drop_below(n % buckets, begin);
+                dropped += self.index.drop_below(n % buckets, begin);
             }
         }
+        let _ = self.compaction.idle.fetch_update(Relaxed, Relaxed, |idle| Some(idle.saturating_sub(dropped)));
     }
 
     /// True if compaction would wait now: for another, an image or a backup.

@@ -150,13 +150,11 @@ impl Engine {
         if is_known { SOLE } else { 0 }
     }
 
-    /// True if an image may stand for the log. Compaction removes the entries of deletions whose keys nothing leads to, for chains end where it has come; after a
-    /// crash they end where the log begins. As long as somebody holds what lies between, or a stretch is not through, by a shorter tag a key would have its value
-    /// again, whose deletion lies below the image's end: the log must tell of it. (That no entry is shared says nothing of that: growth and shrinking make tags
-    /// shorter, and after a crash a chain may lead to records of a key that has an entry of its own.)
+    /// True if an image may stand for the log: not while it lacks the entries of what a cache dropped and a crash would bring back. (The entries of deletions
+    /// stay until the log begins above them.)
     pub(crate) fn lacks_nothing(&self) -> bool {
         let bounds = &self.log.bounds;
-        bounds.left_out.load(SeqCst) <= bounds.compacted.load(SeqCst)
+        bounds.doomed.load(SeqCst) <= bounds.compacted.load(SeqCst)
     }
 
     /// The image of a backup leads to the copies that its opening made: they are to be in a line, though nobody wrote them.
@@ -522,7 +520,7 @@ fn word_at(bytes: &[u8], at: usize) -> u64 {
 mod tests {
     use crate::device::SECTOR_BYTES;
     use crate::sync::atomic::Ordering::*;
-    use crate::{Error, MemoryStorage, Options, Storage, Store};
+    use crate::{Cache, Error, MemoryStorage, Options, Storage, Store};
     use std::sync::Arc;
 
     /// An image of several pieces, so that a thread reads ahead of the one that fills the index.
@@ -557,34 +555,63 @@ mod tests {
         }
     }
 
-    /// What compaction left out of the index is out of an image, too; before the log begins above it that must not stand for the log.
+    fn images(files: &MemoryStorage) -> Vec<String> {
+        files.list().unwrap().into_iter().filter(|name| super::is_image(name)).collect()
+    }
+
+    /// No image could be taken while a scan held a stretch with deletions: compaction had removed their entries, and only the log told of them.
     #[test]
-    fn no_image_is_taken_while_somebody_holds_what_was_left_out() {
+    fn an_image_is_taken_while_somebody_holds_what_has_no_copy() {
         let files = Arc::new(MemoryStorage::new());
         let options = || Options::new().memory("16MiB").background(false);
         let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
         (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
+        store.save_index().unwrap();
         (0..1000u64).step_by(2).for_each(|n| assert!(store.delete(&n).unwrap()));
         store.commit().unwrap();
+        let scan = store.scan().iter().unwrap();
         store.compact().unwrap();
         let bounds = &store.engine_for_test().log.bounds;
-        let (left_out, compacted) = (bounds.left_out.load(SeqCst), bounds.compacted.load(SeqCst));
-        assert!(0 < left_out && left_out <= compacted, "{left_out} {compacted}");
-        let images = || files.list().unwrap().into_iter().filter(|name| super::is_image(name)).collect::<Vec<_>>();
+        assert!(bounds.compacted.load(SeqCst) < bounds.copied.load(SeqCst));
+        let saved = images(&files);
         store.save_index().unwrap();
-        let saved = images();
+        assert_ne!(images(&files), saved);
+        // As if the power went now, and after all of it was given back.
+        let is_right = |files: MemoryStorage| {
+            let store: Store<u64, u64> = options().open_in(Arc::new(files)).unwrap();
+            assert!((0..1000u64).all(|n| store.get(&n).unwrap() == (n % 2 == 1).then_some(n)));
+        };
+        is_right(files.copy());
+        drop(scan);
+        store.compact().unwrap();
+        assert!(store.stats().index.entries <= 500);
+        store.close().unwrap();
+        is_right(files.copy());
+    }
+
+    /// What a cache dropped is out of an image, too; before the log begins above it that must not stand for the log.
+    #[test]
+    fn no_image_is_taken_while_a_crash_would_bring_back_what_a_cache_dropped() {
+        let files = Arc::new(MemoryStorage::new());
+        let options = || Options::new().memory("16MiB").background(false).cache(Cache::new().disk("64MiB"));
+        let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
+        (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
+        store.save_index().unwrap();
+        let saved = images(&files);
+        assert_eq!(saved.len(), 1);
         store.put(&0, &7).unwrap();
-        // As if a scan had begun in the midst of a stretch.
-        bounds.left_out.store(store.engine_for_test().log.tail(), SeqCst);
+        // As if it were in the midst of a stretch.
+        let bounds = &store.engine_for_test().log.bounds;
+        bounds.doomed.store(store.engine_for_test().log.tail(), SeqCst);
         store.save_index().unwrap();
-        assert_eq!(images(), saved);
+        assert_eq!(images(&files), saved);
         store.put(&2, &7).unwrap();
         store.close().unwrap();
-        assert_eq!(images(), saved);
+        assert_eq!(images(&files), saved);
         let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
-        assert!((0..1000u64).all(|n| store.get(&n).unwrap() == if n < 4 && n % 2 == 0 { Some(7) } else { (n % 2 == 1).then_some(n) }));
+        assert!((0..1000u64).all(|n| store.get(&n).unwrap() == Some(if n == 0 || n == 2 { 7 } else { n })));
         store.put(&4, &7).unwrap();
         store.save_index().unwrap();
-        assert_ne!(images(), saved);
+        assert_ne!(images(&files), saved);
     }
 }

@@ -137,8 +137,6 @@ pub(crate) struct Bounds {
     pub(crate) line: AtomicU64,
     /// Nobody needs what lies below: `begin` moves here with the next durable line.
     pub(crate) compacted: AtomicU64,
-    /// Of records below it compaction made no copy and removed the entry, for nothing leads to them or what they supersede: chains end at `copied`.
-    pub(crate) left_out: AtomicU64,
     /// What lies below has been given back to the device: a little after `begin` moved.
     pub(crate) discarded: AtomicU64,
     /// Where the last durable line ended, and where the last one of any kind did.
@@ -224,7 +222,6 @@ impl Log {
                 floor: at(),
                 line: AtomicU64::new(0),
                 compacted: at(),
-                left_out: AtomicU64::new(0),
                 cut: at(),
                 drawn: at(),
                 durable: at(),

@@ -137,6 +137,7 @@ impl Engine {
             moved: sum.moved + one.moved,
             dead: sum.dead + one.dead,
             left: sum.left + one.left,
+            idle_entries: sum.idle_entries + one.idle_entries,
         };
         lock(&self.compaction.copied).iter().fold(Copied::default(), sum)
     }

@@ -6,8 +6,9 @@
 //!                    +-> in doubt: put on the list, and considered again when the list is settled
 //! ```
 //! * **Nothing is resurrected**: a copy is published only over the very entry under which the record was found to be the newest.
-//! * **Deletions end here.** Older versions lie lower and went before, so a tombstone is dropped, and its entry with it. A record
-//!   that has expired is a tombstone.
+//! * **Deletions end here.** Older versions lie lower and went before, so a tombstone has no copy. A record that has expired is a tombstone.
+//!   Its entry stays until the log begins above it (`Engine::sweep_index`): should the stretch end early, or a crash come, it says that the key is gone,
+//!   whatever another key's chain leads to. Not so in a cache, which takes away the entries of what it drops.
 //! * **Whether a cold record is the newest** is known at once if its entry leads to it. If the entry leads to another cold
 //!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses, neighbours
 //!   by one read and some reads at a time. If the entry says that its chain is of one key, none is needed.
@@ -64,12 +65,10 @@ pub(super) struct Mover<'a> {
     keys: Vec<u8>,
     /// A cache, which drops what is not worth another round.
     caching: Option<&'a Caching>,
-    /// What is dropped is given up by a line, later (`Bounds::doomed`).
-    is_doomed: bool,
     stretch: u64,
     /// In memory the first record whose copy did not fit: the stretch ends before it.
     pub(super) ended_at: Option<u64>,
-    /// Others move pieces of the stretch (`pieces.rs`).
+    /// Others move pieces of the stretch, and the room may end in one of theirs (`pieces.rs`).
     pub(super) shares: bool,
     /// A record without the room that it does not need.
     lean: Vec<u8>,
@@ -86,11 +85,18 @@ pub(super) struct Tally {
     pub(super) expired: u64,
     /// Counted as dead by the copies: what they left of their pieces and last blocks.
     pub(super) left: u64,
+    /// Entries, not bytes, that lead to what has no copy.
+    pub(super) idle_entries: u64,
 }
 
 impl Tally {
     pub(super) fn with(self, other: Self) -> Self {
-        Self { moved: self.moved + other.moved, expired: self.expired + other.expired, left: self.left + other.left }
+        Self {
+            moved: self.moved + other.moved,
+            expired: self.expired + other.expired,
+            left: self.left + other.left,
+            idle_entries: self.idle_entries + other.idle_entries,
+        }
     }
 }
 
@@ -186,7 +192,6 @@ impl<'a> Mover<'a> {
             doubtful,
             keys,
             caching,
-            is_doomed: caching.is_some() && engine.gives_up_by_lines(),
             stretch,
             ended_at: None,
             shares: false,
@@ -234,7 +239,7 @@ impl Mover<'_> {
                     self.outdate_load(pin, of);
                     continue;
                 }
-                Ok(self.leave_out(pin, of, &seen, known, has_expired))
+                Ok(self.leave_out(pin, of, &seen, has_expired))
             } else {
                 self.copy(pin, of, &seen)
             };
@@ -295,45 +300,41 @@ impl Mover<'_> {
     }
 
     /// Makes no copy of the newest record of a key, which is a deletion, has ended, or is not worth one; false to look again.
-    fn leave_out(&mut self, pin: Pin<'_>, of: &Original<'_>, seen: &Seen, known: Option<u64>, has_expired: bool) -> bool {
-        let (engine, bytes) = (self.engine, of.bytes.len() as u64);
+    fn leave_out(&mut self, pin: Pin<'_>, of: &Original<'_>, seen: &Seen, has_expired: bool) -> bool {
+        let bytes = of.bytes.len() as u64;
+        let leads_here = seen.address() == of.at;
+        let done = self.caching.is_none_or(|caching| self.drop_from(caching, pin, of, seen, has_expired));
+        if done && has_expired {
+            self.tally.expired += bytes;
+            self.engine.expiry.drop_record(bytes);
+        }
+        if done && leads_here && self.caching.is_none() {
+            self.tally.idle_entries += 1;
+        }
+        done
+    }
+
+    /// The same in a cache: the entry goes at once, if it leads here.
+    fn drop_from(&mut self, caching: &Caching, pin: Pin<'_>, of: &Original<'_>, seen: &Seen, has_expired: bool) -> bool {
+        let engine = self.engine;
         // Its bytes stay if the stretch is not given back, and no entry leads to them: a scan must ask.
         engine.mark_superseded(of.at);
-        // As in `copy`: what lies behind it in the stretch may be another key's, and in doubt. Not in a cache.
-        let previous = of.previous();
-        // While doubts are settled those that are left are not on the list. While a snapshot holds what has a copy, chains lead
-        // there, and after a crash nobody knows that they end above (`copied`): by a shorter tag the key would have its value again.
-        let leads_nowhere = self.caching.is_some()
-            || (self.is_gone(previous) || known.is_none() && self.is_settled_down_to(previous)) && !engine.holds.is_any();
-        if self.is_doomed {
-            engine.log.bounds.doomed.fetch_max(of.at + bytes, SeqCst);
+        // Before: an image that lacks the entry comes later.
+        if engine.gives_up_by_lines() {
+            engine.log.bounds.doomed.fetch_max(of.at + of.bytes.len() as u64, SeqCst);
         }
         let mut is_unreachable = has_expired;
-        if seen.address() == of.at && leads_nowhere {
-            // Before: an image that lacks the entry comes later.
-            engine.log.bounds.left_out.fetch_max(of.at + bytes, SeqCst);
+        if seen.address() == of.at {
             // A transaction that was seen to build on what it read publishes whatever its entries lead to by then: not on what a cache drops.
-            let mut held = None;
-            if self.caching.is_some() {
-                held = engine.hold(of.hash);
-                if held.is_none() {
-                    return false;
-                }
-            }
+            let Some(held) = engine.hold(of.hash) else { return false };
             let is_removed = engine.index.remove(of.hash, seen);
-            if let Some(held) = held {
-                // What was read before is asked for by its entry.
-                held.unchanged();
-            }
+            // What was read before is asked for by its entry.
+            held.unchanged();
             let Some(is_removed) = is_removed else { return false };
             is_unreachable |= is_removed;
         }
         drop(pin);
-        if has_expired {
-            self.tally.expired += bytes;
-            engine.expiry.drop_record(bytes);
-        }
-        if let Some(caching) = self.caching.filter(|_| !is_deletion(of.bytes))
+        if !is_deletion(of.bytes)
             && let Some(departed) = caching.depart(engine.layout, of.bytes, has_expired)
         {
             match is_unreachable {
@@ -383,12 +384,6 @@ impl Mover<'_> {
     /// True if whatever lived there has a copy above: a chain that leads there leads to nothing.
     fn is_gone(&self, at: u64) -> bool {
         at < self.from
-    }
-
-    /// True if whatever lives between there and where we are has a copy above: then a chain that leads there leads to nothing, if
-    /// nobody needs the rest.
-    fn is_settled_down_to(&self, at: u64) -> bool {
-        at >= self.from && self.doubtful.is_empty() && !self.shares
     }
 
     /// An expired record is a tombstone, unless a snapshot has it as a value: what is older lies lower and went before.

@@ -5,8 +5,7 @@
 //!     |       `---> a thread that waits for room moves what lives in it
 //!     `-----------> he does it himself, where nobody waits
 //! ```
-//! Each copy is published as an update would be, so it does not matter who makes it. But pieces end in any order: of what lies below a record in the
-//! stretch nobody knows any more whether it has a copy (`Mover::shares`).
+//! Each copy is published as an update would be, so it does not matter who makes it, nor in what order pieces end.
 //!
 //! Who compacts waits for all pieces before the stretch is given back. Should the room for copies end in one of them the stretch ends there, and what was
 //! copied of the pieces behind it stands; but pieces are given away only where all of the stretch has room (`Log::suffices_for`).
@@ -351,38 +350,33 @@ mod tests {
     /// A deletion that goes first must not take the entry that leads to what lives below it.
     #[test]
     fn pieces_may_be_moved_in_any_order() {
-        for shares in [true, false] {
-            let store = in_memory("16MiB");
-            let engine = store.engine_for_test();
-            let freeze = || {
-                let _guard = lock(&engine.boundaries);
-                engine.freeze(engine.log.end_block());
-            };
-            let (goes, stays) = alike(&store);
-            store.put(&stays, b"stays").unwrap();
-            (0..200).for_each(|key| store.put(&key, &[7; 1000]).unwrap());
-            store.put(&goes, b"goes").unwrap();
-            freeze();
-            assert!(store.delete(&goes).unwrap());
-            freeze();
-            let (from, to) = (engine.log.bounds.copied.load(Acquire), engine.log.tail());
-            let (mut pieces, mut at) = (Vec::new(), from);
-            while at < to {
-                let mut piece = Piece::default();
-                at = engine.fill_piece(&mut piece, at, to).unwrap();
-                pieces.push(piece);
-            }
-            assert!(pieces.len() > 5 && pieces.iter().all(|piece| piece.records.len() < 40));
-            for piece in pieces.iter().rev() {
-                let mut mover = Mover::new(engine, from..to, None);
-                mover.shares = shares;
-                mover.move_piece(piece).unwrap();
-            }
-            assert_eq!(store.get(&goes).unwrap(), None);
-            assert!((0..200).all(|key| store.contains(&key).unwrap()));
-            // In order none is lost; out of order, but by who believes that it is, this one is.
-            assert_eq!(store.get(&stays).unwrap().is_some(), shares);
+        let store = in_memory("16MiB");
+        let engine = store.engine_for_test();
+        let freeze = || {
+            let _guard = lock(&engine.boundaries);
+            engine.freeze(engine.log.end_block());
+        };
+        let (goes, stays) = alike(&store);
+        store.put(&stays, b"stays").unwrap();
+        (0..200).for_each(|key| store.put(&key, &[7; 1000]).unwrap());
+        store.put(&goes, b"goes").unwrap();
+        freeze();
+        assert!(store.delete(&goes).unwrap());
+        freeze();
+        let (from, to) = (engine.log.bounds.copied.load(Acquire), engine.log.tail());
+        let (mut pieces, mut at) = (Vec::new(), from);
+        while at < to {
+            let mut piece = Piece::default();
+            at = engine.fill_piece(&mut piece, at, to).unwrap();
+            pieces.push(piece);
         }
+        assert!(pieces.len() > 5 && pieces.iter().all(|piece| piece.records.len() < 40));
+        for piece in pieces.iter().rev() {
+            Mover::new(engine, from..to, None).move_piece(piece).unwrap();
+        }
+        assert_eq!(store.get(&goes).unwrap(), None);
+        assert!((0..200).all(|key| store.contains(&key).unwrap()));
+        assert_eq!(store.get(&stays).unwrap().as_deref(), Some(&b"stays"[..]));
     }
 
     /// Of each length, so that records end everywhere in a piece, and some are longer than one.

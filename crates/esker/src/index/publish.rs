@@ -114,13 +114,13 @@ impl Index {
     }
 
     /// Empties the entries of bucket `at` that lead below `begin`, where nothing lives nor comes back after a crash. Whatever a shorter
-    /// tag leads to, what it has of their keys is older, and lies there too. Under a pin.
-    pub(crate) fn drop_below(&self, at: u64, begin: u64) {
+    /// tag leads to, what it has of their keys is older, and lies there too. How many went. Under a pin.
+    pub(crate) fn drop_below(&self, at: u64, begin: u64) -> u64 {
         let bucket = self.bucket(at);
         let leads_below = |slot: &&AtomicU64| (1..begin).contains(&address_of(slot.load(Relaxed)));
         // Without the latch first: nearly always there is none.
         if !self.chain(bucket).flat_map(Bucket::entries).any(|slot| leads_below(&slot)) {
-            return;
+            return 0;
         }
         bucket.latch();
         let mut dropped = 0;
@@ -130,6 +130,7 @@ impl Index {
         }
         self.have_gone(at, dropped);
         bucket.unlatch();
+        dropped
     }
 
     /// So many entries went out of latched bucket `at`.
