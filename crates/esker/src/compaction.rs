@@ -397,14 +397,17 @@ impl Engine {
         let Range { start: from, end: reached } = stretch;
         let Tally { moved, expired, left, idle_entries } = mover.tally;
         let dead = (reached - from).saturating_sub(moved + expired) + mover.taken_back.get();
-        let mut gone = Vec::new();
-        if caching.is_some() {
-            self.let_nobody_build_below(reached);
-            gone = mover.judge_aside()?;
-        }
-        self.log.bounds.copied.store(reached, SeqCst);
-        if let Some(caching) = caching {
-            gone.into_iter().for_each(|departed| caching.will_tell(departed));
+        match caching {
+            Some(caching) => {
+                self.let_nobody_build_below(reached);
+                let gone = mover.judge_aside()?;
+                if !self.drop_below(reached) {
+                    self.note_unfinished(mover.tally, mover.taken_back.get());
+                    return Ok(false);
+                }
+                gone.into_iter().for_each(|departed| caching.will_tell(departed));
+            }
+            None => self.log.bounds.copied.store(reached, SeqCst),
         }
         // Who takes what was dropped here for a record of his chain has published when a later stretch says that the chain is of one key.
         self.epochs.drain();

@@ -8,7 +8,7 @@
 //! index.N         an index image (`image.rs`)
 //! ```
 
-use crate::device::{Device, FileDevice, ReadSource, SEGMENT_PREFIX, Storage, read_stream};
+use crate::device::{Device, FileDevice, ReadSource, SEGMENT_PREFIX, Storage, check_lock, read_stream};
 use crate::error::{Error, Result, about};
 use crate::manifest::MANIFEST;
 use std::fs::{self, File, TryLockError};
@@ -110,7 +110,11 @@ impl Directory {
 
 impl Storage for Directory {
     fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
-        let file = FileDevice::open(&self.path.join(name), self.direct_io, self.is_writable)?;
+        let path = self.path.join(name);
+        if self.is_writable && !path.exists() {
+            check_lock(&self.guard)?;
+        }
+        let file = FileDevice::open(&path, self.direct_io, self.is_writable)?;
         Ok(Arc::new(file.while_locked_by(self.guard.clone())))
     }
 
@@ -121,7 +125,8 @@ impl Storage for Directory {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        fs::remove_file(self.path.join(name)).map_err(|error| about(error, format_args!("removing file={name}")))
+        let removed = check_lock(&self.guard).and_then(|()| fs::remove_file(self.path.join(name)));
+        removed.map_err(|error| about(error, format_args!("removing file={name}")))
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -138,6 +138,16 @@ impl Holds {
         lock(&self.0).iter().map(|held| held.tail).min().unwrap_or(0)
     }
 
+    /// Runs `act` unless there is a snapshot; who begins one from now on finds it done.
+    pub(crate) fn without_snapshot(&self, act: impl FnOnce()) -> bool {
+        let held = lock(&self.0);
+        let is_free = held.iter().all(|held| held.cut == 0);
+        if is_free {
+            act();
+        }
+        is_free
+    }
+
     /// Runs `act` if nobody needs what lies below `to`, all of which has been copied: who begins to hold from now on does not.
     pub(crate) fn let_go(&self, to: u64, act: impl FnOnce()) -> bool {
         let held = lock(&self.0);

@@ -532,6 +532,26 @@ fn a_store_whose_lock_was_removed_writes_no_more() {
     assert!((0..100).all(|n| again.get(&n).unwrap() == Some(if n == 5 { 5 } else { 2 }) && again.get(&(n + 1000)).unwrap().is_none()));
 }
 
+/// One that had nothing to write removed the other one's index image when it was closed, before it wrote its manifest and noticed.
+#[test]
+fn a_store_whose_lock_was_removed_takes_no_image_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || Options::new().memory("16MiB").background(false).open::<u64, u64>(folder.path());
+    for close in [Store::save_index, Store::close] {
+        let old = open().unwrap();
+        old.put(&1, &1).unwrap();
+        old.commit().unwrap();
+        std::fs::remove_file(folder.path().join("esker.lock")).unwrap();
+        let new = open().unwrap();
+        new.put(&2, &2).unwrap();
+        new.close().unwrap();
+        assert!(close(&old).is_err());
+        drop((old, new));
+        assert!(esker::verify(folder.path(), |_, _| ()).unwrap().is_sound());
+        assert_eq!(open().unwrap().get(&2).unwrap(), Some(2));
+    }
+}
+
 /// It was called a store without a manifest, or a backup that was cut short.
 #[test]
 fn a_store_that_is_open_is_locked_whatever_it_lacks() {

@@ -25,14 +25,17 @@ impl Engine {
         // Whose values were there nobody knows.
         caching.flights.outdate_all();
         self.let_nobody_build_below(reached);
-        let _pin = self.epochs.pin_anyway()?;
-        // A snapshot that begins later waits for our pin: it does not have what we drop.
-        if self.log.bounds.held.load(Acquire) != 0 {
-            self.log.bounds.dropping.store(self.log.bounds.copied.load(Relaxed), Release);
-            return Ok(None);
+        Ok(self.drop_below(reached).then_some(reached))
+    }
+
+    /// What lies below goes, for all at once; false if there is a snapshot, which may have it: then it stays, for all. Snapshots that begin later do not have it.
+    pub(crate) fn drop_below(&self, reached: u64) -> bool {
+        let bounds = &self.log.bounds;
+        let is_dropped = self.holds.without_snapshot(|| bounds.copied.store(reached, SeqCst));
+        if !is_dropped {
+            bounds.dropping.store(bounds.copied.load(Relaxed), Release);
         }
-        self.log.bounds.copied.store(reached, SeqCst);
-        Ok(Some(reached))
+        is_dropped
     }
 
     /// Of what a cache drops from the midst of a chain the entry does not tell: it leads where it led. So whoever would build on it must not find it

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
@@ -818,4 +818,52 @@ fn a_stretch_that_ends_early_leaves_deletions_their_entries() {
     let is_told = |key: u64| engine.index.lookup(engine.hash_of(&key.to_le_bytes())).entry != 0;
     assert!((0..COUNT).all(is_told));
     assert!((0..COUNT).all(|key| store.contains(&key).unwrap() == (key % 2 == 1)));
+}
+
+/// A snapshot that began in the midst of a stretch had what it dropped, though others had seen by then that it was gone.
+#[test]
+fn a_cache_drops_nothing_from_the_midst_of_a_chain_beside_a_snapshot() {
+    let (begin, begun) = mpsc::channel();
+    let begin = Mutex::new(Some(begin));
+    let cell = Arc::new(OnceLock::<Store<u64, [u8]>>::new());
+    let within = cell.clone();
+    let cache = Cache::new().worth(move |_, _| {
+        let engine = within.get().unwrap().engine_for_test();
+        if let Some(begin) = begin.lock().unwrap().take() {
+            begin.send(()).unwrap();
+            while !engine.is_snapshot_held() {
+                thread::yield_now();
+            }
+        }
+        1.0
+    });
+    let store = cell.get_or_init(|| Options::new().memory("16MiB").background(false).cache(cache).in_memory().unwrap());
+    let engine = store.engine_for_test();
+    let mut known = HashMap::new();
+    let told_by = |key: u64| engine.hash_of(&key.to_le_bytes()) >> 6 & ((1 << 23) - 1);
+    let (one, other) = (FILLERS..1_000_000).find_map(|key| known.insert(told_by(key), key).map(|first| (first, key))).unwrap();
+    store.put(&one, b"one").unwrap();
+    store.put(&other, b"other").unwrap();
+    (0..FILLERS).for_each(|key| store.put(&key, &[7; 1000]).unwrap());
+    let (end, ended) = mpsc::channel::<()>();
+    let (there, is_there) = mpsc::channel();
+    thread::scope(|scope| {
+        let seen = scope.spawn(move || {
+            begun.recv().unwrap();
+            let tx = store.begin_read().unwrap();
+            there.send(()).unwrap();
+            let _ = ended.recv();
+            tx.get(&one).unwrap().is_some()
+        });
+        assert!(!engine.try_move_stretch(engine.caching.as_ref().unwrap(), || true).unwrap());
+        is_there.recv().unwrap();
+        let is_known = store.contains(&one).unwrap();
+        end.send(()).unwrap();
+        assert_eq!((is_known, seen.join().unwrap()), (true, true));
+    });
+    // When there is none the stretch goes.
+    assert_eq!(engine.log.bounds.copied.load(SeqCst), engine.log.bounds.begin.load(SeqCst));
+    assert!(engine.try_move_stretch(engine.caching.as_ref().unwrap(), || true).unwrap());
+    assert_eq!(engine.log.bounds.copied.load(SeqCst), engine.log.bounds.begin.load(SeqCst));
+    assert!(engine.log.bounds.begin.load(SeqCst) > 1000);
 }

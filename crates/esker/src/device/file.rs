@@ -43,16 +43,6 @@ impl FileDevice {
         Self { lock, ..self }
     }
 
-    /// Without its lock the directory was removed, and what is written goes to nobody; or another process may have it.
-    fn check_lock(&self) -> io::Result<()> {
-        match self.lock.upgrade() {
-            Some(lock) if lock.metadata()?.nlink() == 0 => {
-                Err(io::Error::new(io::ErrorKind::NotFound, "the directory or its lock was removed while the store was open"))
-            }
-            _ => Ok(()),
-        }
-    }
-
     fn failed(&self, doing: &str, error: io::Error) -> io::Error {
         about(error, format_args!("{doing} file={}", self.name))
     }
@@ -68,7 +58,7 @@ impl Device for FileDevice {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let written = self.check_lock().and_then(|()| self.file.write_all_at(bytes, offset));
+        let written = check_lock(&self.lock).and_then(|()| self.file.write_all_at(bytes, offset));
         written.map_err(|error| {
             // Through the system's cache it may be told of earlier ones.
             let error = if self.is_direct { error } else { for_good(error) };
@@ -78,7 +68,7 @@ impl Device for FileDevice {
 
     fn sync(&self) -> io::Result<()> {
         // Some file systems that are only read do not know the call.
-        let sync = || self.check_lock().and_then(|()| self.file.sync_data());
+        let sync = || check_lock(&self.lock).and_then(|()| self.file.sync_data());
         if self.is_writable { sync().map_err(|error| self.failed("syncing", error)) } else { Ok(()) }
     }
 
@@ -88,6 +78,16 @@ impl Device for FileDevice {
 
     fn file_at(&self, offset: u64, _: usize) -> Option<(Arc<File>, u64)> {
         Some((self.file.clone(), offset))
+    }
+}
+
+/// Without its lock the directory was removed, and what is written goes to nobody; or another process may have it.
+pub(crate) fn check_lock(lock: &Weak<File>) -> io::Result<()> {
+    match lock.upgrade() {
+        Some(lock) if lock.metadata()?.nlink() == 0 => {
+            Err(io::Error::new(io::ErrorKind::NotFound, "the directory or its lock was removed while the store was open"))
+        }
+        _ => Ok(()),
     }
 }
 

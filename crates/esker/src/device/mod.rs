@@ -12,7 +12,7 @@ mod segments;
 mod stream;
 
 pub(crate) use buffer::AlignedBuffer;
-pub(crate) use file::{FileDevice, read_stream};
+pub(crate) use file::{FileDevice, check_lock, read_stream};
 pub use memory::{MemoryDevice, MemoryStorage};
 pub(crate) use segments::{PREFIX as SEGMENT_PREFIX, Segments, ZEROS_BYTES_MAX, name as segment_name};
 pub use stream::{DeviceRead, ReadSource};
