@@ -226,7 +226,12 @@ fn remove(storage: &dyn Storage, but: u64) -> Result<bool> {
 
 /// What an image takes of the device now, about: a word for each bucket and each entry.
 pub(crate) fn bytes_of(index: &Index) -> u64 {
-    (index.buckets() + index.entries()) * WORD as u64
+    bytes_of_buckets(index) + index.entries() * WORD as u64
+}
+
+/// The same without the entries.
+pub(crate) fn bytes_of_buckets(index: &Index) -> u64 {
+    index.buckets() * WORD as u64
 }
 
 /// Refuses the image `number` unless it is whole.

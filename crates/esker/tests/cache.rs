@@ -1633,6 +1633,11 @@ fn a_load_is_one_get_and_one_miss() {
     for stats in [words.stats(), bytes.stats()] {
         assert_eq!((stats.operations.gets, stats.operations.misses), (200, 100), "{stats:?}");
     }
+    // Also where somebody else has put a value meanwhile.
+    let load = || words.put(&100, &8).map(|()| 7);
+    assert_eq!(words.get_or_insert_with(&100, load).unwrap(), 8);
+    let stats = words.stats();
+    assert_eq!((stats.operations.gets, stats.operations.misses), (201, 101), "{stats:?}");
 }
 
 /// While somebody paged through a full cache nothing could be dropped, and puts were refused at once.
@@ -1899,6 +1904,36 @@ fn a_transaction_that_never_fits_on_the_disk_drops_nothing() {
     assert!((0..10_000).all(|key| store.contains(&key).unwrap()));
     put(4).unwrap();
     assert!((100_000..100_004).all(|key| store.contains(&key).unwrap()));
+}
+
+/// It counted on room that dropping cannot make: the end of a file, and the index. All went, and it was told `Full`.
+#[test]
+fn a_transaction_that_hardly_fits_on_the_disk_drops_nothing_in_vain() {
+    let options = Options::new().memory(128u64 << 20).cache(Cache::new().disk(DISK));
+    let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    (0..10_000).for_each(|key| store.put(&key, &[1; 1000]).unwrap());
+    let value = vec![1; 9_450_000];
+    let large = store.transaction(|tx| (100_000..100_007).try_for_each(|key| tx.put(&key, &value)));
+    assert!(matches!(large, Err(Error::Invalid(_))), "{large:?}");
+    assert!((0..10_000).all(|key| store.contains(&key).unwrap()));
+}
+
+/// What was loaded and must not be written was handed out, though somebody had put another value meanwhile.
+#[test]
+fn a_load_that_may_not_be_written_answers_what_others_put() {
+    let options = Options::new().memory(BUDGET).cache(Cache::new().disk(DISK).disk_writes(1)).background(false);
+    let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    let load = |key: u64| {
+        store.get_or_load(&key, &Loading::new(), || {
+            store.put(&key, &[8; 1000])?;
+            Ok::<_, Error>(Some(vec![7; 1000]))
+        })
+    };
+    for key in 0..3 {
+        assert_eq!(load(key).unwrap().as_deref(), Some(&[8; 1000][..]));
+    }
+    assert_eq!(store.get_or_load(&3, &Loading::new(), || Ok::<_, Error>(Some(vec![7; 1000]))).unwrap().as_deref(), Some(&[7; 1000][..]));
+    assert!(!store.contains(&3).unwrap(), "it may not be written");
 }
 
 #[test]

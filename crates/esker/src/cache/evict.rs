@@ -35,19 +35,10 @@ pub(crate) fn spare_of(room: u64) -> u64 {
     (room / SPARE_PART).min(SPARE_BYTES_MAX)
 }
 
-/// More bytes of log have no room on the device even where nothing else is.
-fn room_when_empty(caching: &Caching) -> u64 {
-    if caching.is_in_memory() {
-        return u64::MAX;
-    }
-    let others = OTHER_FILES * SECTOR_BYTES as u64 + ZEROS_BYTES_MAX;
-    caching.disk_bytes.saturating_sub(others) / SECTOR_BYTES as u64 * BLOCK_BYTES
-}
-
 impl Engine {
     /// Drops what is oldest until `bytes` more fit. Not under a pin nor with a lock held.
     pub(crate) fn evict_for(&self, caching: &Caching, bytes: u64) -> Result<()> {
-        if bytes > room_when_empty(caching) {
+        if bytes > self.room_when_empty(caching) {
             return Err(Error::invalid(format!("it is larger than the cache's disk has room for bytes={bytes}")));
         }
         self.move_near(caching);
@@ -64,6 +55,11 @@ impl Engine {
                 Ok(false) if self.epochs.is_closed() => Err(Error::Closed),
                 Ok(false) if self.holds.is_any() && pauses < self.hold_pauses(SNAPSHOT_PAUSES) => {
                     std::thread::sleep(HELD_PAUSE);
+                    pauses += 1;
+                    Ok(())
+                }
+                // Who held something may have let go since.
+                Ok(false) if pauses == 0 => {
                     pauses += 1;
                     Ok(())
                 }
@@ -129,6 +125,18 @@ impl Engine {
         } else {
             bytes <= self.disk_room(caching, self.log.tail())
         }
+    }
+
+    /// More bytes of log may have no room on the device even where nothing else is: the log may begin at the end of a file, and the index does not get smaller
+    /// at once.
+    fn room_when_empty(&self, caching: &Caching) -> u64 {
+        if caching.is_in_memory() {
+            return u64::MAX;
+        }
+        let dead = self.segment_bytes.min(caching.disk_bytes / DEAD_PART_MAX);
+        let images = (2 * image::bytes_of_buckets(&self.index)).min(caching.disk_bytes / IMAGES_PART_MAX);
+        let others = dead + images + OTHER_FILES * SECTOR_BYTES as u64 + ZEROS_BYTES_MAX;
+        caching.disk_bytes.saturating_sub(others) / SECTOR_BYTES as u64 * BLOCK_BYTES
     }
 
     /// So many bytes of log behind `tail` have room on the device.

@@ -224,6 +224,12 @@ struct Allowance {
     used: AtomicU64,
 }
 
+/// A record that is worth another round.
+pub(crate) struct Kept {
+    bytes: u64,
+    is_pinned: bool,
+}
+
 impl Allowance {
     fn bytes(&self, stretch: u64) -> u64 {
         (stretch / 8 * KEPT_EIGHTHS_MAX).saturating_add_signed(self.spared.load(Relaxed) as i64)
@@ -332,10 +338,10 @@ impl Caching {
         })
     }
 
-    /// True if the record in these bytes, of a stretch so long, is worth another round.
-    pub(crate) fn keeps(&self, layout: Layout, record: &[u8], hash: u64, stretch: u64) -> bool {
+    /// What it takes to keep the record in these bytes, of a stretch so long, if that is worth another round.
+    pub(crate) fn keeps(&self, layout: Layout, record: &[u8], hash: u64, stretch: u64) -> Option<Kept> {
         if self.disk_bytes > 0 {
-            return false;
+            return None;
         }
         let (worth, bytes) = (self.worth_of(layout, record), Log::share_of(record.len() as u64));
         let is_pinned = worth == f64::INFINITY;
@@ -344,12 +350,14 @@ impl Caching {
                 true => self.pinned_bytes.suffices(stretch, bytes),
                 false => self.kept_bytes.suffices(stretch, bytes) && self.is_wanted(record, hash, worth),
             };
-        if keeps {
-            self.kept.fetch_add(1, Relaxed);
-            self.kept_bytes.use_up(bytes);
-            self.pinned_bytes.use_up(if is_pinned { bytes } else { 0 });
-        }
-        keeps
+        keeps.then_some(Kept { bytes, is_pinned })
+    }
+
+    /// It has a copy.
+    pub(crate) fn have_kept(&self, kept: Kept) {
+        self.kept.fetch_add(1, Relaxed);
+        self.kept_bytes.use_up(kept.bytes);
+        self.pinned_bytes.use_up(if kept.is_pinned { kept.bytes } else { 0 });
     }
 
     /// While this is so all goes.
@@ -475,7 +483,7 @@ mod tests {
     /// Lets a stretch of records with so many lives pass; the part of it that is kept.
     fn pass(caching: &Caching, lives: u64) -> f64 {
         let record: Vec<u8> = (lives * LIFE).to_le_bytes().into_iter().chain([0; RECORD as usize - 8]).collect();
-        let kept = (0..STRETCH / RECORD).filter(|_| caching.keeps(Layout::Bytes, &record, 0, STRETCH)).count() as u64;
+        let kept = (0..STRETCH / RECORD).filter_map(|_| caching.keeps(Layout::Bytes, &record, 0, STRETCH).map(|kept| caching.have_kept(kept))).count() as u64;
         caching.adapt(STRETCH);
         (kept * RECORD) as f64 / STRETCH as f64
     }
@@ -508,17 +516,18 @@ mod tests {
         let layout = Layout::Word { key_bytes: 8, value_bytes: 8 };
         let record = |lives: u64, key: u8| [(record::VALID | (lives * LIFE)).to_le_bytes(), [key; 8], [0; 8]].concat();
         let (favourite, pinned) = (record(record::LIVES_MAX, 0), record(0, 1));
+        let keeps = |record: &[u8]| caching.keeps(layout, record, 0, STRETCH).map(|kept| caching.have_kept(kept)).is_some();
         let (mut kept, count) = (0, STRETCH / 24);
         for _ in 0..100 {
-            let favourites = (0..count / 8 * 7).filter(|_| caching.keeps(layout, &favourite, 0, STRETCH)).count();
-            assert!((0..count / 8).all(|_| caching.keeps(layout, &pinned, 0, STRETCH)));
+            let favourites = (0..count / 8 * 7).filter(|_| keeps(&favourite)).count();
+            assert!((0..count / 8).all(|_| keeps(&pinned)));
             kept += favourites as u64 + count / 8;
             caching.adapt(STRETCH);
         }
         assert!(kept < count * 90, "{kept} of {}", count * 100);
         // Alone they are bounded, too.
         let kept = (0..100).flat_map(|_| {
-            let kept = (0..count).filter(|_| caching.keeps(layout, &pinned, 0, STRETCH)).count();
+            let kept = (0..count).filter(|_| keeps(&pinned)).count();
             caching.adapt(STRETCH);
             [kept as u64]
         });

@@ -17,7 +17,7 @@
 //!   record of the chain may tell.
 
 use crate::ahead::{joins_run, of_stream};
-use crate::cache::{Caching, Departed};
+use crate::cache::{Caching, Departed, Kept};
 use crate::copies::{Newest, Original};
 use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
 use crate::engine::{Engine, Layout};
@@ -233,7 +233,8 @@ impl Mover<'_> {
             }
             let has_expired = !is_tombstone && self.has_expired(of.bytes);
             let has_ended = is_tombstone || has_expired;
-            let is_done = if has_ended || !has_room || self.is_unwanted(&pin, of) {
+            let kept = if has_ended || !has_room { None } else { self.keeping(&pin, of) };
+            let is_done = if has_ended || !has_room || self.caching.is_some() && kept.is_none() {
                 // What has ended is loaded as if it had been missed.
                 if !has_ended && self.is_being_loaded(of) {
                     self.outdate_load(pin, of);
@@ -244,7 +245,12 @@ impl Mover<'_> {
                 self.copy(pin, of, &seen)
             };
             match is_done {
-                Ok(true) => return Ok(()),
+                Ok(true) => {
+                    if let (Some(caching), Some(kept)) = (self.caching, kept) {
+                        caching.have_kept(kept);
+                    }
+                    return Ok(());
+                }
                 // Somebody was quicker, or holds the key's latch: perhaps for as long as a caller's closure takes.
                 Ok(false) => thread::yield_now(),
                 Err(Error::Full) if self.caching.is_some() => has_room = false,
@@ -401,10 +407,10 @@ impl Mover<'_> {
         self.caching.is_some()
     }
 
-    /// A cache does without it.
-    fn is_unwanted(&self, pin: &Pin<'_>, of: &Original<'_>) -> bool {
-        let keeps = |caching: &Caching| caching.keeps(self.engine.layout, of.bytes, of.hash, self.stretch);
-        self.caching.is_some_and(|caching| !self.engine.epochs.within(pin, || keeps(caching)))
+    /// In a cache: what it takes to keep the record, if that is worth it.
+    fn keeping(&self, pin: &Pin<'_>, of: &Original<'_>) -> Option<Kept> {
+        let caching = self.caching?;
+        self.engine.epochs.within(pin, || caching.keeps(self.engine.layout, of.bytes, of.hash, self.stretch))
     }
 
     /// True if somebody loads the key of what a cache drops, and would keep a value that may be older than this one.

@@ -333,8 +333,9 @@ mod tests {
     use super::*;
     use crate::engine::lock;
     use crate::sync::atomic::{AtomicBool, Ordering::*};
-    use crate::{Options, Store};
+    use crate::{Cache, Options, Store};
     use std::collections::HashMap;
+    use std::sync::{Mutex, mpsc};
 
     fn in_memory(memory: &str) -> Store<u64, [u8]> {
         Options::new().memory(memory).background(false).in_memory().unwrap()
@@ -377,6 +378,43 @@ mod tests {
         assert_eq!(store.get(&goes).unwrap(), None);
         assert!((0..200).all(|key| store.contains(&key).unwrap()));
         assert_eq!(store.get(&stays).unwrap().as_deref(), Some(&b"stays"[..]));
+    }
+
+    /// What was to be kept was counted, and charged to its stretch, though somebody was quicker than its copy.
+    #[test]
+    fn what_has_no_copy_was_not_kept() {
+        let ((begin, begun), (end, ended)) = (mpsc::channel(), mpsc::channel());
+        let ended = Mutex::new(ended);
+        let cache = Cache::new().worth(move |_, _| {
+            begin.send(()).unwrap();
+            ended.lock().unwrap().recv().unwrap();
+            f64::INFINITY
+        });
+        let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).cache(cache).in_memory().unwrap();
+        let engine = store.engine_for_test();
+        store.put(&1, b"old").unwrap();
+        let kept_of_the_newest = || {
+            let guard = lock(&engine.boundaries);
+            engine.freeze(engine.log.end_block());
+            drop(guard);
+            let (at, mut piece) = (engine.index.lookup(engine.hash_of(&1u64.to_ne_bytes())).address(), Piece::default());
+            engine.fill_piece(&mut piece, at, engine.log.tail()).unwrap();
+            Mover::new(engine, at..at + (1 << 20), engine.caching.as_ref()).move_piece(&piece).unwrap();
+            store.stats().cache.unwrap().kept
+        };
+        let beside = store.clone();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                begun.recv().unwrap();
+                beside.put(&1, b"new").unwrap();
+                end.send(()).unwrap();
+                begun.recv().unwrap();
+                end.send(()).unwrap();
+            });
+            assert_eq!(kept_of_the_newest(), 0);
+            assert_eq!(kept_of_the_newest(), 1);
+        });
+        assert_eq!(store.get(&1).unwrap().as_deref(), Some(&b"new"[..]));
     }
 
     /// Of each length, so that records end everywhere in a piece, and some are longer than one.

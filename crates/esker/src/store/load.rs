@@ -316,15 +316,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         let expires = ttl.map_or(NEVER, |ttl| store.end_after(ttl));
         let bytes = Store::<K, V>::record_bytes_of(key.bytes(), new.borrow().bytes().len(), expires);
         let is_admitted = old.is_some() || store.engine.admits_more(bytes);
-        if !is_admitted || !lead.may_keep() {
+        if !lead.may_keep() {
             return Ok(Some(new));
+        }
+        if !is_admitted {
+            return Ok(self.again().await?.or(Some(new)));
         }
         // As above. Another end than it had is others' by now, and stays.
         let is_unchanged = |now: Old<'_>| now.is_none_or(|(now, _)| old.is_some_and(|old| now == old.borrow().bytes()));
         let end = |now: Option<u64>| now.filter(|now| *now != ends).unwrap_or(expires);
         if !store.change_if_by(waits, key, Some(new.borrow()), end, Some(lead), is_unchanged).await? {
-            let (Looked::Answer(theirs) | Looked::Due(theirs)) = self.look(None).await?.0;
-            return Ok(theirs.or(Some(new)));
+            return Ok(self.again().await?.or(Some(new)));
         }
         Ok(Some(new))
     }
