@@ -29,7 +29,7 @@ use crate::log::{BLOCK_BYTES, device_offset};
 use crate::manifest::has_lived;
 use crate::manifest::{Manifest, State};
 use crate::resting::{existing, missing, resting_engine};
-use crate::scars::{self, Scar};
+use crate::scars::{self, Known, Scar};
 use crate::store::Store;
 use crate::sync::atomic::Ordering::Acquire;
 use crate::traverse::Span;
@@ -274,7 +274,7 @@ impl Source<'_> {
             Some(grown) => grown,
             None => Manifest::of_backup(&*to, self.state)?,
         };
-        let scars = Some(self.scars.len() as u64);
+        let scars = Some(Known::of(self.scars, self.state.cut));
         manifest.write(|state| *state = State { sequence: state.sequence, is_backup: true, scars, ..self.state.clone() })?;
         to.sync()?;
         // What lies below the beginning by now, and older images. The backup is made: what stays the next one removes.

@@ -16,7 +16,7 @@ use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, SEGMENT_PREFIX, Storage};
 use crate::error::{Error, Result};
 use crate::image;
-use crate::scars::SCARS;
+use crate::scars::{Known, SCARS};
 use crate::types::{Key, Layout, Value, layout};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -81,8 +81,8 @@ pub(crate) struct State {
     /// written, a random number, for it is another store from then on, however alike their logs begin.
     pub(crate) is_backup: bool,
     pub(crate) lineage: u64,
-    /// There are at least so many scars, the one at the cut included (`scars.rs`); `None` in slots that were written without.
-    pub(crate) scars: Option<u64>,
+    /// What is known of the scars; `None` in slots that were written without.
+    pub(crate) scars: Option<Known>,
     /// A cache's: what is old may be dropped.
     pub(crate) is_cache: bool,
 }
@@ -174,7 +174,7 @@ impl Manifest {
             shared: false,
             is_backup: false,
             lineage: identity.store_id,
-            scars: Some(0),
+            scars: Some(Known::of(&[], start)),
             is_cache,
         };
         let mut manifest = Self::unwritten(storage, state)?;
@@ -224,7 +224,7 @@ impl Manifest {
             let known = self.state.scars;
             if self.state.is_backup {
                 // What a look leaves at its cut the backup's next step takes away before its slot.
-                self.state.scars = Some(below);
+                self.state.scars = known.map(|known| known.counting(below));
             }
             self.write_slot(self.state.clone())?;
             self.write_slot(self.state.clone())?;
@@ -385,7 +385,7 @@ fn encode(state: &State) -> String {
         ("backup", u64::from(state.is_backup)),
         ("lineage", state.lineage),
     ];
-    let others = [state.scars.map(|scars| ("scars", scars)), state.is_cache.then_some(("cache", 1))];
+    let others = [state.scars.map(|scars| ("scars", scars.word())), state.is_cache.then_some(("cache", 1))];
     for (name, value) in numbers.into_iter().chain(others.into_iter().flatten()) {
         let _ = writeln!(text, "{name}={value:x}");
     }
@@ -427,7 +427,7 @@ fn parse(text: &str, damaged: &dyn Fn(&str) -> Error) -> Result<State> {
         shared: number("shared")? != 0,
         is_backup: number("backup")? != 0,
         lineage: number("lineage")?,
-        scars: fields.contains_key("scars").then(|| number("scars")).transpose()?,
+        scars: fields.contains_key("scars").then(|| number("scars").map(Known::of_word)).transpose()?,
         is_cache: fields.contains_key("cache"),
     })
 }
@@ -478,7 +478,7 @@ mod tests {
             shared: true,
             is_backup: true,
             lineage: most,
-            scars: Some(most),
+            scars: Some(Known::of_word(most)),
             is_cache: true,
         }
     }

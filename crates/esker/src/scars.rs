@@ -53,6 +53,44 @@ impl Scar {
     }
 }
 
+/// What a slot says of the scars.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// There are at least so many, the one at the slot's cut included.
+    pub(crate) count: u64,
+    /// The checksum of those below the cut, which nobody writes again; 0 in slots that were written without.
+    sum: u64,
+}
+
+impl Known {
+    /// By a slot with this cut.
+    pub(crate) fn of(scars: &[Scar], cut: u64) -> Self {
+        Self { count: scars.len() as u64, sum: sum_of(scars.iter().filter(|scar| scar.cut < cut)) }
+    }
+
+    pub(crate) fn counting(self, count: u64) -> Self {
+        Self { count, ..self }
+    }
+
+    pub(crate) fn word(self) -> u64 {
+        self.sum << 32 | self.count
+    }
+
+    pub(crate) fn of_word(word: u64) -> Self {
+        Self { count: word & u64::from(u32::MAX), sum: word >> 32 }
+    }
+
+    fn are(&self, scars: &[Scar]) -> bool {
+        self.sum == 0 || self.sum == sum_of(scars.iter())
+    }
+}
+
+/// Half of a checksum; never 0.
+fn sum_of<'a>(scars: impl Iterator<Item = &'a Scar>) -> u64 {
+    let bytes: Vec<u8> = scars.flat_map(|scar| scar.words().map(u64::to_le_bytes)).flatten().collect();
+    (xxh3_64(&bytes) & u64::from(u32::MAX)).max(1)
+}
+
 /// Those of an open store.
 #[derive(Default)]
 pub(crate) struct Scars {
@@ -65,15 +103,20 @@ impl Scars {
     pub(crate) fn all(&self) -> Vec<Scar> {
         lock(&self.all).clone()
     }
+
+    /// What a slot with this cut says of them.
+    pub(crate) fn known(&self, cut: u64) -> Option<Known> {
+        Some(Known::of(&lock(&self.all), cut))
+    }
 }
 
 impl Engine {
-    /// The scars that recovery found; the next slot says how many.
+    /// The scars that recovery found; the next slot tells of them.
     pub(crate) fn keep_scars(&self, scars: Vec<Scar>) {
-        if let Some(home) = &mut *lock(&self.home) {
-            home.manifest.state.scars = Some(scars.len() as u64);
-        }
         *lock(&self.scars.all) = scars;
+        if let Some(home) = &mut *lock(&self.home) {
+            home.manifest.state.scars = self.scars.known(home.manifest.state.cut);
+        }
     }
 
     /// The next scar has its room before the medium is full. If that is full now: the last one had a place, and no line is built on it before the next one
@@ -127,26 +170,26 @@ impl Listed {
     /// The scar of a loss that was being accepted when that was cut short. It lies where one was that it hides, and that excluded more than it: what was to
     /// be given up then is given up, and what it excludes stays excluded.
     pub(crate) fn loss_begun(&self, state: &State) -> Option<Scar> {
-        let is_one_hidden = state.scars.is_some_and(|known| known > self.scars.len() as u64);
+        let is_one_hidden = state.scars.is_some_and(|known| known.count > self.scars.len() as u64);
         let lies_around = |scar: &Scar| (state.begin..state.cut).contains(&scar.cut) && state.cut < scar.behind;
         self.ended_by.filter(|scar| is_one_hidden && lies_around(scar) && scar.cut.is_multiple_of(BLOCK_BYTES))
     }
 }
 
 /// The scars below `cut`, as [`list`] has them.
-pub(crate) fn read(storage: &dyn Storage, cut: u64, known: Option<u64>, accept_loss: bool) -> Result<Vec<Scar>> {
+pub(crate) fn read(storage: &dyn Storage, cut: u64, known: Option<Known>, accept_loss: bool) -> Result<Vec<Scar>> {
     list(storage, cut, known, accept_loss).map(|listed| listed.scars)
 }
 
 /// The scars below `cut`. There are at least as many as are `known`, or one less and one at the cut. Where a loss is accepted an acceptance that was cut short
 /// may have hidden some, by a scar of its own in the place of the first of them.
-pub(crate) fn list(storage: &dyn Storage, cut: u64, known: Option<u64>, accept_loss: bool) -> Result<Listed> {
+pub(crate) fn list(storage: &dyn Storage, cut: u64, known: Option<Known>, accept_loss: bool) -> Result<Listed> {
     let (mut scars, mut ended_by) = (Vec::new(), None);
     if let Some(device) = open_list(storage)? {
         for number in 0..device.bytes()? / SECTOR_BYTES as u64 {
             let read = match read_one(&*device, number) {
                 // What no slot knows of was never built on.
-                Err(error) if error.is_damage() && known.is_some_and(|known| number >= known) => None,
+                Err(error) if error.is_damage() && known.is_some_and(|known| number >= known.count) => None,
                 read => read?,
             };
             match read {
@@ -162,13 +205,16 @@ pub(crate) fn list(storage: &dyn Storage, cut: u64, known: Option<u64>, accept_l
     }
     // A sector of zeros ends the list: that nothing is missing the manifest must say.
     let is_one_at_cut = ended_by.is_some_and(|scar| scar.cut == cut);
-    let (found, least) = (scars.len() as u64 + u64::from(is_one_at_cut), known.unwrap_or(0));
+    let (found, least) = (scars.len() as u64 + u64::from(is_one_at_cut), known.map_or(0, |known| known.count));
     let hides_others = || accept_loss && ended_by.is_some_and(|scar| scar.cut < cut && cut < scar.behind);
     if found < least && !hides_others() && !FUZZED {
         return Err(Error::corruption(format!("scars are missing file={SCARS} found={found} known={least}")));
     }
+    if found >= least && known.is_some_and(|known| scars.len() as u64 <= known.count && !known.are(&scars)) && !FUZZED {
+        return Err(Error::corruption(format!("a scar is not the one that was written last file={SCARS}")));
+    }
     // Lines are built on those that a slot knows: what else lies below the cut is of another store.
-    if known.is_some_and(|known| scars.len() as u64 > known) && !FUZZED {
+    if known.is_some_and(|known| scars.len() as u64 > known.count) && !FUZZED {
         return Err(Error::corruption(format!("there are too many scars file={SCARS} found={} known={least}", scars.len())));
     }
     Ok(Listed { scars, ended_by })
@@ -340,5 +386,35 @@ mod tests {
                 assert!(matches!(&opened, Err(Error::Corruption(what)) if what.contains("scars are missing")), "{:?}", opened.err());
             }
         }
+    }
+    /// A sector that a later crash at the same cut wrote again: what it had left out before was believed, and what lay there came back.
+    #[test]
+    fn a_scar_that_was_written_again_is_not_taken_for_the_last() {
+        let open = |files: &Arc<MemoryStorage>| -> Result<Store<u64, u64>> {
+            Options::new().memory("16MiB").background(false).open_in(files.clone())
+        };
+        let crash = |store: &Store<u64, u64>, files: &MemoryStorage, from: u64| {
+            (from..from + 400_000).for_each(|n| store.put(&n, &n).unwrap());
+            store.engine_for_test().flush_ahead().unwrap();
+            Arc::new(files.copy())
+        };
+        let files = Arc::new(MemoryStorage::new());
+        let first = open(&files).unwrap();
+        first.put(&1, &1).unwrap();
+        first.commit().unwrap();
+        let files = crash(&first, &files, 1 << 32);
+        let second = open(&files).unwrap();
+        let mut stale = AlignedBuffer::new(1);
+        files.open(SCARS).unwrap().read(0, stale.bytes_mut()).unwrap();
+        let files = crash(&second, &files, 2 << 32);
+        let third = open(&files).unwrap();
+        third.put(&3, &3).unwrap();
+        third.commit().unwrap();
+        let files = Arc::new(files.copy());
+        assert_eq!(open(&Arc::new(files.copy())).unwrap().get(&(2 << 32)).unwrap(), None);
+        files.open(SCARS).unwrap().write(0, stale.bytes()).unwrap();
+        assert!(!crate::verify_in(files.clone(), |_, _| ()).unwrap().is_sound());
+        let opened = open(&files);
+        assert!(matches!(&opened, Err(Error::Corruption(what)) if what.contains("written last")), "{:?}", opened.err());
     }
 }

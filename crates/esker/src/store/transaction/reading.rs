@@ -9,7 +9,9 @@
 //!
 //! **It is serializable with those that write**, at the moment of the cut: a transaction is on one side of a line, and so is each
 //! plain call with all that could know of it. Nor is there a cycle through a mere read: who committed after the cut, having read
-//! a key, held its latch or its version after the cut; whoever changed that key behind him finds the new line.
+//! a key, held its latch or its version after the cut; whoever changed that key behind him finds the new line. (Plain calls hold
+//! latches from the first transaction on. Before, one that the cut waits for may come behind a read of its key by somebody who has
+//! written behind the cut.)
 //! Ends of keys are judged by the clock as of the cut, which is read while no transaction is in its commit.
 
 use super::super::read::with_scratch;
