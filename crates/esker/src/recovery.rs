@@ -219,14 +219,19 @@ impl Engine {
     /// Where the log ends, if what lies behind damage, or behind `most`, is given up; and the index without an image that leads there.
     fn accept_loss(&self, state: &State, scars: &[Scar], image: Restored, most: u64) -> Result<(Restored, u64)> {
         let sound_until = |from| {
-            let span = Span::up_to(most, from, state, scars);
-            match self.scan(&span, &mut Ignoring) {
-                Err(error) if error.is_damage() => {
-                    let reached = span.reached_whole();
+            let mut cut = most;
+            loop {
+                let span = Span::up_to(cut, from, state, scars);
+                let scanned = self.scan(&span, &mut Ignoring);
+                let reached = span.reached_whole();
+                match scanned {
                     // Of its first block nothing is left.
-                    Ok((reached, if reached == from { block_floor(from) } else { block_ceil(reached) }))
+                    Err(error) if error.is_damage() && reached == from => return Ok((from, block_floor(from))),
+                    // Nor of the block with the impossible record. Another one may reach into that.
+                    Err(error) if error.is_damage() && span.is_record_impossible() => cut = block_floor(reached).max(block_floor(from)),
+                    Err(error) if error.is_damage() => return Ok((reached, block_ceil(reached))),
+                    end => return end.map(|()| (if cut < most { reached } else { most }, cut)),
                 }
-                end => end.map(|()| (most, most)),
             }
         };
         let (reached, cut) = sound_until(image.until)?;

@@ -74,6 +74,8 @@ pub(crate) struct Span<'a> {
     scars: &'a [Scar],
     /// Everything below was visited.
     reached: Cell<u64>,
+    /// What lies there is no record, though its block is whole.
+    is_record_impossible: Cell<bool>,
     /// The last record may reach beyond the end: it is not visited then.
     is_open_ended: bool,
     progress: Option<&'a Progress>,
@@ -82,7 +84,7 @@ pub(crate) struct Span<'a> {
 impl<'a> Span<'a> {
     pub(crate) fn new(from: u64, state: &State, scars: &'a [Scar]) -> Self {
         let (until, window, line_flag) = (state.cut, state.window, line_flag(state.line));
-        Self { from, until, window, line_flag, scars, reached: Cell::new(from), is_open_ended: false, progress: None }
+        Self { from, until, window, line_flag, scars, reached: Cell::new(from), is_record_impossible: Cell::new(false), is_open_ended: false, progress: None }
     }
 
     /// As [`Span::new`], or less: behind `until` all is given up.
@@ -92,7 +94,7 @@ impl<'a> Span<'a> {
 
     /// A part of a running store's log, all of which counts, that ends anywhere.
     pub(crate) fn open_ended(Range { start: from, end: until }: Range<u64>, scars: &'a [Scar]) -> Self {
-        Self { from, until, window: NOWHERE, line_flag: 0, scars, reached: Cell::new(from), is_open_ended: true, progress: None }
+        Self { from, until, window: NOWHERE, line_flag: 0, scars, reached: Cell::new(from), is_record_impossible: Cell::new(false), is_open_ended: true, progress: None }
     }
 
     /// Whoever waits is told how far the walk is.
@@ -103,6 +105,11 @@ impl<'a> Span<'a> {
     /// Everything below was visited.
     pub(crate) fn reached_whole(&self) -> u64 {
         self.reached.get()
+    }
+
+    /// True if the walk ended where a record should be and none can be.
+    pub(crate) fn is_record_impossible(&self) -> bool {
+        self.is_record_impossible.get()
     }
 
     /// Everything below needs no further visit: it was visited, or lies in a scar at the end.
@@ -246,7 +253,10 @@ impl<'a> Scan<'a> {
 
     #[inline(always)]
     fn look(&self, bytes: &[u8]) -> Result<Next> {
-        next_in(self.engine.layout, self.at, bytes)
+        next_in(self.engine.layout, self.at, bytes).inspect_err(|_| {
+            self.span.reached.set(self.at);
+            self.span.is_record_impossible.set(true);
+        })
     }
 
     /// Goes past a record, which is noted if it counts, or a gap. `rest` begins there, `offset` bytes into the piece.

@@ -220,6 +220,31 @@ fn a_damaged_block_stops_the_opening_by_name() {
     assert_eq!((store.get(&0).unwrap(), store.get(&99_999).unwrap()), (Some(0), Some(7)));
 }
 
+/// Of a block that is whole, with something in it that can be no record, all went from where the piece before it had ended: here everything.
+#[test]
+fn an_impossible_record_is_given_up_from_its_block_on() {
+    let files = Arc::new(MemoryStorage::new());
+    let options = || Options::new().memory("16MiB").background(false);
+    let store: Store<u64, [u8]> = options().open_in(files.clone()).unwrap();
+    // Records reach from block to block.
+    (0..2000u64).for_each(|n| store.put(&n, &[7; 50]).unwrap());
+    let engine = store.engine_for_test();
+    let at = |n: u64| engine.index.lookup(engine.hash_of(&n.to_le_bytes())).address();
+    let damaged = (0..2000).find(|n| at(*n) > block_floor(at(1000)) + BLOCK_BYTES / 2).unwrap();
+    let block = block_floor(at(damaged));
+    // SAFETY: they are in memory, and nobody writes there.
+    let record = |n: u64| unsafe { Record::new(engine.log.pointer(at(n))) };
+    let ends: Vec<u64> = (0..2000).map(|n| at(n) + record(n).bytes(engine.layout)).collect();
+    record(damaged).header().fetch_and(!crate::record::VALID, Relaxed);
+    store.commit().unwrap();
+    let files = Arc::new(files.copy());
+    assert!(matches!(options().open_in::<u64, [u8]>(files.clone()), Err(Error::Corruption(what)) if what.contains("no record")));
+    let again: Store<u64, [u8]> = options().accept_loss(true).open_in(files).unwrap();
+    let kept = (0..2000u64).take_while(|n| again.contains(n).unwrap()).count();
+    assert_eq!(kept, ends.iter().take_while(|end| **end <= block).count());
+    assert!((kept as u64..2000).all(|n| !again.contains(&n).unwrap()) && kept > 900, "{kept}");
+}
+
 #[test]
 fn verification_names_what_is_damaged_and_changes_nothing() {
     let files = Arc::new(MemoryStorage::new());
