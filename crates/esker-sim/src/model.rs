@@ -594,8 +594,9 @@ impl Generator {
 
     fn transaction(&mut self) -> Operation {
         let count = self.random.random_range(0..8);
-        let one = |generator: &mut Self| match generator.random.random_range(0..6) {
+        let one = |generator: &mut Self| match generator.random.random_range(0..7) {
             0 => Operation::Get(generator.key()),
+            6 => Operation::GetMany((0..generator.random.random_range(0..8)).map(|_| generator.key()).collect()),
             1 => Operation::Delete(generator.key()),
             2 => Operation::Contains(generator.key()),
             3 => Operation::Put(generator.key(), generator.value()),

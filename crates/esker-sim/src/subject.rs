@@ -393,6 +393,12 @@ macro_rules! subject {
                         Operation::Get(key) => Outcome::Value(tx.get(&$to_key(key))?.map(|v| v.seen())),
                         Operation::View(key) => Outcome::Value(tx.get_with(&$to_key(key), |view| view.seen())?),
                         Operation::Contains(key) => Outcome::Flag(tx.contains(&$to_key(key))?),
+                        Operation::GetMany(keys) => {
+                            let keys: Vec<_> = keys.iter().map(|k| $to_key(k)).collect();
+                            let mut slots = vec![None; keys.len()];
+                            tx.get_many(&keys, |i, value| tell(&mut slots, i, value.map(|v| v.seen())))?;
+                            Outcome::Values(told(slots))
+                        }
                         Operation::Put(key, value) => done(tx.put(&$to_key(key), &$to_value(value))?),
                         Operation::Delete(key) => Outcome::Flag(tx.delete(&$to_key(key))?),
                         Operation::Append(key, bytes) => Outcome::Count($append_with(tx, key, bytes)?),

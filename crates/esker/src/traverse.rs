@@ -84,7 +84,17 @@ pub(crate) struct Span<'a> {
 impl<'a> Span<'a> {
     pub(crate) fn new(from: u64, state: &State, scars: &'a [Scar]) -> Self {
         let (until, window, line_flag) = (state.cut, state.window, line_flag(state.line));
-        Self { from, until, window, line_flag, scars, reached: Cell::new(from), is_record_impossible: Cell::new(false), is_open_ended: false, progress: None }
+        Self {
+            from,
+            until,
+            window,
+            line_flag,
+            scars,
+            reached: Cell::new(from),
+            is_record_impossible: Cell::new(false),
+            is_open_ended: false,
+            progress: None,
+        }
     }
 
     /// As [`Span::new`], or less: behind `until` all is given up.
@@ -94,7 +104,17 @@ impl<'a> Span<'a> {
 
     /// A part of a running store's log, all of which counts, that ends anywhere.
     pub(crate) fn open_ended(Range { start: from, end: until }: Range<u64>, scars: &'a [Scar]) -> Self {
-        Self { from, until, window: NOWHERE, line_flag: 0, scars, reached: Cell::new(from), is_record_impossible: Cell::new(false), is_open_ended: true, progress: None }
+        Self {
+            from,
+            until,
+            window: NOWHERE,
+            line_flag: 0,
+            scars,
+            reached: Cell::new(from),
+            is_record_impossible: Cell::new(false),
+            is_open_ended: true,
+            progress: None,
+        }
     }
 
     /// Whoever waits is told how far the walk is.

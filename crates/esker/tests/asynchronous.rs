@@ -531,13 +531,43 @@ async fn transfer(store: &Store<u64, u64>, from: u64, to: u64, amount: u64) -> e
 }
 
 #[test]
+fn a_transaction_reads_what_is_cold_together() {
+    let (device, store) = watched();
+    let keys: Vec<u64> = (0..100).map(|n| n * 37).chain([5, 5, KEYS + 7, KEYS - 1, 37]).collect();
+    let mut tx = store.begin().unwrap();
+    tx.put(&74, &1).unwrap();
+    tx.delete(&111).unwrap();
+    let expected = |key: u64| match key {
+        74 => Some(1),
+        111 => None,
+        key => (key < KEYS).then_some(key * 3),
+    };
+    for asynchronous in [false, true] {
+        let mut seen = vec![None; keys.len()];
+        let visit = |i: usize, value: Option<u64>| assert!(seen[i].replace(value).is_none());
+        device.most.store(0, SeqCst);
+        match asynchronous {
+            false => tx.get_many(&keys, visit).unwrap(),
+            true => block_on(tx.get_many_async(&keys, visit)).unwrap(),
+        }
+        assert!(keys.iter().zip(&seen).all(|(key, seen)| *seen == Some(expected(*key))), "{seen:?}");
+        assert!(asynchronous || device.most.load(SeqCst) > 50, "{} reads at a time", device.most.load(SeqCst));
+    }
+    // What was read is asked for at the commit.
+    store.put(&370, &9).unwrap();
+    assert!(matches!(tx.commit(), Err(Error::Conflict { .. })));
+    assert_eq!(store.get(&74).unwrap(), Some(222));
+}
+
+#[test]
 fn transactions_of_many_futures_and_threads_keep_the_sum() {
     let store: Store<u64, u64> = Options::new().memory("16MiB").open_temporary().unwrap();
     const ACCOUNTS: u64 = 30;
+    let accounts: Vec<u64> = (0..ACCOUNTS).collect();
     (0..ACCOUNTS).for_each(|account| store.put(&account, &100).unwrap());
     thread::scope(|scope| {
         for thread in 0..3u64 {
-            let store = &store;
+            let (store, accounts) = (&store, &accounts);
             scope.spawn(move || {
                 for round in 0..40 {
                     let account = |n: u64| (n * 7 + round * 13 + thread) % ACCOUNTS;
@@ -548,8 +578,9 @@ fn transactions_of_many_futures_and_threads_keep_the_sum() {
                     (others..others + 10_000).for_each(|key| store.put(&key, &key).unwrap());
                     let audit = block_on(store.transaction_async(async |tx| {
                         let mut sum = 0;
-                        for account in 0..ACCOUNTS {
-                            sum += tx.get_async(&account).await?.unwrap_or(0);
+                        match round % 2 {
+                            0 => tx.get_many_async(accounts, |_, held| sum += held.unwrap_or(0)).await?,
+                            _ => tx.get_many(accounts, |_, held| sum += held.unwrap_or(0))?,
                         }
                         Ok(sum)
                     }));

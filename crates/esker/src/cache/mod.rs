@@ -483,7 +483,9 @@ mod tests {
     /// Lets a stretch of records with so many lives pass; the part of it that is kept.
     fn pass(caching: &Caching, lives: u64) -> f64 {
         let record: Vec<u8> = (lives * LIFE).to_le_bytes().into_iter().chain([0; RECORD as usize - 8]).collect();
-        let kept = (0..STRETCH / RECORD).filter_map(|_| caching.keeps(Layout::Bytes, &record, 0, STRETCH).map(|kept| caching.have_kept(kept))).count() as u64;
+        let kept = (0..STRETCH / RECORD)
+            .filter_map(|_| caching.keeps(Layout::Bytes, &record, 0, STRETCH).map(|kept| caching.have_kept(kept)))
+            .count() as u64;
         caching.adapt(STRETCH);
         (kept * RECORD) as f64 / STRETCH as f64
     }

@@ -314,7 +314,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Changes what `key` says of these items group by group (`group(number of the first, items, with, those that wait)`), and those that
     /// wait for the device by `attempt(number, hash, known, with)`. Returns how many said yes.
-    async fn change_many<'i, T, W>(
+    pub(super) async fn change_many<'i, T, W>(
         &self,
         waits: Waits,
         items: &'i [T],

@@ -22,6 +22,7 @@
 
 mod backoff;
 mod commit;
+mod many;
 mod reading;
 mod waiting;
 mod witness;

@@ -77,7 +77,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.run_async(key, |known| self.witness_step(key, hash, known, into)).await
     }
 
-    fn witness_step(&self, key: &[u8], hash: u64, known: &Known, into: &mut Vec<u8>) -> Result<Step<(Read, bool)>> {
+    /// One attempt at that. Between two reads of the device nothing is held.
+    pub(super) fn witness_step(&self, key: &[u8], hash: u64, known: &Known, into: &mut Vec<u8>) -> Result<Step<(Read, bool)>> {
         let pin = self.engine.epochs.pin()?;
         let (latches, number) = (&self.engine.latches, LatchNumber::of(hash));
         let Some(version) = latches.version(number) else { return Ok(Step::Again) };
