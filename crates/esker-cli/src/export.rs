@@ -18,8 +18,9 @@ use tempfile::NamedTempFile;
 
 use crate::args::{ExportArgs, ExportFormat, Opening};
 use crate::failure::{Failure, Outcome};
+use crate::interrupt::Interrupt;
 use crate::store::{look_at, refuse_inside};
-use crate::watch::{watched, watched_to_pipe};
+use crate::watch::until;
 
 /// Where bytes go; columns are made by whoever may be on another thread.
 pub(crate) type Output = Box<dyn Write + Send>;
@@ -39,15 +40,16 @@ pub(crate) fn run(args: &ExportArgs, opening: Opening) -> Outcome {
     output.map_or(Ok(()), |output| refuse_inside(&args.dir, output))?;
     let prefix = args.prefix.clone().unwrap_or_default().into_encoded_bytes();
     let file = look_at(&args.dir, opening, |store| {
-        let (scan, replaced) = (store.scan().prefix(prefix), output.filter(|path| is_replaced(path)));
+        let replaced = output.filter(|path| is_replaced(path));
         // Before there is a file, which would stay.
-        let scan = if replaced.is_some() { watched(scan) } else { watched_to_pipe(scan) }?;
+        let interrupt = if replaced.is_some() { Interrupt::catch() } else { Interrupt::catch_for_reader() }?;
         let file = replaced.map(beside).transpose()?;
-        let to: Output = match (&file, output) {
-            (Some(file), _) => Box::new(file.reopen()?),
-            (None, Some(path)) => Box::new(there(path)?),
-            (None, None) => Box::new(io::stdout()),
+        let (to, is_terminal) = match (&file, output) {
+            (Some(file), _) => writes_to(file.reopen()?),
+            (None, Some(path)) => writes_to(there(path)?),
+            (None, None) => writes_to(io::stdout()),
         };
+        let scan = until(store.scan().prefix(prefix), interrupt, is_terminal);
         let name = output.map_or_else(|| "standard output".to_owned(), |path| path.display().to_string());
         let mut writer = writer(args, Box::new(BufWriter::new(Named { name, to })))?;
         let broke = scan.try_for_each(|key, value| match writer.pair(key, value) {
@@ -129,6 +131,12 @@ impl Write for Named {
 /// True for a file, and where nothing is.
 fn is_replaced(path: &Path) -> bool {
     fs::symlink_metadata(path).map_or(true, |about| about.is_file())
+}
+
+/// The output, and whether it is a terminal.
+fn writes_to(to: impl Write + IsTerminal + Send + 'static) -> (Output, bool) {
+    let is_terminal = to.is_terminal();
+    (Box::new(to), is_terminal)
 }
 
 /// What is there, or what it leads to.

@@ -1,12 +1,13 @@
 //! `esker scan`: every key of a store, as of one moment, in no order. Keys and values are shown as the bytes that they are.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::ops::ControlFlow;
 
 use crate::args::{Opening, ScanArgs};
 use crate::failure::{Failure, Outcome};
+use crate::interrupt::Interrupt;
 use crate::store::look_at;
-use crate::watch::watched_to_pipe;
+use crate::watch::until;
 
 /// Prints keys and values, a pair on a line, with a tab in between.
 pub(crate) fn run(args: &ScanArgs, opening: Opening) -> Outcome {
@@ -17,7 +18,8 @@ pub(crate) fn run(args: &ScanArgs, opening: Opening) -> Outcome {
         if left == 0 {
             return Ok(());
         }
-        let broke = watched_to_pipe(store.scan().prefix(prefix))?.try_for_each(|key, value| {
+        let scan = until(store.scan().prefix(prefix), Interrupt::catch_for_reader()?, io::stdout().is_terminal());
+        let broke = scan.try_for_each(|key, value| {
             let written = (|| {
                 out.write_all(key)?;
                 if !args.keys_only {

@@ -1,6 +1,5 @@
 //! Watching over a scan: a bar on standard error once it takes long, and an end at an interrupt.
 
-use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -20,17 +19,12 @@ const WHOLE: f64 = 1000.0;
 
 /// The scan, watched; to be called once in a program.
 pub(crate) fn watched(scan: BytesScan<'_>) -> Result<BytesScan<'_>, Failure> {
-    Ok(until(scan, Interrupt::catch()?))
+    Ok(until(scan, Interrupt::catch()?, false))
 }
 
-/// The same where what is read goes to a pipe or a terminal, of which nothing is left to be cleared away. Somebody may have stopped reading it.
-pub(crate) fn watched_to_pipe(scan: BytesScan<'_>) -> Result<BytesScan<'_>, Failure> {
-    Ok(until(scan, Interrupt::catch_for_reader()?))
-}
-
-fn until(scan: BytesScan<'_>, interrupt: Interrupt) -> BytesScan<'_> {
-    // Where the pairs themselves go by on a terminal, a bar among them would only disturb.
-    let bar = (!io::stdout().is_terminal()).then(|| progress::of_bytes(WHOLE as u64));
+/// The same where interrupts are caught already. Where the pairs themselves go by on a terminal, a bar among them would only disturb.
+pub(crate) fn until(scan: BytesScan<'_>, interrupt: Interrupt, pairs_go_by: bool) -> BytesScan<'_> {
+    let bar = (!pairs_go_by).then(|| progress::of_bytes(WHOLE as u64));
     let start = Instant::now();
     scan.progress(move |part| {
         if let Some(bar) = &bar
@@ -54,8 +48,8 @@ mod tests {
     fn an_interrupt_ends_a_scan() {
         let store: crate::store::Bytes = Options::new().memory(16 << 20).in_memory().unwrap();
         (0..1000u32).for_each(|n| store.put(&n.to_le_bytes(), b"value").unwrap());
-        assert_eq!(until(store.scan(), Interrupt::default()).aggregate(Count).unwrap(), 1000);
-        let failure = Failure::from(until(store.scan(), Interrupt::raised()).aggregate(Count).unwrap_err());
+        assert_eq!(until(store.scan(), Interrupt::default(), false).aggregate(Count).unwrap(), 1000);
+        let failure = Failure::from(until(store.scan(), Interrupt::raised(), false).aggregate(Count).unwrap_err());
         assert!(matches!(failure, Failure::Failed(message) if message == failure::INTERRUPTED));
     }
 }

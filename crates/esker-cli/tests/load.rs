@@ -4,10 +4,8 @@
 
 mod common;
 
-use common::{Place, Run, answer_signals, end, esker, signal, sorted};
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
+use common::{Place, Run, answer_signals, end, esker, show, signal, sorted, terminal};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread::{self, sleep};
@@ -330,25 +328,11 @@ fn a_load_shows_its_progress_on_a_terminal() {
     let place = Place::new();
     let rows: String = (0..200_000).map(|row| format!("{row},{:0>50}\n", row)).collect();
     place.write("a.csv", format!("k,v\n{rows}"));
-    let (mut ours, mut theirs) = (0, 0);
-    // A width: there is none else, and nothing is drawn.
-    let size = libc::winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: both numbers are ours to be written; no name and no settings are asked for.
-    let opened = unsafe { libc::openpty(&raw mut ours, &raw mut theirs, std::ptr::null_mut(), std::ptr::null(), &raw const size) };
-    assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: just opened, and nobody else's.
-    let (ours, theirs) = unsafe { (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
+    let (ours, theirs) = terminal();
     let mut command = esker(&place, "load store a.csv --key k --value v --memory 16MiB");
-    // One that can do nothing shows nothing.
-    let load = command.env("TERM", "xterm").stdout(Stdio::piped()).stderr(theirs).spawn().unwrap();
-    // It has the terminal, too.
-    drop(command);
-    let mut shown = Vec::new();
-    // An error once the program has ended, and nobody has the terminal any more.
-    let _ = File::from(ours).read_to_end(&mut shown);
-    let run = load.wait_with_output().unwrap();
+    command.stdout(Stdio::piped()).stderr(theirs);
+    let (shown, run) = show(command, ours);
     assert!(run.status.success() && String::from_utf8_lossy(&run.stdout).starts_with("loaded 200,000 rows"), "{run:?}");
-    let shown = String::from_utf8_lossy(&shown);
     assert!(shown.contains(" rows/s") && shown.contains('%') && shown.contains('█'), "{shown:?}");
 }
 

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Place, end, esker, signal, sorted};
+use common::{Place, end, esker, show, signal, sorted, terminal};
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -237,4 +237,22 @@ fn an_export_to_a_link_or_a_pipe_writes_where_it_leads() {
     assert!(place.path("link.csv").is_symlink());
     assert_eq!(std::fs::read_to_string(place.path("target.csv")).unwrap(), "key,value\nfr:1,5\n");
     assert_eq!(place.ok("export store --format csv --prefix fr:1 --output /dev/stdout"), "key,value\nfr:1,5\n");
+}
+
+/// Where nothing goes by nobody would know that something is done. Where the pairs do, a bar would be among them.
+#[test]
+fn an_export_to_a_file_shows_its_progress_on_a_terminal() {
+    let place = Place::new();
+    let store = esker::Options::new().memory("64MiB").open::<[u8], [u8]>(place.path("store")).unwrap();
+    // No text, which takes its time to be written: a bar comes after half a second.
+    (0..4_000u32).for_each(|n| store.put(&n.to_le_bytes(), &[0xff; 10_000]).unwrap());
+    store.close().unwrap();
+    for (output, goes_by) in [("all.jsonl", false), ("-", true)] {
+        let (ours, theirs) = terminal();
+        let mut command = esker(&place, &format!("export store --format jsonl --output {output} --memory 64MiB"));
+        command.stdout(theirs.try_clone().unwrap()).stderr(theirs);
+        let (shown, run) = show(command, ours);
+        assert!(run.status.success(), "{run:?}");
+        assert_eq!((shown.contains("hex"), shown.contains('█')), (goes_by, !goes_by), "{output}");
+    }
 }

@@ -3,8 +3,9 @@
 #![allow(dead_code)] // Every test program compiles this file, and not every one uses all of it.
 
 use std::ffi::OsStr;
-use std::fs;
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -153,6 +154,30 @@ pub(crate) fn end(mut child: Child) -> Run {
         sleep(Duration::from_millis(5));
     }
     Run::from(child.wait_with_output().unwrap())
+}
+
+/// A terminal, by its two ends: what a program that has the second one shows there is read from the first.
+pub(crate) fn terminal() -> (File, OwnedFd) {
+    let (mut ours, mut theirs) = (0, 0);
+    // A width: there is none else, and nothing is drawn.
+    let size = libc::winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: both numbers are ours to be written; no name and no settings are asked for.
+    let opened = unsafe { libc::openpty(&raw mut ours, &raw mut theirs, std::ptr::null_mut(), std::ptr::null(), &raw const size) };
+    assert_eq!(opened, 0, "{}", io::Error::last_os_error());
+    // SAFETY: just opened, and nobody else's.
+    unsafe { (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) }
+}
+
+/// Runs the program, which has a terminal whose other end this is; what it showed there, and what else it left behind.
+pub(crate) fn show(mut command: Command, mut terminal: File) -> (String, Output) {
+    // One that can do nothing shows nothing.
+    let child = command.env("TERM", "xterm").spawn().unwrap();
+    // It has the terminal, too.
+    drop(command);
+    let mut shown = Vec::new();
+    // An error once the program has ended, and nobody has the terminal any more.
+    let _ = terminal.read_to_end(&mut shown);
+    (String::from_utf8_lossy(&shown).into_owned(), child.wait_with_output().unwrap())
 }
 
 /// The lines, in order.
