@@ -5,29 +5,44 @@
 
 use std::path::Path;
 
+use esker::Backup;
+
 use crate::bytes::{count, size};
 use crate::failure::{Failure, Outcome};
+use crate::interrupt::Interrupt;
 use crate::{out, progress, store};
 
 /// Copies the store in `dir`, or what is new of it, to `to`; what an `earlier` backup has is taken from there.
 pub(crate) fn run(dir: &Path, earlier: Option<&Path>, to: &Path) -> Outcome {
     store::refuse_inside(dir, to)?;
     earlier.map_or(Ok(()), |earlier| store::refuse_inside(earlier, to))?;
+    let done = copy(dir, earlier, to, &Interrupt::catch()?)?;
+    let whence = if earlier.is_some() { "are shared with the earlier one" } else { "were there already" };
+    let kept = if done.kept_bytes > 0 { format!(", {} {whence}", size(done.kept_bytes)) } else { String::new() };
+    out::line(format!("{}: as of line {}, {} of log copied{kept}", to.display(), count(done.line), size(done.copied_bytes)))
+}
+
+/// Does that. Of a first copy that fails nothing stays: it would be in the way of the next attempt.
+fn copy(dir: &Path, earlier: Option<&Path>, to: &Path, interrupt: &Interrupt) -> Result<Backup, Failure> {
     let bar = progress::of_bytes(0);
+    // Known when copying has begun: nobody else has the directory then.
+    let (was_there, mut is_first) = (to.exists(), None);
     let tell = |done, total| {
+        is_first.get_or_insert_with(|| !store::is_store(to));
         bar.set_length(total);
         bar.set_position(done);
         progress::say(&bar, format!("{} of {} copied", size(done), size(total)));
+        interrupt.answer()
     };
     let done = match earlier {
         Some(earlier) => esker::backup_from(dir, earlier, to, tell),
         None => esker::backup(dir, to, tell),
     };
     bar.finish_and_clear();
-    let done = done.map_err(|error| Failure::about(format!("{} to {}", dir.display(), to.display()), error))?;
-    let whence = if earlier.is_some() { "are shared with the earlier one" } else { "were there already" };
-    let kept = if done.kept_bytes > 0 { format!(", {} {whence}", size(done.kept_bytes)) } else { String::new() };
-    out::line(format!("{}: as of line {}, {} of log copied{kept}", to.display(), count(done.line), size(done.copied_bytes)))
+    if done.is_err() && is_first == Some(true) {
+        store::forget(to, was_there);
+    }
+    done.map_err(|error| Failure::of(format!("{} to {}", dir.display(), to.display()), error))
 }
 
 /// Copies the backup in `from` to `dir`, where nothing may be.
@@ -36,4 +51,38 @@ pub(crate) fn restore(from: &Path, dir: &Path) -> Outcome {
         return Err(Failure::about(dir.display(), "something is there already; a store is restored to a new directory"));
     }
     run(from, None, dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupt_leaves_what_was_there_before() {
+        let place = tempfile::tempdir().unwrap();
+        let path = |name: &str| place.path().join(name);
+        let put = |key: &[u8]| {
+            let store: store::Bytes = esker::Options::new().memory("16MiB").open(path("store")).unwrap();
+            store.put(key, b"value").unwrap();
+            store.close().unwrap();
+        };
+        let copy = |to: &str, interrupt| copy(&path("store"), None, &path(to), &interrupt);
+        let interrupted = |to: &str| {
+            let why = copy(to, Interrupt::raised()).unwrap_err();
+            assert!(matches!(&why, Failure::Failed(why) if why.ends_with(": interrupted")), "{why:?}");
+        };
+        put(b"a");
+        interrupted("copy");
+        assert!(!path("copy").exists());
+        std::fs::create_dir(path("copy")).unwrap();
+        interrupted("copy");
+        assert_eq!(std::fs::read_dir(path("copy")).unwrap().count(), 0);
+        copy("copy", Interrupt::default()).unwrap();
+        put(b"b");
+        interrupted("copy");
+        let records = || esker::verify(path("copy"), |_, _| Interrupt::default().answer()).unwrap().records;
+        assert_eq!(records(), 1);
+        copy("copy", Interrupt::default()).unwrap();
+        assert_eq!(records(), 2);
+    }
 }

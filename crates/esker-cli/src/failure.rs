@@ -35,6 +35,11 @@ impl Failure {
         Self::Failed(format!("{what}: {why}"))
     }
 
+    /// The failure of a call of the library, with what it was done to.
+    pub(crate) fn of(what: impl Display, why: esker::Error) -> Self {
+        Self::from(why).map(|why| format!("{what}: {why}"))
+    }
+
     /// Changes the message of a failed operation.
     pub(crate) fn map(self, change: impl FnOnce(&str) -> String) -> Self {
         match self {
@@ -76,7 +81,7 @@ impl Failure {
 impl From<esker::Error> for Failure {
     fn from(error: esker::Error) -> Self {
         match error {
-            // Nothing else cancels a scan here.
+            // Nothing else cancels anything here.
             esker::Error::Cancelled => Self::new(INTERRUPTED),
             error => Self::Failed(error.to_string()),
         }

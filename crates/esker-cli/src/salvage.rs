@@ -3,12 +3,12 @@
 //! The damaged one stays as it is. What was lost is told on the way out, and is no failure: what can be saved was.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
 use crate::args::Opening;
 use crate::bytes::{count, size};
 use crate::failure::{Failure, Outcome};
+use crate::interrupt::Interrupt;
 use crate::stats::row;
 use crate::store::{self, Bytes};
 use crate::verify::damage_rows;
@@ -22,6 +22,7 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
     }
     // Who names no store makes none.
     store::must_exist(dir)?;
+    let interrupt = Interrupt::catch()?;
     let was_there = to.exists();
     let mut is_open = false;
     let done = store::with(to, opening, |into: &Bytes| {
@@ -34,32 +35,19 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
                 &bar,
                 format!("{} of {}: {}", size(done), size(total), if done * 2 < total { "checking" } else { "carrying over" }),
             );
+            interrupt.answer()
         });
         bar.finish_and_clear();
-        done.map_err(|error| Failure::about(format!("{} to {}", dir.display(), to.display()), error))
+        done.map_err(|error| Failure::of(format!("{} to {}", dir.display(), to.display()), error))
     });
     if is_open && done.is_err() {
         // A part of it would be in the way of the next attempt, and pass for all.
-        forget(to, was_there);
+        store::forget(to, was_there);
     }
     let done = done?;
     let text =
         if json { serde_json::to_string_pretty(&done).map_err(|error| Failure::new(error.to_string()))? } else { describe(to, &done) };
     out::line(text)
-}
-
-/// Removes the files of a new store; the directory, too, unless it was there. What else somebody put there meanwhile stays.
-fn forget(to: &Path, was_there: bool) {
-    for entry in fs::read_dir(to).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with("esker.") || name.starts_with("index.") {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-    if !was_there {
-        let _ = fs::remove_dir(to);
-    }
 }
 
 fn describe(to: &Path, done: &esker::Salvage) -> String {

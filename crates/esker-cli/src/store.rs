@@ -23,6 +23,8 @@ pub(crate) type Bytes = Store<[u8], [u8]>;
 const MEMORY: u64 = 256 << 20;
 /// The file by which a directory is locked.
 const LOCK: &str = "esker.lock";
+/// The file that makes a store of a directory.
+const MANIFEST: &str = "esker.manifest";
 /// An opening that reads more of the log than this takes long enough to be watched.
 const LONG: u64 = 64 << 20;
 
@@ -100,4 +102,23 @@ pub(crate) fn holds_something(dir: &Path) -> io::Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// Whether a directory is a store. A copy is none before it is whole.
+pub(crate) fn is_store(dir: &Path) -> bool {
+    dir.join(MANIFEST).exists()
+}
+
+/// Removes the files of a new store; the directory, too, unless it was there. What else somebody put there meanwhile stays.
+pub(crate) fn forget(to: &Path, was_there: bool) {
+    for entry in fs::read_dir(to).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with("esker.") || name.starts_with("index.") {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    if !was_there {
+        let _ = fs::remove_dir(to);
+    }
 }

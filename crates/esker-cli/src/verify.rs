@@ -13,20 +13,22 @@ use esker::Verification;
 use crate::args::Opening;
 use crate::bytes::{count, size};
 use crate::failure::{Failure, Outcome};
+use crate::interrupt::Interrupt;
 use crate::stats::row;
 use crate::store::{self, Bytes};
 use crate::{out, progress};
 
 /// Checks the store in `dir`.
 pub(crate) fn run(dir: &Path, json: bool) -> Outcome {
-    let found = check(dir)?;
+    let found = check(dir, &Interrupt::catch_for_reader()?)?;
     let printed = out::line(if json { as_json(&found)? } else { describe(dir, &found) });
     must_be_sound(dir, &found, "damaged").and(printed)
 }
 
 /// Tells what is damaged, gives it up, and checks what is left.
 pub(crate) fn accept_loss(dir: &Path, opening: Opening) -> Outcome {
-    let found = check(dir)?;
+    let interrupt = Interrupt::catch()?;
+    let found = check(dir, &interrupt)?;
     let mut printed = out::line(describe(dir, &found));
     if found.is_sound() {
         return printed.and_then(|()| out::line("Nothing is damaged: nothing was changed."));
@@ -37,22 +39,24 @@ pub(crate) fn accept_loss(dir: &Path, opening: Opening) -> Outcome {
     }
     printed =
         printed.and_then(|()| out::line("\nIf opening meets damage in the log, what was written behind the first is given up now.\n"));
+    interrupt.check()?;
     let opened: Result<Bytes, _> = store::options(opening).accept_loss(true).open(dir);
     opened.and_then(|store| store.close()).map_err(|error| Failure::about(dir.display(), error))?;
-    let left = check(dir)?;
+    let left = check(dir, &interrupt)?;
     printed = printed.and_then(|()| out::line(describe(dir, &left)));
     must_be_sound(dir, &left, "still damaged, where opening does not read: records there are refused when they are read").and(printed)
 }
 
-fn check(dir: &Path) -> Result<Verification, Failure> {
+fn check(dir: &Path, interrupt: &Interrupt) -> Result<Verification, Failure> {
     let bar = progress::of_bytes(0);
     let found = esker::verify(dir, |done, total| {
         bar.set_length(total);
         bar.set_position(done);
         progress::say(&bar, format!("{} of {} read", size(done), size(total)));
+        interrupt.answer()
     });
     bar.finish_and_clear();
-    found.map_err(|error| Failure::about(dir.display(), error))
+    found.map_err(|error| Failure::of(dir.display(), error))
 }
 
 fn as_json(found: &Verification) -> Result<String, Failure> {
@@ -99,4 +103,20 @@ fn must_be_sound(dir: &Path, found: &Verification, verdict: &str) -> Outcome {
     let verdict = format!("{verdict}; {advice}");
     let places = if found.damaged == 1 { "place is" } else { "places are" };
     Err(Failure::about(dir.display(), format!("{} {places} {verdict}", count(found.damaged))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupt_ends_a_verification() {
+        let place = tempfile::tempdir().unwrap();
+        let store: Bytes = esker::Options::new().memory("16MiB").open(place.path()).unwrap();
+        store.put(b"key", b"value").unwrap();
+        store.close().unwrap();
+        assert_eq!(check(place.path(), &Interrupt::default()).unwrap().records, 1);
+        let why = check(place.path(), &Interrupt::raised()).unwrap_err();
+        assert!(matches!(&why, Failure::Failed(why) if why.ends_with(": interrupted")), "{why:?}");
+    }
 }

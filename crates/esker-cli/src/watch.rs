@@ -1,6 +1,5 @@
 //! Watching over a scan: a bar on standard error once it takes long, and an end at an interrupt.
 
-use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use esker::Scan;
@@ -32,7 +31,7 @@ pub(crate) fn until(scan: BytesScan<'_>, interrupt: Interrupt, pairs_go_by: bool
         {
             bar.set_position((part * WHOLE) as u64);
         }
-        if interrupt.has_come() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        interrupt.answer()
     })
 }
 

@@ -68,6 +68,33 @@ fn a_copy_that_was_cut_short_is_refused() {
     place.fails("backup nothing copy2", "there is no store");
 }
 
+/// The beginning of one was in the way of the next attempt.
+#[test]
+fn a_first_backup_that_fails_leaves_nothing() {
+    let place = Place::new();
+    // Files that are full, and shared before any damage is met.
+    let options = Options::new().memory("16MiB").segment_bytes(1 << 20);
+    let store: Store<[u8], [u8]> = options.open(place.path("store")).unwrap();
+    (0..100_000u32).for_each(|n| store.put(&n.to_le_bytes(), &[7; 20]).unwrap());
+    store.close().unwrap();
+    place.ok("backup store whole");
+    let damage = |name: &str| {
+        let path = place.path(name).join("esker.log.00000002");
+        let mut log = fs::read(&path).unwrap();
+        log[99] ^= 4;
+        fs::write(path, log).unwrap();
+    };
+    damage("store");
+    place.fails("backup store copy", "checksum differs");
+    assert!(!place.path("copy").exists());
+    damage("whole");
+    fs::create_dir(place.path("copy")).unwrap();
+    place.fails("backup store copy --from whole", "in the earlier backup");
+    assert_eq!(fs::read_dir(place.path("copy")).unwrap().count(), 0);
+    // What was shared is there still.
+    place.fails("verify whole", "1 place is damaged");
+}
+
 /// Overwrites one half of what lives again and again, and the other never; nothing compacts it meanwhile.
 fn overwrite(place: &Place, rounds: Range<usize>) {
     let options = Options::new().memory("16MiB").background(false).space_amplification(10.0);

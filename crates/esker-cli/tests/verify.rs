@@ -5,8 +5,11 @@
 
 mod common;
 
-use common::{Place, Run, esker};
+use common::{Place, Run, end, esker, signal};
 use std::fs;
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::Duration;
 
 const SECTOR: usize = 4096;
 
@@ -221,4 +224,22 @@ fn a_salvage_that_fails_leaves_nothing() {
     assert_eq!(fs::read_dir(place.path("saved")).unwrap().count(), 0);
     place.ok("salvage store saved --memory 64MiB");
     assert!(place.ok("verify saved").contains("20,001"));
+}
+
+/// It was killed where it stood, and what it had carried over was in the way of the next attempt.
+#[test]
+fn an_interrupt_ends_a_salvage_and_leaves_nothing() {
+    let place = Place::new();
+    let store = esker::Options::new().memory("64MiB").open::<[u8], [u8]>(place.path("store")).unwrap();
+    // Half a second of work.
+    (0..1_000_000u32).for_each(|n| store.put(&n.to_le_bytes(), &[7; 100]).unwrap());
+    store.close().unwrap();
+    let salvage = esker(&place, "salvage store saved --memory 16MiB").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It has begun.
+    while !place.path("saved/esker.manifest").exists() {
+        sleep(Duration::from_millis(1));
+    }
+    signal(&salvage, "-INT");
+    end(salvage).must_fail("store to saved: interrupted");
+    assert!(!place.path("saved").exists());
 }

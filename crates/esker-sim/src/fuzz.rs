@@ -13,6 +13,7 @@ use crate::storage::{SECTOR, SimStorage};
 use crate::subject::{self, Place, Subject};
 use arbitrary::{Result, Unstructured};
 use esker::{Durability, Options};
+use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
 
 const BUDGET_BYTES: u64 = 16 << 20;
@@ -104,7 +105,7 @@ pub fn files(data: &[u8]) {
         }
     }
     let copy = damaged.restarted();
-    let _ = esker::verify_in(Arc::new(copy), |_, _| {});
+    let _ = esker::verify_in(Arc::new(copy), |_, _| ControlFlow::Continue(()));
     // Nothing tells such a directory from one in which a store was about to be made.
     if damaged.files().iter().all(|(name, bytes)| *bytes == 0 || (name == "esker.manifest" && *bytes < 2 * SECTOR as u64)) {
         return;

@@ -8,6 +8,7 @@ use crate::disk::SimDisk;
 use crate::model::{Bytes, Layout, Operation, Outcome, change, operand};
 use esker::{Clock, Error, ManualClock, Options, Result, Salvage, Stats, Storage, Store, Transaction, Ttl, salvage_in};
 use std::borrow::Borrow;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -440,7 +441,7 @@ macro_rules! subject {
             }
 
             fn salvage(&self, from: Arc<dyn Storage>) -> Result<Salvage> {
-                salvage_in(from, &self.0, |_, _| ())
+                salvage_in(from, &self.0, |_, _| ControlFlow::Continue(()))
             }
 
             fn close(&self) -> Result<()> {

@@ -3,6 +3,7 @@
 use esker::{Durability, Error, MemoryStorage, Options, Store, backup, salvage_in, verify_in};
 use esker_sim::disk::Failure;
 use esker_sim::storage::{SimStorage, StorageFault};
+use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ fn a_backup_at_rest_of_what_was_not_synced() {
     copy_dir(&path("live"), &path("killed"));
     std::mem::forget(store);
     // Somebody backs up what he finds.
-    backup(path("killed"), path("backup"), |_, _| ()).unwrap();
+    backup(path("killed"), path("backup"), |_, _| ControlFlow::Continue(())).unwrap();
     // The power goes: what was not synced is gone.
     let store = open(&path("before"));
     assert_eq!(store.get(&7).unwrap(), Some(7));
@@ -51,7 +52,7 @@ fn a_backup_at_rest_of_what_was_not_synced() {
     store.close().unwrap();
     drop(store);
     let want = |n: u64| if (20..30).contains(&n) { n - 20 + 2_000_000 } else { n };
-    let result = backup(path("before"), path("backup"), |_, _| ());
+    let result = backup(path("before"), path("backup"), |_, _| ControlFlow::Continue(()));
     let copy = Options::new().memory("16MiB").background(false).promotion(false).open::<u64, u64>(path("backup"));
     let wrong: Vec<_> = match &copy {
         Ok(copy) => (0..50).map(|n| (n, copy.get(&n))).filter(|(n, v)| !matches!(v, Ok(Some(v)) if *v == want(*n))).collect(),
@@ -76,7 +77,7 @@ fn a_mended_backup_is_what_it_was_when_its_next_step_is_cut_short() {
     look.close().unwrap();
     drop(look);
     let copy = copy.restarted();
-    assert!(verify_in(Arc::new(copy.restarted()), |_, _| ()).unwrap().is_sound());
+    assert!(verify_in(Arc::new(copy.restarted()), |_, _| ControlFlow::Continue(())).unwrap().is_sound());
     (0..1000).for_each(|n| store.put(&n, &(n + 1)).unwrap());
     store.snapshot_in(Arc::new(copy.clone())).unwrap();
     let mut bad = Vec::new();
@@ -145,10 +146,10 @@ fn salvage_without_the_list_of_scars_makes_no_values() {
     store.close().unwrap();
     drop(store);
     let damaged = torn.restarted();
-    assert!(verify_in(Arc::new(torn.restarted()), |_, _| ()).unwrap().is_sound());
+    assert!(verify_in(Arc::new(torn.restarted()), |_, _| ControlFlow::Continue(())).unwrap().is_sound());
     damaged.flip_bit("esker.scars", 77);
     let into: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
-    let done = salvage_in(Arc::new(damaged), &into, |_, _| ()).unwrap();
+    let done = salvage_in(Arc::new(damaged), &into, |_, _| ControlFlow::Continue(())).unwrap();
     assert!(done.damaged > 0 && done.lost_bytes > 0 && done.guessed == 0, "{done:?}");
     let two = into.get(&2).unwrap();
     let kept = (10..20).filter(|n| into.get(n).unwrap() == Some(vec![*n as u8; 100])).count();
@@ -196,7 +197,7 @@ fn a_backup_is_not_spoiled_by_an_image_whose_number_comes_back() {
     let mut bad = Vec::new();
     copy.film().play(|moment| -> Option<()> {
         let there = moment.storage(&moment.all_kept());
-        if let Ok(found) = verify_in(Arc::new(there), |_, _| ())
+        if let Ok(found) = verify_in(Arc::new(there), |_, _| ControlFlow::Continue(()))
             && !found.is_sound()
         {
             bad.push(format!("after {} calls ({}): {:?}", moment.calls, moment.describe(), found.damage));
@@ -251,7 +252,7 @@ fn back_up_twice(store: &Store<u64, [u8]>) {
     let place = SimStorage::new();
     store.snapshot_in(Arc::new(place.clone())).unwrap();
     store.put(&3, &[4; 8]).unwrap();
-    assert!(verify_in(Arc::new(place.restarted()), |_, _| ()).unwrap().is_sound());
+    assert!(verify_in(Arc::new(place.restarted()), |_, _| ControlFlow::Continue(())).unwrap().is_sound());
     store.snapshot_in(Arc::new(place.clone())).unwrap();
     assert_eq!(open_bytes(&place.restarted(), false).get(&3).unwrap(), Some(vec![4; 8]));
 }
@@ -288,7 +289,7 @@ fn a_backup_made_after_a_lost_image_is_added_to() {
     store.close().unwrap();
     disk.flip_bit("index.1", 77);
     open_bytes(&disk, true).close().unwrap();
-    assert!(verify_in(Arc::new(disk.restarted()), |_, _| ()).unwrap().is_sound());
+    assert!(verify_in(Arc::new(disk.restarted()), |_, _| ControlFlow::Continue(())).unwrap().is_sound());
     back_up_twice(&open_bytes(&disk, false));
 }
 
@@ -365,12 +366,12 @@ fn either_slot_alone_leads_to_the_store_after_compaction() {
     open_bytes(&closed, false);
     for (disk, slot) in [&disk, &closed].into_iter().flat_map(|disk| [(disk, 0), (disk, 1)]) {
         let disk = disk.restarted();
-        assert!(verify_in(Arc::new(disk.restarted()), |_, _| ()).unwrap().is_sound());
+        assert!(verify_in(Arc::new(disk.restarted()), |_, _| ControlFlow::Continue(())).unwrap().is_sound());
         for sector in [slot, slot + 2] {
             disk.flip_bit("esker.manifest", sector * 4096 * 8 + 800);
         }
         let into: Store<u64, [u8]> = Options::new().memory("64MiB").background(false).in_memory().unwrap();
-        salvage_in(Arc::new(disk.restarted()), &into, |_, _| ()).unwrap();
+        salvage_in(Arc::new(disk.restarted()), &into, |_, _| ControlFlow::Continue(())).unwrap();
         let carried = (0..2000).filter(|key| into.contains(key).unwrap()).count();
         let store = open_bytes(&disk, true);
         let there = (0..2000).filter(|key| store.get(key).ok().flatten() == Some(vec![2; 1000])).count();

@@ -2,6 +2,7 @@
 
 use esker_sim::golden::{STORES, check, copy};
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 /// All formats that were ever written.
@@ -17,11 +18,11 @@ fn golden_stores_open_and_hold_what_they_held() {
         let place = tempfile::tempdir().unwrap();
         let store = place.path().join(name);
         copy(&kept(format).join(name), &store).unwrap();
-        let found = esker::verify(&store, |_, _| {}).unwrap();
+        let found = esker::verify(&store, |_, _| ControlFlow::Continue(())).unwrap();
         assert!(found.is_sound() && found.records > 400, "{format}, {name}: {found:?}");
         assert_eq!(found.scars > 0, name.ends_with("crashed"), "{name}: {found:?}");
         assert_eq!(check(name, &store).unwrap(), None, "{name}");
-        assert!(esker::verify(&store, |_, _| {}).unwrap().is_sound(), "{name}");
+        assert!(esker::verify(&store, |_, _| ControlFlow::Continue(())).unwrap().is_sound(), "{name}");
     }
 }
 

@@ -15,6 +15,7 @@ use esker_sim::storage::{Breadth, Film, SECTOR, SimStorage, StorageFault};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -169,16 +170,16 @@ impl Lives {
             self.has_given_up = true;
             let again = self.ways.open(&self.disk.restarted(), false).expect("what was opened is opened after a crash");
             assert_eq!(show(&contents(&again).unwrap()), show(&found), "after a crash");
-            self.is_damaged = !verify_in(Arc::new(self.disk.restarted()), |_, _| ()).unwrap().is_sound();
+            self.is_damaged = !verify_in(Arc::new(self.disk.restarted()), |_, _| ControlFlow::Continue(())).unwrap().is_sound();
         } else {
             let possible: Vec<String> = self.possible.iter().map(show).collect();
             assert!(self.possible.contains(&found), "{} of {possible:?}", show(&found));
         }
         if !self.is_damaged {
-            let verified = verify_in(Arc::new(self.disk.restarted()), |_, _| ()).unwrap();
+            let verified = verify_in(Arc::new(self.disk.restarted()), |_, _| ControlFlow::Continue(())).unwrap();
             assert!(verified.is_sound(), "{:?}", verified.damage);
             let into: Bytes = Options::new().memory("16MiB").background(false).in_memory().unwrap();
-            let salvaged = salvage_in(Arc::new(self.disk.restarted()), &into, |_, _| ()).unwrap();
+            let salvaged = salvage_in(Arc::new(self.disk.restarted()), &into, |_, _| ControlFlow::Continue(())).unwrap();
             assert!(contents(&into).unwrap() == found && salvaged.damaged == 0, "salvaged {}", show(&contents(&into).unwrap()));
         }
         (self.now, self.possible) = (found.clone(), vec![found]);

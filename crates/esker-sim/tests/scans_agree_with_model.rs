@@ -21,6 +21,7 @@ use rand_chacha::ChaCha8Rng;
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::marker::PhantomData;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 const SEEDS: u64 = 20;
@@ -277,7 +278,7 @@ impl<K: Held + ?Sized, V: Held + ?Sized> Trial<K, V> {
 
     /// It is whole, and opens. Opening it to look leaves it a backup.
     fn compare_backup(&mut self, backup: &Backup) {
-        let found = verify_in(Arc::new(backup.files.clone()), |_, _| ()).unwrap();
+        let found = verify_in(Arc::new(backup.files.clone()), |_, _| ControlFlow::Continue(())).unwrap();
         assert!(found.is_sound() && found.line == backup.line, "{}: a backup of line {}: {found:?}", self.name, backup.line);
         let store: Store<K, V> = self.options.clone().promotion(false).open_in(Arc::new(backup.files.clone())).unwrap();
         let mut model = backup.model.clone();
@@ -442,7 +443,7 @@ impl<K: Held + ?Sized, V: Held + ?Sized> Life<'_, K, V> {
         assert!(done.is_ok() || may_fail, "{}: {done:?}", self.trial.name);
         backup.files = if done.is_ok() { to.restarted() } else { to.survive(self.trial.random.random()) };
         self.maybe_line();
-        let found = verify_in(Arc::new(backup.files.clone()), |_, _| ());
+        let found = verify_in(Arc::new(backup.files.clone()), |_, _| ControlFlow::Continue(()));
         let Some(found) = found.ok().filter(|found| found.is_sound()) else {
             assert!(done.is_err() && is_new, "{}: a backup is gone", self.trial.name);
             let files = backup.files.files();

@@ -8,6 +8,7 @@ use esker_sim::crash::{Held, Limits, Live, Program, Subject, check, faults, prog
 use esker_sim::disk::Failure;
 use esker_sim::model::{Layout, Operation};
 use esker_sim::storage::{Breadth, KINDS, Kind, SimStorage, StorageFault};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 const STORE: Esker = Esker(Durability::None);
@@ -189,7 +190,7 @@ fn a_backup_from_an_earlier_one_is_whole_or_nothing() {
     copy.film().play(|moment| -> Option<()> {
         for survival in moment.survivals(Breadth { every_up_to: 16, drawn: KINDS.len() as u64 }, 0) {
             let storage = Arc::new(moment.storage(&survival));
-            let is_there = esker::verify_in(storage.clone(), |_, _| {}).is_ok_and(|found| found.is_sound());
+            let is_there = esker::verify_in(storage.clone(), |_, _| ControlFlow::Continue(())).is_ok_and(|found| found.is_sound());
             assert!(is_there || moment.calls < ended, "nothing after {} calls of {ended}", moment.calls);
             if is_there {
                 let copy = open(storage).unwrap();

@@ -5,6 +5,7 @@
 
 use esker::{Error, Options, Result, Storage, Store, verify_in};
 use esker_sim::storage::{SECTOR, SimStorage};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 const KEYS: u64 = 3000;
@@ -67,7 +68,8 @@ fn every_sector(disk: &SimStorage, mut check: impl FnMut(&SimStorage, &str)) {
 fn what_cannot_be_read_is_refused_told_and_given_up() {
     let (mut refused, mut lost) = (0, 0);
     every_sector(&disk(false), |disk, what| {
-        let told = verify_in(Arc::new(disk.restarted()), |_, _| ()).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let told =
+            verify_in(Arc::new(disk.restarted()), |_, _| ControlFlow::Continue(())).unwrap_or_else(|error| panic!("{what}: {error}"));
         match open(&disk.restarted(), false) {
             Ok(store) => assert_eq!(held(&store), KEYS + 5, "{what}"),
             Err(Error::Io(_) | Error::Corruption(_)) => {
@@ -82,7 +84,7 @@ fn what_cannot_be_read_is_refused_told_and_given_up() {
         store.put(&(1 << 40), &7).unwrap();
         store.close().unwrap();
         drop(store);
-        let found = verify_in(Arc::new(disk.restarted()), |_, _| ()).unwrap();
+        let found = verify_in(Arc::new(disk.restarted()), |_, _| ControlFlow::Continue(())).unwrap();
         assert!(found.is_sound(), "{what}: {found:?}");
         let store = open(disk, false).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!((held(&store), store.get(&(1 << 40)).unwrap()), (left, Some(7)), "{what}");
@@ -128,13 +130,14 @@ fn nothing_is_lost_with_an_image_or_a_copy_of_a_slot() {
             return;
         }
         images += u64::from(what.contains("image") || what.contains("index"));
-        let told = verify_in(Arc::new(disk.restarted()), |_, _| ()).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let told =
+            verify_in(Arc::new(disk.restarted()), |_, _| ControlFlow::Continue(())).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert!(!told.is_sound() || what.contains("scars"), "{what}");
         let store = open(disk, true).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(held(&store), KEYS + 5, "{what}");
         store.put(&(1 << 40), &7).unwrap();
         store.close().unwrap();
-        assert!(verify_in(Arc::new(disk.restarted()), |_, _| ()).unwrap().is_sound(), "{what}");
+        assert!(verify_in(Arc::new(disk.restarted()), |_, _| ControlFlow::Continue(())).unwrap().is_sound(), "{what}");
     });
     assert!(images > 0);
 }

@@ -28,14 +28,14 @@ use crate::lines;
 use crate::log::{BLOCK_BYTES, device_offset};
 use crate::manifest::has_lived;
 use crate::manifest::{Manifest, State};
-use crate::resting::{existing, missing, resting_engine};
+use crate::resting::{Control, existing, missing, resting_engine};
 use crate::scars::{self, Known, Scar};
 use crate::store::Store;
 use crate::sync::atomic::Ordering::Acquire;
 use crate::traverse::Span;
 use crate::types::{Key, Value};
 use std::io::ErrorKind;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -119,13 +119,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
 /// Copies the store in the directory `from`, which nobody may have open, to `to`: a new directory, or an earlier backup of the
 /// same store, to which what is new is added. It is as of the store's last durable line. `progress` is told the bytes of log copied, and
-/// all. To copy a store that is open: [`Store::snapshot_to`]. To restore a backup is the same, the other
+/// all; `Break` ends the call. To copy a store that is open: [`Store::snapshot_to`]. To restore a backup is the same, the other
 /// way round.
 ///
 /// # Errors
 /// `Locked`; `Invalid` if `from` is no store, or `to` is something other than a backup of it; `Corruption` for damage in what is copied,
-/// by address; `Io`. A backup in `to` is what it was then.
-pub fn backup(from: impl AsRef<Path>, to: impl AsRef<Path>, progress: impl FnMut(u64, u64)) -> Result<Backup> {
+/// by address; `Io`; `Cancelled`. A backup in `to` is what it was then; the beginning of a new one is no store.
+pub fn backup(from: impl AsRef<Path>, to: impl AsRef<Path>, progress: impl FnMut(u64, u64) -> ControlFlow<()>) -> Result<Backup> {
     backup_resting(from.as_ref(), None, to.as_ref(), progress)
 }
 
@@ -142,12 +142,12 @@ pub fn backup_from(
     from: impl AsRef<Path>,
     earlier: impl AsRef<Path>,
     to: impl AsRef<Path>,
-    progress: impl FnMut(u64, u64),
+    progress: impl FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Backup> {
     backup_resting(from.as_ref(), Some(earlier.as_ref()), to.as_ref(), progress)
 }
 
-fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl FnMut(u64, u64)) -> Result<Backup> {
+fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl FnMut(u64, u64) -> ControlFlow<()>) -> Result<Backup> {
     let storage = existing(from)?;
     let mut manifest = Manifest::open(&*storage, None, false)?.ok_or_else(|| missing(&*storage))?;
     let engine = resting_engine(&storage, &manifest.state)?;
@@ -181,7 +181,7 @@ impl Engine {
         // A temporary store gives space back without a line that would say so.
         state.begin = state.begin.max(self.log.bounds.begin.load(Acquire));
         let scars: Vec<Scar> = self.scars.all().into_iter().filter(|scar| scar.cut < state.cut).collect();
-        Source { engine: self, storage: &*storage, state: &state, scars: &scars }.copy_to(earlier, to, |_, _| ())
+        Source { engine: self, storage: &*storage, state: &state, scars: &scars }.copy_to(earlier, to, |_, _| ControlFlow::Continue(()))
     }
 }
 
@@ -237,7 +237,12 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    fn copy_to(&self, earlier: Option<Arc<dyn Storage>>, to: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) -> Result<Backup> {
+    fn copy_to(
+        &self,
+        earlier: Option<Arc<dyn Storage>>,
+        to: Arc<dyn Storage>,
+        mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Backup> {
         let grown = self.backup_in(&to)?;
         let earlier = earlier.map(|storage| self.earlier(storage)).transpose()?;
         if grown.is_some() && earlier.is_some() {
@@ -246,14 +251,15 @@ impl Source<'_> {
         let from = grown.as_ref().map_or(self.state.begin, |grown| grown.state.cut.max(self.state.begin));
         let span = Span::new(from, self.state, self.scars);
         let total = span.parts().iter().map(|part| device_offset(part.end) - device_offset(part.start)).sum();
+        let (mut control, mut copied_bytes) = (Control::new(&mut progress, total), 0);
+        // Whoever is told can look at what is there before anything is made.
+        control.advance(0)?;
         let shared = earlier.as_ref().map_or(0..0, |earlier| earlier.share(&*to, sector(self.state.begin), self.scars));
         let log = Segments::open(&to, self.state.segment_bytes, device_offset(self.state.begin))?.without_zeros();
-        let (mut done, mut copied_bytes) = (0, 0);
         for part in span.parts() {
             self.copy_part(earlier.as_ref(), &shared, &log, sectors(&part), |bytes, is_copied| {
-                done += bytes;
                 copied_bytes += if is_copied { bytes } else { 0 };
-                progress(done, total);
+                control.advance(bytes)
             })?;
         }
         log.sync()?;
@@ -344,7 +350,7 @@ impl Source<'_> {
         shared: &Range<u64>,
         to: &Segments,
         part: Range<u64>,
-        mut progress: impl FnMut(u64, bool),
+        mut progress: impl FnMut(u64, bool) -> Result<()>,
     ) -> Result<()> {
         let device = self.engine.log.cold_device()?;
         let earlier_end = earlier.map_or(0, Earlier::end);
@@ -370,7 +376,7 @@ impl Source<'_> {
                 to.write(at * SECTOR_BYTES as u64, bytes)?;
             }
             at += count;
-            progress(bytes.len() as u64, is_copied);
+            progress(bytes.len() as u64, is_copied)?;
         }
         Ok(())
     }

@@ -31,7 +31,8 @@ pub enum Error {
     },
     /// The store was closed.
     Closed,
-    /// A scan stopped because its progress callback asked for it.
+    /// A scan, a verification, a backup or a salvage ended, because what is told of its progress answered `Break`. It leaves what any other error
+    /// in its midst would leave.
     Cancelled,
 }
 

@@ -12,12 +12,14 @@ use crate::log::{BLOCK_BYTES, block_ceil, device_offset};
 use crate::manifest::{LOG, Manifest, State, has_lived, no_manifest};
 use crate::recovery::Manner;
 use crate::scars::{self, Scar};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Blocks read together.
 const PIECE_BLOCKS: u64 = 256;
+/// Of log, between two words about progress.
+pub(crate) const PIECE_BYTES: u64 = PIECE_BLOCKS * BLOCK_BYTES;
 /// Damaged places that are named; more are only counted.
 const NAMED: usize = 100;
 
@@ -30,6 +32,28 @@ pub(crate) struct Resting {
     pub(crate) lacks_scars: bool,
     /// A slot of the manifest is lost: it may have told of a later line.
     pub(crate) lacks_slot: bool,
+}
+
+/// How far work is, in bytes of log, and whether it is to go on.
+pub(crate) struct Control<'a> {
+    progress: &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    done: u64,
+    total: u64,
+}
+
+impl<'a> Control<'a> {
+    pub(crate) fn new(progress: &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>, total: u64) -> Self {
+        Self { progress, done: 0, total }
+    }
+
+    pub(crate) fn advance(&mut self, bytes: u64) -> Result<()> {
+        self.done += bytes;
+        // A log may begin within a block, which is read whole.
+        match (self.progress)(self.done.min(self.total), self.total) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::Cancelled),
+        }
+    }
 }
 
 /// Hears of damage; an error of its own ends the look.
@@ -70,7 +94,7 @@ impl Resting {
         let behind = block_ceil(self.state.cut)..self.engine.log.cold_device()?.bytes()? / SECTOR_BYTES as u64 * BLOCK_BYTES;
         let mut blocks = behind.end.saturating_sub(behind.start) / BLOCK_BYTES;
         if blocks > 0 {
-            self.engine.check_blocks(behind, &mut |_, _| blocks -= 1, &mut |_| ())?;
+            self.engine.check_blocks(behind, &mut |_, _| blocks -= 1, &mut |_| Ok(()))?;
         }
         Ok(blocks * BLOCK_BYTES)
     }
@@ -137,12 +161,12 @@ pub(crate) fn resting_engine(storage: &Arc<dyn Storage>, state: &State) -> Resul
 
 impl Engine {
     /// Reads and checks every block of a part of the log by itself: damage does not end it. `on_damage` hears which block and why, `progress` how
-    /// many more blocks were read.
+    /// many more blocks were read; an error of its own ends the look.
     pub(crate) fn check_blocks(
         &self,
         part: Range<u64>,
         on_damage: &mut dyn FnMut(u64, Error),
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         let device = self.log.cold_device()?;
         let (mut block, end) = (part.start / BLOCK_BYTES, part.end / BLOCK_BYTES);
@@ -161,7 +185,7 @@ impl Engine {
                 }
             }
             block += count;
-            progress(count);
+            progress(count)?;
         }
         Ok(())
     }

@@ -26,11 +26,11 @@ use crate::lines::RECORD_BYTES as LINE_BYTES;
 use crate::log::{BLOCK_BYTES, Log, device_offset};
 use crate::manifest::{LOG, types};
 use crate::record::{self, ABANDONED, ABSENT, ADDRESS_MASK, ColdRecord};
-use crate::resting::{Resting, existing, note};
+use crate::resting::{Control, PIECE_BYTES, Resting, existing, note};
 use crate::store::Store;
 use crate::traverse::{Scanned, Span, Visitor};
 use crate::types::{Key, Layout, Value};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -69,7 +69,8 @@ impl Salvage {
 }
 
 /// Carries what is whole of the store in the directory `from`, which nobody may have open and which is not changed, over into the store `into`: a new
-/// one as a rule, of the same types. What it held before it keeps, but for keys of which the damaged log has a record: a deletion deletes. `progress` is told the bytes of log read so far, and all, each counted twice.
+/// one as a rule, of the same types. What it held before it keeps, but for keys of which the damaged log has a record: a deletion deletes.
+/// `progress` is told the bytes of log read so far, and all, each counted twice; `Break` ends the call.
 ///
 /// Of a key whose newest record is lost an older value may come over, if one still lies in the log, or one that had been deleted; so may a part of a
 /// transaction. If the list of what crashes had left is damaged (`damage` names it) changes that a crash had undone may come over, and, if
@@ -77,7 +78,7 @@ impl Salvage {
 ///
 /// # Errors
 /// `Locked`; `Invalid` if there is no store, or one of other types, or a value is too long for the budget of `into`; `Corruption` if its manifest is
-/// lost, `Io`, and those of [`Store::put`] on `into`. Damage in the log is no error: it is in the result.
+/// lost, `Io`, `Cancelled`, and those of [`Store::put`] on `into`, which has a part then. Damage in the log is no error: it is in the result.
 ///
 /// # Cost
 /// Reads the log twice; a put for each record in it.
@@ -87,12 +88,16 @@ impl Salvage {
 /// # let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
 /// # let (damaged, new) = (folder.path(), other.path());
 /// use esker::{Options, Store, salvage};
+/// use std::ops::ControlFlow;
 ///
 /// # let store: Store<u64, u64> = Options::new().memory("16MiB").open(damaged)?;
 /// # store.put(&1, &7)?;
 /// # store.close()?;
 /// let store: Store<u64, u64> = Options::new().memory("64MiB").open(new)?;
-/// let done = salvage(damaged, &store, |done, all| eprintln!("{done} of {all} bytes"))?;
+/// let done = salvage(damaged, &store, |done, all| {
+///     eprintln!("{done} of {all} bytes");
+///     ControlFlow::Continue(())
+/// })?;
 /// store.close()?;
 /// println!("{} records, {} bytes of log lost", done.records, done.lost_bytes);
 /// # assert_eq!((done.records, done.lost_bytes), (1, 0));
@@ -101,7 +106,7 @@ impl Salvage {
 pub fn salvage<K: Key + ?Sized, V: Value + ?Sized>(
     from: impl AsRef<Path>,
     into: &Store<K, V>,
-    progress: impl FnMut(u64, u64),
+    progress: impl FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Salvage> {
     salvage_in(existing(from.as_ref())?, into, progress)
 }
@@ -113,7 +118,7 @@ pub fn salvage<K: Key + ?Sized, V: Value + ?Sized>(
 pub fn salvage_in<K: Key + ?Sized, V: Value + ?Sized>(
     from: Arc<dyn Storage>,
     into: &Store<K, V>,
-    mut progress: impl FnMut(u64, u64),
+    mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Salvage> {
     let mut done = Salvage::default();
     let opened = Resting::open(from.clone(), Some(types::<K, V>()), &mut |damage| {
@@ -128,12 +133,13 @@ pub fn salvage_in<K: Key + ?Sized, V: Value + ?Sized>(
         done.lost_bytes += resting.whole_bytes_behind()?;
     }
     let total = 2 * span.parts().iter().map(|part| part.end - part.start).sum::<u64>();
-    let mut stretches = resting.sound_stretches(&span, &mut done, &mut |bytes| progress(bytes, total))?;
+    let mut control = Control::new(&mut progress, total);
+    let mut stretches = resting.sound_stretches(&span, &mut done, &mut control)?;
     let landmarks = resting.find_starts(&*from, &mut stretches, &mut done)?;
-    let mut carrier = Carrier { into, done: &mut done, landmarks: &landmarks, failed: None, end: 0 };
-    let mut read = total / 2;
+    let mut carrier = Carrier { into, done: &mut done, landmarks: &landmarks, control: &mut control, failed: None, end: 0, told: 0 };
     for Stretch { log, start, skipped, is_cut } in stretches {
         let mut next = Some(start.unwrap_or(log.end));
+        carrier.told = log.start;
         while let Some(start) = next.take() {
             carrier.end = start;
             let walked = resting.engine.scan_stretch(&span, &(start..log.end), &mut carrier).map(|scan| scan.begun_bytes());
@@ -152,8 +158,7 @@ pub fn salvage_in<K: Key + ?Sized, V: Value + ?Sized>(
             };
         }
         carrier.done.lost_bytes += skipped;
-        read += log.end - log.start;
-        progress(read, total);
+        carrier.tell(log.end)?;
     }
     Ok(done)
 }
@@ -200,7 +205,7 @@ struct Stretch {
 
 impl Resting {
     /// Reads all of the log; the stretches between damage. Those that follow none begin with a record.
-    fn sound_stretches(&self, span: &Span<'_>, done: &mut Salvage, progress: &mut dyn FnMut(u64)) -> Result<Vec<Stretch>> {
+    fn sound_stretches(&self, span: &Span<'_>, done: &mut Salvage, control: &mut Control<'_>) -> Result<Vec<Stretch>> {
         let (mut stretches, mut read) = (Vec::new(), 0);
         for part in span.parts() {
             let mut damaged = Vec::new();
@@ -210,7 +215,7 @@ impl Resting {
             };
             self.engine.check_blocks(part.clone(), &mut on_damage, &mut |blocks| {
                 read += blocks * BLOCK_BYTES;
-                progress(read);
+                control.advance(blocks * BLOCK_BYTES)
             })?;
             done.lost_bytes += damaged.len() as u64 * BLOCK_BYTES;
             let mut from = part.start;
@@ -318,17 +323,26 @@ impl Resting {
 }
 
 /// Writes records to the other store.
-struct Carrier<'a, K: Key + ?Sized, V: Value + ?Sized> {
+struct Carrier<'a, 'p, K: Key + ?Sized, V: Value + ?Sized> {
     into: &'a Store<K, V>,
     done: &'a mut Salvage,
     landmarks: &'a Landmarks,
+    control: &'a mut Control<'p>,
     /// What the other store said.
     failed: Option<Error>,
     /// Everything below was carried over.
     end: u64,
+    /// So far it was told of.
+    told: u64,
 }
 
-impl<K: Key + ?Sized, V: Value + ?Sized> Visitor for Carrier<'_, K, V> {
+impl<K: Key + ?Sized, V: Value + ?Sized> Carrier<'_, '_, K, V> {
+    fn tell(&mut self, at: u64) -> Result<()> {
+        self.control.advance(at - std::mem::replace(&mut self.told, at))
+    }
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Visitor for Carrier<'_, '_, K, V> {
     fn visit(&mut self, record: &Scanned, bytes: &[u8]) -> Result<()> {
         let layout = self.into.engine.layout;
         if self.landmarks.first_in(record.at + 8..record.at + bytes.len() as u64).is_some() {
@@ -351,7 +365,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Visitor for Carrier<'_, K, V> {
         }
         self.done.records += 1;
         self.end = record.at + bytes.len() as u64;
-        Ok(())
+        if self.end - self.told < PIECE_BYTES { Ok(()) } else { self.tell(self.end) }
     }
 }
 
@@ -391,7 +405,7 @@ mod tests {
             sector[1234] ^= 4;
             device.write(block * SECTOR_BYTES as u64, &sector).unwrap();
             let into: Store<u64, [u8]> = options().open_temporary().unwrap();
-            let lost = salvage_in(damaged, &into, |_, _| ()).unwrap().lost_bytes;
+            let lost = salvage_in(damaged, &into, |_, _| ControlFlow::Continue(())).unwrap().lost_bytes;
             // The block, and the records across its ends.
             assert!((1..BLOCK_BYTES + 200).contains(&lost), "block {block}: {lost}");
         }

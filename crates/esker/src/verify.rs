@@ -4,8 +4,9 @@ use crate::device::{SECTOR_BYTES, Storage};
 use crate::error::{Error, Result};
 use crate::image;
 use crate::log::BLOCK_BYTES;
-use crate::resting::{Resting, existing, note};
+use crate::resting::{Control, PIECE_BYTES, Resting, existing, note};
 use crate::traverse::{Scanned, Span, Visitor};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -40,15 +41,36 @@ impl Verification {
     }
 }
 
-/// Checks the store in the directory `path`, which nobody may have open, and changes nothing; the medium may be one that can only be read. `progress` is told the bytes
-/// of log read so far, and all.
+/// Checks the store in the directory `path`, which nobody may have open, and changes nothing; the medium may be one that can only be read.
+/// `progress` is told the bytes of log read so far, and all, which it is told again and again while the records of a sound log are counted;
+/// `Break` ends the call.
 ///
 /// # Errors
-/// `Locked`, `Invalid` if there is no store, `Io`. Damage is no error here: it is in the result.
-pub fn verify(path: impl AsRef<Path>, progress: impl FnMut(u64, u64)) -> Result<Verification> {
+/// `Locked`, `Invalid` if there is no store, `Io`, `Cancelled`. Damage is no error here: it is in the result.
+///
+/// # Cost
+/// Reads the image of the index, and the log twice, or once if it is damaged.
+///
+/// # Examples
+/// ```
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let directory = folder.path();
+/// use std::ops::ControlFlow;
+///
+/// # let store: esker::Store<u64, u64> = esker::Options::new().memory("16MiB").open(directory)?;
+/// # store.put(&1, &7)?;
+/// # store.close()?;
+/// let found = esker::verify(directory, |done, all| {
+///     eprintln!("{done} of {all} bytes");
+///     ControlFlow::Continue(())
+/// })?;
+/// assert!(found.is_sound());
+/// # Ok::<(), esker::Error>(())
+/// ```
+pub fn verify(path: impl AsRef<Path>, mut progress: impl FnMut(u64, u64) -> ControlFlow<()>) -> Result<Verification> {
     match existing(path.as_ref()) {
         Err(error @ Error::Corruption(_)) => Ok(Verification { damage: vec![error.to_string()], damaged: 1, ..Verification::default() }),
-        storage => verify_in(storage?, progress),
+        storage => check(storage?, &mut progress),
     }
 }
 
@@ -56,7 +78,22 @@ pub fn verify(path: impl AsRef<Path>, progress: impl FnMut(u64, u64)) -> Result<
 ///
 /// # Errors
 /// As [`verify`].
+#[cfg(not(test))]
+pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64) -> ControlFlow<()>) -> Result<Verification> {
+    check(storage, &mut progress)
+}
+
+/// The same, as this crate's own tests call it: to the end.
+#[cfg(test)]
 pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) -> Result<Verification> {
+    let mut to_the_end = |done, all| {
+        progress(done, all);
+        ControlFlow::Continue(())
+    };
+    check(storage, &mut to_the_end)
+}
+
+fn check(storage: Arc<dyn Storage>, progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>) -> Result<Verification> {
     let mut found = Verification::default();
     let opened = Resting::open(storage.clone(), None, &mut |damage| {
         found.note(damage);
@@ -75,20 +112,21 @@ pub fn verify_in(storage: Arc<dyn Storage>, mut progress: impl FnMut(u64, u64)) 
     }
     let span = Span::new(state.begin, &state, &scars);
     let total = span.parts().iter().map(|part| part.end - part.start).sum();
+    let mut control = Control::new(progress, total);
     // First every block by itself: a scan ends at the first damage, this does not.
     for part in span.parts() {
         let mut tell = |blocks| {
             found.log_bytes += blocks * SECTOR_BYTES as u64;
-            progress(found.log_bytes / SECTOR_BYTES as u64 * BLOCK_BYTES, total);
+            control.advance(blocks * BLOCK_BYTES)
         };
         let mut damaged = Vec::new();
         engine.check_blocks(part, &mut |_, damage| damaged.push(damage), &mut tell)?;
         damaged.iter().for_each(|damage| found.note(damage));
     }
     if found.is_sound() {
-        let mut count = Count(0);
+        let mut count = Count { records: 0, told: 0, control: &mut control };
         or_note(engine.scan(&span, &mut count), &mut found)?;
-        found.records = count.0;
+        found.records = count.records;
     }
     Ok(found)
 }
@@ -106,11 +144,20 @@ fn or_note<T>(result: Result<T>, found: &mut Verification) -> Result<Option<T>> 
 }
 
 /// Counts records.
-struct Count(u64);
+struct Count<'a, 'p> {
+    records: u64,
+    /// Where it was last asked whether to go on.
+    told: u64,
+    control: &'a mut Control<'p>,
+}
 
-impl Visitor for Count {
-    fn visit(&mut self, _: &Scanned, _: &[u8]) -> Result<()> {
-        self.0 += 1;
-        Ok(())
+impl Visitor for Count<'_, '_> {
+    fn visit(&mut self, record: &Scanned, _: &[u8]) -> Result<()> {
+        self.records += 1;
+        if record.at < self.told + PIECE_BYTES {
+            return Ok(());
+        }
+        self.told = record.at;
+        self.control.advance(0)
     }
 }

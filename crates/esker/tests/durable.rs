@@ -11,6 +11,7 @@ use esker::{Durability, Error, MemoryStorage, Options, Storage, Store};
 use minded::{Call, Minded};
 use raise::Raise;
 use std::io;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -527,7 +528,7 @@ fn a_store_whose_lock_was_removed_writes_no_more() {
     new.put(&5, &5).unwrap();
     new.close().unwrap();
     drop((old, new));
-    assert!(esker::verify(folder.path(), |_, _| ()).unwrap().is_sound());
+    assert!(esker::verify(folder.path(), |_, _| ControlFlow::Continue(())).unwrap().is_sound());
     let again = open();
     assert!((0..100).all(|n| again.get(&n).unwrap() == Some(if n == 5 { 5 } else { 2 }) && again.get(&(n + 1000)).unwrap().is_none()));
 }
@@ -728,7 +729,7 @@ fn a_store_goes_on_when_its_medium_has_room_again() {
             known += 1;
         }
         store.close().unwrap();
-        assert!(esker::verify_in(files, |_, _| ()).unwrap().is_sound());
+        assert!(esker::verify_in(files, |_, _| ControlFlow::Continue(())).unwrap().is_sound());
     }
 }
 

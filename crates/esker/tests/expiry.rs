@@ -8,6 +8,7 @@ use raise::Raise;
 use std::borrow::Borrow;
 use std::cell::RefCell;
 use std::future::Future;
+use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -865,7 +866,7 @@ fn a_shorter_value_in_place_keeps_its_end() {
     store.expire_at(&4, esker::Clock::now(&*clock) + SECOND * 10).unwrap();
     check(&store);
     store.close().unwrap();
-    assert!(esker::verify(folder.path(), |_, _| {}).unwrap().is_sound());
+    assert!(esker::verify(folder.path(), |_, _| ControlFlow::Continue(())).unwrap().is_sound());
     store = open();
     check(&store);
     store.compact().unwrap();

@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use std::fs::File;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use esker::{Error, Options, Store};
@@ -72,7 +73,7 @@ fn nothing_is_lost_where_others_have_all_handles() {
         assert!((0..KEYS).all(|key| store.get(&key).unwrap() == acknowledged[key as usize]));
         store.close().unwrap();
         drop(store);
-        assert!(esker::verify(folder.path(), |_, _| {}).unwrap().is_sound());
+        assert!(esker::verify(folder.path(), |_, _| ControlFlow::Continue(())).unwrap().is_sound());
     }
     println!("{refused} rounds were refused for want of a handle");
 }

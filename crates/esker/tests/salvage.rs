@@ -1,9 +1,12 @@
 //! Salvage: damage anywhere costs what it hit, and nothing else.
 
 use esker::{
-    Durability, Error, ManualClock, MemoryStorage, Options, SECTOR_BYTES, Salvage, Storage, Store, Value, salvage, salvage_in, verify_in,
+    Durability, Error, ManualClock, MemoryStorage, Options, Result, SECTOR_BYTES, Salvage, Storage, Store, Value, salvage, salvage_in,
+    verify_in,
 };
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,7 +45,7 @@ fn image_of(files: &MemoryStorage) -> String {
 
 fn carry<K: Value + ?Sized, V: Value + ?Sized>(files: &Arc<MemoryStorage>) -> (Store<K, V>, Salvage) {
     let store = options().in_memory().unwrap();
-    let done = salvage_in(files.clone(), &store, |_, _| ()).unwrap();
+    let done = salvage_in(files.clone(), &store, |_, _| ControlFlow::Continue(())).unwrap();
     (store, done)
 }
 
@@ -212,7 +215,7 @@ fn what_is_gone_stays_gone() {
     // The first block: what lies in it is older than all that is asked.
     let crashed = damaged(&crashed, LOG, 1);
     let carried: Store<u64, u64> = options().in_memory().unwrap();
-    let done = salvage_in(crashed, &carried, |_, _| ()).unwrap();
+    let done = salvage_in(crashed, &carried, |_, _| ControlFlow::Continue(())).unwrap();
     assert!(done.damaged == 1 && done.guessed == 0, "{done:?}");
     assert!((0..1000).all(|n| carried.get(&n).unwrap().is_none()));
     assert!((1000..2000).all(|n| carried.get(&n).unwrap() == Some(7)));
@@ -237,7 +240,7 @@ fn files_may_be_missing() {
     let a_file = (1 << 20) / SECTOR_BYTES as u64 * BLOCK_BYTES;
     assert!((a_file..a_file + 100).contains(&done.lost_bytes), "{done:?}");
     assert!(kept.len() as u64 >= 200_000 - a_file / 24 - 2 && done.damage.len() == 100, "{}", kept.len());
-    assert_eq!(verify_in(files, |_, _| ()).unwrap().damaged, done.damaged);
+    assert_eq!(verify_in(files, |_, _| ControlFlow::Continue(())).unwrap().damaged, done.damaged);
 }
 
 #[test]
@@ -248,20 +251,20 @@ fn what_cannot_be_carried_over_is_refused() {
     store.put(b"short", b"1").unwrap();
     store.close().unwrap();
     let words: Store<u64, u64> = options().in_memory().unwrap();
-    assert!(matches!(salvage_in(files.clone(), &words, |_, _| ()), Err(Error::Invalid(_))));
-    assert!(matches!(salvage_in(Arc::new(MemoryStorage::new()), &words, |_, _| ()), Err(Error::Invalid(_))));
+    assert!(matches!(salvage_in(files.clone(), &words, |_, _| ControlFlow::Continue(())), Err(Error::Invalid(_))));
+    assert!(matches!(salvage_in(Arc::new(MemoryStorage::new()), &words, |_, _| ControlFlow::Continue(())), Err(Error::Invalid(_))));
     let closed: Bytes = options().in_memory().unwrap();
     closed.close().unwrap();
-    assert!(matches!(salvage_in(files.clone(), &closed, |_, _| ()), Err(Error::Closed)));
+    assert!(matches!(salvage_in(files.clone(), &closed, |_, _| ControlFlow::Continue(())), Err(Error::Closed)));
     files.remove("esker.manifest").unwrap();
     let into: Bytes = options().in_memory().unwrap();
-    assert!(matches!(salvage_in(files, &into, |_, _| ()), Err(Error::Corruption(_))));
+    assert!(matches!(salvage_in(files, &into, |_, _| ControlFlow::Continue(())), Err(Error::Corruption(_))));
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing");
-    assert!(matches!(salvage(&missing, &into, |_, _| ()), Err(Error::Invalid(_))));
+    assert!(matches!(salvage(&missing, &into, |_, _| ControlFlow::Continue(())), Err(Error::Invalid(_))));
     assert!(!missing.exists());
     let store: Bytes = options().open(folder.path()).unwrap();
-    assert!(matches!(salvage(folder.path(), &into, |_, _| ()), Err(Error::Locked(_))));
+    assert!(matches!(salvage(folder.path(), &into, |_, _| ControlFlow::Continue(())), Err(Error::Locked(_))));
     store.close().unwrap();
 }
 
@@ -274,10 +277,53 @@ fn it_tells_how_far_it_is() {
     store.close().unwrap();
     let into: Store<u64, u64> = options().in_memory().unwrap();
     let mut told = vec![(0, 0)];
-    salvage_in(damaged(&files, LOG, 77), &into, |done, all| told.push((done, all))).unwrap();
+    let tell = |done, all| {
+        told.push((done, all));
+        ControlFlow::Continue(())
+    };
+    salvage_in(damaged(&files, LOG, 77), &into, tell).unwrap();
     assert!(told.is_sorted() && told.len() > 4, "{told:?}");
     let (done, all) = *told.last().unwrap();
     assert!(done <= all && done + 2 * BLOCK_BYTES >= all, "{done} of {all}");
+}
+
+type Tell<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
+
+/// At any of the times when it is told how far the work is, which come as long as there is work.
+#[test]
+fn who_is_told_of_progress_may_end_it() {
+    let files = Arc::new(MemoryStorage::new());
+    let store: Store<u64, u64> = options().open_in(files.clone()).unwrap();
+    (0..200_000).for_each(|n| store.put(&n, &n).unwrap());
+    store.close().unwrap();
+    // The result, and how often it was told.
+    let ending_at = |last: u32, work: &dyn Fn(&mut Tell<'_>) -> Result<u64>| {
+        let mut calls = 0;
+        let result = work(&mut |_, _| {
+            calls += 1;
+            if calls == last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        (result, calls)
+    };
+    let carried = Cell::new(0);
+    let salvage = |tell: &mut Tell<'_>| {
+        let into: Store<u64, u64> = options().in_memory().unwrap();
+        let done = salvage_in(files.clone(), &into, tell);
+        carried.set(pairs(&into).len());
+        done.map(|done| done.records)
+    };
+    let verify = |tell: &mut Tell<'_>| verify_in(files.clone(), tell).map(|found| found.records);
+    for work in [&salvage as &dyn Fn(&mut Tell<'_>) -> Result<u64>, &verify] {
+        let (whole, calls) = ending_at(0, work);
+        // Each mebibyte of the log is gone through twice.
+        assert!(whole.unwrap() == 200_000 && calls >= 2 * 4, "{calls}");
+        for last in 1..=calls {
+            let (ended, calls) = ending_at(last, work);
+            assert!(matches!(ended, Err(Error::Cancelled)) && calls == last, "{ended:?} after {calls} calls of {last}");
+        }
+    }
+    ending_at(7, &salvage).0.unwrap_err();
+    assert!((1..200_000).contains(&carried.get()), "{}", carried.get());
 }
 
 /// Where the log begins, by the newest slot of the manifest.
@@ -362,7 +408,7 @@ fn damage_where_the_log_begins_is_named_and_given_up_when_told_so() {
     let store = open(true).unwrap();
     store.put(&1, b"anew").unwrap();
     store.close().unwrap();
-    let found = verify_in(files.clone(), |_, _| ()).unwrap();
+    let found = verify_in(files.clone(), |_, _| ControlFlow::Continue(())).unwrap();
     assert!(found.is_sound(), "{found:?}");
     let store = open(false).unwrap();
     assert_eq!(store.get(&1).unwrap().as_deref(), Some(&b"anew"[..]));
@@ -405,7 +451,7 @@ fn long_values_behind_damage_are_found_without_an_image() {
     damage(&files, LOG, 5);
     damage(&files, &image_of(&files), 0);
     let into: Bytes = options().open_temporary().unwrap();
-    let done = salvage_in(files, &into, |_, _| ()).unwrap();
+    let done = salvage_in(files, &into, |_, _| ControlFlow::Continue(())).unwrap();
     // The one that was hit.
     assert_eq!((done.records, done.guessed), (VALUES - 1, 1), "{done:?}");
     assert!((1..VALUES).all(|n| into.get(&n.to_le_bytes()[..]).unwrap() == Some(value(n))));

@@ -6,6 +6,7 @@ mod raise;
 use esker::{Error, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, Storage, Store, Ttl, Warning};
 use raise::Raise;
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Barrier};
@@ -147,7 +148,7 @@ fn deletions_do_not_come_back() {
     check(&store);
     store.close().unwrap();
     check(&options.open(folder.path()).unwrap());
-    let found = esker::verify(folder.path(), |_, _| {}).unwrap();
+    let found = esker::verify(folder.path(), |_, _| ControlFlow::Continue(())).unwrap();
     assert!(found.is_sound(), "{found:?}");
 }
 

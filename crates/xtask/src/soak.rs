@@ -7,6 +7,7 @@
 //! oldest deleted for each that is added. Every read is judged, of values in memory and of values that have aged; in the end every durable byte is checked.
 
 use esker::{Durability, Options, Result, Store, verify};
+use std::ops::ControlFlow;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
@@ -60,7 +61,7 @@ pub(crate) fn run(minutes: u64) -> bool {
         let store = options.durability(Durability::Every(Duration::from_secs(1))).open(folder.path()).map_err(|error| error.to_string())?;
         let told = overwrite(&store).and_then(|()| turn_over(&store, base, Duration::from_secs(60 * minutes)))?;
         store.close().map_err(|error| error.to_string())?;
-        let found = verify(folder.path(), |_, _| ()).map_err(|error| error.to_string())?;
+        let found = verify(folder.path(), |_, _| ControlFlow::Continue(())).map_err(|error| error.to_string())?;
         if found.is_sound() { Ok(told) } else { Err(format!("it is damaged: {found:?}")) }
     });
     passed.as_ref().map_or_else(|wrong| println!("soak: {wrong}"), |told| println!("soak: {told} violations=0"));

@@ -5,6 +5,7 @@ use crate::model::{Bytes, Layout, Operation, Outcome};
 use crate::storage::SimStorage;
 use crate::subject::{self, Place};
 use esker::{Durability, Error, Options};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 const BUDGET_BYTES: u64 = 16 << 20;
@@ -50,7 +51,7 @@ impl Subject for Esker {
 
     fn tells_damage(&self, storage: &SimStorage) -> Option<bool> {
         // What is no store at all any more is an error.
-        Some(!esker::verify_in(Arc::new(storage.clone()), |_, _| ()).is_ok_and(|found| found.is_sound()))
+        Some(!esker::verify_in(Arc::new(storage.clone()), |_, _| ControlFlow::Continue(())).is_ok_and(|found| found.is_sound()))
     }
 
     fn salvaged(&self, layout: Layout, storage: &SimStorage, keys: &[Bytes]) -> Option<Result<State, String>> {

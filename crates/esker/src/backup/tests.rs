@@ -86,12 +86,45 @@ fn a_refused_copy_leaves_no_directory_that_it_made() {
     assert!(matches!(store.snapshot_to(place("third")), Err(Error::Closed)));
     assert!(!place("third").exists());
     stranger.close().unwrap();
-    let refused = crate::backup_from(place("stranger"), place("first"), place("fourth"), |_, _| ());
+    let refused = crate::backup_from(place("stranger"), place("first"), place("fourth"), |_, _| ControlFlow::Continue(()));
     assert!(matches!(refused, Err(Error::Invalid(_))) && !place("fourth").exists(), "{refused:?}");
     // One that was there stays.
     std::fs::create_dir(place("fifth")).unwrap();
-    let refused = crate::backup_from(place("stranger"), place("first"), place("fifth"), |_, _| ());
+    let refused = crate::backup_from(place("stranger"), place("first"), place("fifth"), |_, _| ControlFlow::Continue(()));
     assert!(matches!(refused, Err(Error::Invalid(_))) && place("fifth").exists(), "{refused:?}");
+}
+
+/// An end that is asked for leaves what an error does.
+#[test]
+fn a_backup_that_is_ended_is_what_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let fill = |from: u64| {
+        let store: Store<u64, u64> = Options::new().memory("16MiB").open(path("store")).unwrap();
+        (from..from + 100_000).for_each(|n| store.put(&n, &n).unwrap());
+        store.close().unwrap();
+    };
+    let records = |name: &str| crate::verify(path(name), |_, _| ControlFlow::Continue(())).map(|found| found.records);
+    // At the second word about progress, in the midst of what is to be copied.
+    let ended = |to: &str| {
+        let mut calls = 0;
+        let answer = |done, total| {
+            calls += 1;
+            assert!(calls < 2 || done < total);
+            if calls < 2 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        };
+        backup(path("store"), path(to), answer)
+    };
+    fill(0);
+    assert!(matches!(ended("first"), Err(Error::Cancelled)));
+    let opened: Result<Store<u64, u64>> = Options::new().memory("16MiB").open(path("first"));
+    assert!(opened.is_err_and(|error| error.to_string().contains("a backup that was cut short")));
+    backup(path("store"), path("second"), |_, _| ControlFlow::Continue(())).unwrap();
+    fill(100_000);
+    assert!(matches!(ended("second"), Err(Error::Cancelled)));
+    assert_eq!(records("second").unwrap(), 100_000);
+    backup(path("store"), path("second"), |_, _| ControlFlow::Continue(())).unwrap();
+    assert_eq!(records("second").unwrap(), 200_000);
 }
 
 #[test]
@@ -273,7 +306,7 @@ fn full_files_are_shared() {
     assert!(second.kept_bytes > first.copied_bytes - (1 << 19) && second.copied_bytes < 1 << 20, "{first:?} {second:?}");
     // The store at rest gives the same.
     store.close().unwrap();
-    let third = backup_from(path("store"), path("first"), path("third"), |_, _| {}).unwrap();
+    let third = backup_from(path("store"), path("first"), path("third"), |_, _| ControlFlow::Continue(())).unwrap();
     assert!(third.kept_bytes >= second.kept_bytes, "{second:?} {third:?}");
     // Written, a copy does not change what it shares; what was copied from may go.
     let opened: Store<u64, u64> = Options::new().memory("16MiB").open(path("second")).unwrap();
@@ -281,7 +314,7 @@ fn full_files_are_shared() {
     opened.compact().unwrap();
     opened.close().unwrap();
     for copy in ["first", "third"] {
-        assert!(crate::verify(path(copy), |_, _| {}).unwrap().is_sound(), "{copy}");
+        assert!(crate::verify(path(copy), |_, _| ControlFlow::Continue(())).unwrap().is_sound(), "{copy}");
     }
     std::fs::remove_dir_all(path("first")).unwrap();
     let opened: Store<u64, u64> = Options::new().memory("16MiB").open(path("third")).unwrap();

@@ -5,6 +5,7 @@ use crate::device::AlignedBuffer;
 use crate::record::Record;
 use crate::scars::SCARS;
 use crate::{Durability, MemoryStorage, Options, Storage, Store};
+use std::ops::ControlFlow;
 use std::sync::Mutex;
 
 /// The store is left as a crash leaves it: never closed. It is kept: what nobody can reach any more is a leak to a sanitizer.
@@ -470,7 +471,7 @@ fn a_scar_that_is_missing_is_damage() {
         let refused = Options::new().memory("16MiB").accept_loss(true).open_in::<u64, u64>(files.clone()).map(|_| ()).unwrap_err();
         assert!(matches!(refused, Error::Corruption(_)), "{refused}");
         let into: Store<u64, u64> = Options::new().memory("64MiB").in_memory().unwrap();
-        crate::salvage_in(files, &into, |_, _| ()).unwrap();
+        crate::salvage_in(files, &into, |_, _| ControlFlow::Continue(())).unwrap();
         assert_eq!(into.get(&5000).unwrap(), Some(3));
     }
 }
