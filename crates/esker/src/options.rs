@@ -50,7 +50,7 @@ pub struct Options {
     durability: Durability,
     background: bool,
     space_amplification: f64,
-    segment_bytes: Option<u64>,
+    segment_bytes: Option<Result<u64>>,
     promotion: bool,
     history: bool,
     clock: Arc<dyn Clock>,
@@ -58,7 +58,8 @@ pub struct Options {
 }
 
 /// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`. Units, in either case: `B`; `K`, `KiB`, `M`, `MiB`, `G`, `GiB`, `T`, `TiB`
-/// (powers of 1,024); `KB`, `MB`, `GB`, `TB` (of 1,000). What is no number of bytes is refused when the store is opened.
+/// (powers of 1,024); `KB`, `MB`, `GB`, `TB` (of 1,000). What is no number of bytes is refused when the store is opened, or by
+/// [`Store::set_memory`].
 pub trait ByteCount {
     /// In bytes.
     ///
@@ -208,12 +209,13 @@ impl Options {
         self
     }
 
-    /// The length of each file of the log, in bytes; space goes back to the file system in such units. It is fixed when a store is made, and has no effect on
+    /// The length of each file of the log; space goes back to the file system in such units. It is fixed when a store is made, and has no effect on
     /// one that exists. Default: a sixteenth of the memory, rounded up to a power of two, from 4 to 256 MiB; in a cache at most an eighth of its disk, at
     /// least 4 MiB. Rounded up to 4 KiB.
     #[must_use]
-    pub fn segment_bytes(mut self, length: u64) -> Self {
-        self.segment_bytes = Some(length.clamp(SECTOR_BYTES as u64, 1 << 40).next_multiple_of(SECTOR_BYTES as u64));
+    pub fn segment_bytes(mut self, length: impl ByteCount) -> Self {
+        let in_sectors = |length: u64| length.clamp(SECTOR_BYTES as u64, 1 << 40).next_multiple_of(SECTOR_BYTES as u64);
+        self.segment_bytes = Some(length.byte_count().map(in_sectors));
         self
     }
 
@@ -312,6 +314,7 @@ impl Options {
         let budget = self.memory.clone()?;
         check_budget(budget)?;
         check_space(budget)?;
+        self.segment_bytes.clone().transpose()?;
         if self.cache.is_some() && self.history {
             return Err(Error::invalid("a cache keeps no history: what is old is dropped"));
         }
@@ -335,7 +338,7 @@ impl Options {
                 let memory = self.memory.clone()?;
                 // A cache drops whole files.
                 let most = self.cache.as_ref().and_then(Cache::disk_bytes).map_or(u64::MAX, segment_bytes_for);
-                let segment_bytes = self.segment_bytes.unwrap_or_else(|| segment_bytes_for(memory)).min(most);
+                let segment_bytes = self.segment_bytes.clone().transpose()?.unwrap_or_else(|| segment_bytes_for(memory)).min(most);
                 let (identity, shape) = (Identity::random()?, Index::first_shape());
                 Manifest::create(&*storage, identity, types, segment_bytes, FIRST_ADDRESS, shape, self.cache.is_some())?
             }

@@ -5,6 +5,7 @@ use crate::error::Error;
 /// What a store is doing and what it holds.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Stats {
     /// True without a device.
     pub in_memory: bool,
@@ -140,6 +141,7 @@ impl Stats {
 /// Bytes of memory.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct MemoryStats {
     /// What was allowed, in bytes.
     pub budget_bytes: u64,
@@ -162,6 +164,7 @@ pub struct MemoryStats {
 /// ```
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct LogStats {
     /// Below it nothing is part of the store any more.
     pub begin: u64,
@@ -180,6 +183,7 @@ pub struct LogStats {
 /// What the log takes on the device (or in memory, without one), and what compaction did about it.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct SpaceStats {
     /// The log's files, in bytes; 0 without a device.
     pub file_bytes: u64,
@@ -204,6 +208,7 @@ pub struct SpaceStats {
 /// The index.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct IndexStats {
     /// 64-byte buckets of seven entries.
     pub buckets: u64,
@@ -218,6 +223,7 @@ pub struct IndexStats {
 /// Records that expire.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct ExpiryStats {
     /// Bytes of records that have expired and were not dropped yet, as estimated from a sample.
     pub expired_bytes: u64,
@@ -228,6 +234,7 @@ pub struct ExpiryStats {
 /// Loads by `get_or_insert_with` and `get_or_load` since the store was opened.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct LoadStats {
     /// Loads that returned, failed ones included.
     pub loads: u64,
@@ -240,6 +247,7 @@ pub struct LoadStats {
 /// A cache's account since it was opened.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct CacheStats {
     /// Bytes of a disk that the directory may take, images included; 0 in memory.
     pub disk_bytes_max: u64,
@@ -273,6 +281,7 @@ impl OperationStats {
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[allow(missing_docs, reason = "the operations' names")]
+#[non_exhaustive]
 pub struct OperationStats {
     pub gets: u64,
     /// Gets that found nothing.

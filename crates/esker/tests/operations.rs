@@ -1,6 +1,6 @@
 //! Every operation, in memory and spilling to a device, on both layouts; reopening keeps all.
 
-use esker::{Durability, Error, MemoryDevice, MemoryStorage, Options, Store, Strategy, Warning};
+use esker::{Durability, Error, MemoryDevice, MemoryStorage, Options, Storage, Store, Strategy, Warning};
 use std::borrow::Borrow;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -580,6 +580,24 @@ fn every_append_is_counted_once() {
         assert_eq!(store.stats().operations.appends, keys + 600, "in memory: {in_memory}");
         assert_eq!(store.get(&7).unwrap().unwrap().len(), 360);
     }
+}
+
+#[test]
+fn numbers_of_bytes_may_be_text() {
+    let options = || Options::new().memory("16MiB").background(false);
+    let files = Arc::new(MemoryStorage::new());
+    let store: Store<u64, u64> = options().segment_bytes("64KiB").open_in(files.clone()).unwrap();
+    (0..10_000).for_each(|key| store.put(&key, &key).unwrap());
+    store.commit().unwrap();
+    // 24 bytes each.
+    assert!(files.open("esker.log.00000002").unwrap().bytes().unwrap() > 0);
+    store.set_memory("32MiB").unwrap();
+    assert_eq!(store.stats().memory.budget_bytes, 32 << 20);
+    store.set_memory(17 << 20).unwrap();
+    assert!(matches!(store.set_memory("much"), Err(Error::Invalid(told)) if told.contains("`much`")));
+    assert_eq!(store.stats().memory.budget_bytes, 17 << 20);
+    let opened = options().segment_bytes("long").open_temporary::<u64, u64>();
+    assert!(matches!(opened, Err(Error::Invalid(told)) if told.contains("`long`")));
 }
 
 /// What is written at once may be most of the memory that the log has: room was once never found beside the longest record so far.

@@ -43,6 +43,7 @@ impl Cursor {
 
 /// Some pairs, and where to go on.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Page<K: Key + ?Sized, V: Value + ?Sized> {
     /// Pairs, in no order that means anything.
     pub pairs: Vec<(K::Owned, V::Owned)>,

@@ -25,6 +25,7 @@ pub enum Strategy {
 
 /// How a scan would run now.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Plan {
     /// The way it takes.
     pub strategy: Strategy,

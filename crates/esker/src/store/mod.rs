@@ -43,6 +43,7 @@ use crate::cache::{self, Ending, Flights};
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
+use crate::options::ByteCount;
 use crate::record::{self, ABSENT, KEY_BYTES_MAX, TOMBSTONE};
 use crate::stats::Stats;
 use crate::sync::atomic::Ordering::AcqRel;
@@ -457,13 +458,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     // ---- the store itself ----------------------------------------------------------------------------------------
 
-    /// Changes the memory budget, in bytes, while operations go on. Lowering it evicts before it returns; in memory it compacts, if that may be enough.
+    /// Changes the memory budget while operations go on. Lowering it evicts before it returns; in memory it compacts, if that may be enough.
     ///
     /// # Errors
-    /// `Invalid` below 16 MiB, above the address space that the system grants, or below what cannot be given back: over a device the index and 6 MiB; in
-    /// memory all that lives in the store, or is held by a scan, and compaction's reserve. `Full` for a cache in memory whose oldest pairs a scan, an
-    /// iterator or a read transaction will still show; `Io`. The budget is the old one then.
-    pub fn set_memory(&self, bytes: u64) -> Result<()> {
+    /// `Invalid` for what is no number of bytes, below 16 MiB, above the address space that the system grants, or below what cannot be given back:
+    /// over a device the index and 6 MiB; in memory all that lives in the store, or is held by a scan, and compaction's reserve. `Full` for a cache
+    /// in memory whose oldest pairs a scan, an iterator or a read transaction will still show; `Io`. The budget is the old one then.
+    pub fn set_memory(&self, budget: impl ByteCount) -> Result<()> {
+        let bytes = budget.byte_count()?;
         self.engine.guarded(|| self.engine.set_budget(bytes))
     }
 

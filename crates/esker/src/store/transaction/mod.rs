@@ -168,6 +168,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     ///
     /// # Errors
     /// As [`Store::get`]; [`Error::Conflict`] if another writer has changed what this transaction read of it before.
+    ///
+    /// # Cost
+    /// As [`Store::get`]. Each cold key is read by itself: the reads of several keys are not overlapped, as those of [`Store::get_many`] are.
     pub fn get(&mut self, key: &K) -> Result<Option<V::Owned>> {
         self.read_bytes(key, V::own)
     }
