@@ -237,7 +237,7 @@ mod tests {
         for (n, (files, _)) in lives.iter().enumerate().step_by(7) {
             // The first one of an opening goes through the manifest, and that alone.
             assert!(slots(files) == first, "line {n}");
-            assert!(crate::verify_in(files.clone(), |_, _| ()).unwrap().is_sound());
+            assert!(crate::verify::verified(files.clone()).is_sound());
             assert_eq!(held(files), n as u64 + 1);
             // What was found is not lost by looking.
             assert_eq!(held(files), n as u64 + 1);
@@ -300,7 +300,7 @@ mod tests {
             flip(&damaged, from + 8);
             let refused = open(&damaged).unwrap_err().to_string();
             assert!(refused.contains("esker.log") && refused.contains(&format!("address={from}")), "{refused}");
-            let found = crate::verify_in(damaged.clone(), |_, _| ()).unwrap();
+            let found = crate::verify::verified(damaged.clone());
             assert_eq!(found.damaged, 1, "{found:?}");
             let store: Store<u64, u64> = options().accept_loss(true).open_in(damaged.clone()).unwrap();
             let is_as_before = |store: &Store<u64, u64>| {
@@ -309,7 +309,7 @@ mod tests {
             is_as_before(&store);
             // What was given up is given up for good.
             store.close().unwrap();
-            assert!(crate::verify_in(damaged.clone(), |_, _| ()).unwrap().is_sound());
+            assert!(crate::verify::verified(damaged.clone()).is_sound());
             let store = open(&damaged).unwrap();
             is_as_before(&store);
             store.put(&(n as u64), &7).unwrap();

@@ -533,7 +533,7 @@ mod tests {
         for (offset, kind) in (0..4).flat_map(|n| kinds.iter().map(move |kind| (n * SECTOR_BYTES as u64, kind))) {
             let files = Arc::new(healthy.copy());
             change(&files, offset, kind);
-            let is_told = !crate::verify_in(files.clone(), |_, _| {}).unwrap().is_sound();
+            let is_told = !crate::verify::verified(files.clone()).is_sound();
             let mut first = AlignedBuffer::new(1);
             files.open(MANIFEST).unwrap().read(offset, first.bytes_mut()).unwrap();
             assert_eq!(is_told, first.bytes().iter().any(|byte| *byte != 0), "offset {offset}");
@@ -545,7 +545,7 @@ mod tests {
                 store.save_index().unwrap();
             }
             store.close().unwrap();
-            assert!(crate::verify_in(files.clone(), |_, _| {}).unwrap().is_sound(), "offset {offset}");
+            assert!(crate::verify::verified(files.clone()).is_sound(), "offset {offset}");
         }
     }
 
@@ -554,7 +554,7 @@ mod tests {
         let files = Arc::new(compacted());
         let [[first, _], [_, last]] = [0, 1].map(offsets);
         [first, last].into_iter().for_each(|offset| change(&files, offset, |sector| sector[20] ^= 1));
-        assert_eq!(crate::verify_in(files.clone(), |_, _| {}).unwrap().damaged, 2);
+        assert_eq!(crate::verify::verified(files.clone()).damaged, 2);
         assert_eq!(open(&files).unwrap().get(&1).unwrap(), Some(4));
     }
 
@@ -567,13 +567,13 @@ mod tests {
             let files = Arc::new(healthy.copy());
             offsets(slot).into_iter().for_each(|offset| change(&files, offset, kind));
             assert!(matches!(open(&files), Err(Error::Corruption(_))), "slot {slot}");
-            assert!(!crate::verify_in(files.clone(), |_, _| {}).unwrap().is_sound());
+            assert!(!crate::verify::verified(files.clone()).is_sound());
             // Without the older one nothing is lost, and who accepts that opens it for all.
             if slot != newest {
                 let lossy: Store<u64, u64> =
                     Options::new().memory("16MiB").background(false).accept_loss(true).open_in(files.clone()).unwrap();
                 lossy.close().unwrap();
-                assert!(crate::verify_in(files.clone(), |_, _| {}).unwrap().is_sound());
+                assert!(crate::verify::verified(files.clone()).is_sound());
                 assert_eq!(open(&files).unwrap().get(&1).unwrap(), Some(4));
             }
         }
@@ -616,7 +616,7 @@ mod tests {
         let files = Arc::new(compacted());
         (0..2).flat_map(offsets).for_each(|offset| change(&files, offset, |sector| sector.fill(0x55)));
         assert!(matches!(open(&files), Err(Error::Corruption(_))));
-        assert!(!crate::verify_in(files, |_, _| {}).unwrap().is_sound());
+        assert!(!crate::verify::verified(files).is_sound());
     }
 
     /// A cut between the two writes of a slot, and later a damaged sector: what an opening in between has shown is still so.
@@ -666,7 +666,7 @@ mod tests {
                 let Ok(stale) = read(old, offset) else { continue };
                 change(&files, offset, |sector| sector.copy_from_slice(stale.bytes()));
                 assert_eq!(Manifest::open(&files, None, false).unwrap().unwrap().state, newest);
-                assert!(crate::verify_in(Arc::new(files), |_, _| {}).unwrap().is_sound());
+                assert!(crate::verify::verified(Arc::new(files)).is_sound());
             }
         }
     }

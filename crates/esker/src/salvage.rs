@@ -338,7 +338,7 @@ struct Carrier<'a, 'p, K: Key + ?Sized, V: Value + ?Sized> {
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Carrier<'_, '_, K, V> {
     fn tell(&mut self, at: u64) -> Result<()> {
-        self.control.advance(at - std::mem::replace(&mut self.told, at))
+        self.control.advance(at.saturating_sub(std::mem::replace(&mut self.told, at)))
     }
 }
 

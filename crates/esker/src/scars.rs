@@ -342,14 +342,14 @@ mod tests {
             files.open(SCARS).unwrap().read(number * SECTOR_BYTES as u64, buffer.bytes_mut()).unwrap();
             buffer
         };
-        assert!(crate::verify_in(own.clone(), |_, _| ()).unwrap().is_sound() && open(&Arc::new(own.copy())).is_ok());
+        assert!(crate::verify::verified(own.clone()).is_sound() && open(&Arc::new(own.copy())).is_ok());
         let device = own.open(SCARS).unwrap();
         (0..3).for_each(|number| device.write(number * SECTOR_BYTES as u64, sector(&other, number).bytes()).unwrap());
         assert!(matches!(open(&own), Err(Error::Corruption(what)) if what.contains("too many scars")));
         // Nor is what they would leave out given up as a loss.
         let accepting = Options::new().memory("16MiB").background(false).accept_loss(true);
         assert!(matches!(accepting.open_in::<u64, u64>(own.clone()), Err(Error::Corruption(what)) if what.contains("too many scars")));
-        assert!(!crate::verify_in(own.clone(), |_, _| ()).unwrap().is_sound());
+        assert!(!crate::verify::verified(own.clone()).is_sound());
     }
     /// Whatever ended the list early was taken for the scar of an acceptance that was cut short, which hides others.
     #[test]
@@ -413,7 +413,7 @@ mod tests {
         let files = Arc::new(files.copy());
         assert_eq!(open(&Arc::new(files.copy())).unwrap().get(&(2 << 32)).unwrap(), None);
         files.open(SCARS).unwrap().write(0, stale.bytes()).unwrap();
-        assert!(!crate::verify_in(files.clone(), |_, _| ()).unwrap().is_sound());
+        assert!(!crate::verify::verified(files.clone()).is_sound());
         let opened = open(&files);
         assert!(matches!(&opened, Err(Error::Corruption(what)) if what.contains("written last")), "{:?}", opened.err());
     }

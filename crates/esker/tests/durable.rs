@@ -548,7 +548,7 @@ fn a_store_whose_lock_was_removed_takes_no_image_away() {
         new.close().unwrap();
         assert!(close(&old).is_err());
         drop((old, new));
-        assert!(esker::verify(folder.path(), |_, _| ()).unwrap().is_sound());
+        assert!(esker::verify(folder.path(), |_, _| ControlFlow::Continue(())).unwrap().is_sound());
         assert_eq!(open().unwrap().get(&2).unwrap(), Some(2));
     }
 }

@@ -36,7 +36,7 @@ fn a_copy_taken_while_threads_write_is_a_cut_and_grows_by_what_is_new() {
             }
             let done = store.snapshot_in(copy.clone()).unwrap();
             assert!(round == 0 || round >= 3 || done.kept_bytes > done.copied_bytes, "{done:?} in round {round}");
-            let found = crate::verify_in(copy.clone(), |_, _| {}).unwrap();
+            let found = crate::verify::verified(copy.clone());
             assert!(found.is_sound() && found.line == done.line, "{found:?}");
             // A copy of the copy: opened, it would be a store of its own.
             let opened = open(&Arc::new(copy.copy()));
@@ -152,7 +152,7 @@ fn a_damaged_image_does_not_take_the_place_of_a_sound_one() {
         sector.bytes_mut()[77] ^= 4;
         image.write(0, sector.bytes()).unwrap();
     };
-    let is_sound = |copy: &Arc<MemoryStorage>| crate::verify_in(copy.clone(), |_, _| {}).unwrap().is_sound();
+    let is_sound = |copy: &Arc<MemoryStorage>| crate::verify::verified(copy.clone()).is_sound();
     let saved = || {
         let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
         let store = open(&files);
@@ -207,7 +207,7 @@ fn a_copy_from_an_earlier_one_is_whole_and_leaves_that_as_it_was() {
         let second = new();
         store.snapshot_from_in(first.clone(), second.clone()).unwrap();
         assert!(contents(&first) == before, "round {round}");
-        assert!(crate::verify_in(second.clone(), |_, _| {}).unwrap().is_sound(), "round {round}");
+        assert!(crate::verify::verified(second.clone()).is_sound(), "round {round}");
         // It is a backup like any other, and a store.
         store.snapshot_in(second.clone()).unwrap();
         let opened = open(&second);
@@ -503,13 +503,13 @@ fn an_image_that_a_look_left_behind_is_not_mixed_with_the_next() {
         to.write(0, &bytes).unwrap();
     }
     write_slots_of(&before, &copy);
-    assert!(crate::verify_in(copy.clone(), |_, _| {}).unwrap().is_sound());
+    assert!(crate::verify::verified(copy.clone()).is_sound());
     (0..299_000u64).for_each(|n| _ = store.delete(&n).unwrap());
     store.commit().unwrap();
     (0..3).for_each(|_| _ = store.compact().unwrap());
     store.save_index().unwrap();
     store.snapshot_in(copy.clone()).unwrap();
-    let found = crate::verify_in(copy.clone(), |_, _| {}).unwrap();
+    let found = crate::verify::verified(copy.clone());
     assert!(found.is_sound(), "{found:?}");
     assert_eq!(open(&copy).get(&299_999).unwrap(), Some(299_999));
 }
@@ -538,7 +538,7 @@ fn a_store_is_read_where_nothing_can_be_written() {
     std::fs::remove_file(place.path().join("esker.lock")).unwrap();
     let names = || Directory::read_only(place.path()).unwrap().list().unwrap().len();
     let (before, source) = (names(), Arc::new(Directory::read_only(place.path()).unwrap()));
-    assert!(crate::verify_in(source.clone(), |_, _| {}).unwrap().is_sound());
+    assert!(crate::verify::verified(source.clone()).is_sound());
     assert!(source.open("new").is_err() && source.open("esker.manifest").unwrap().write(0, &[0; SECTOR_BYTES]).is_err());
     assert_eq!(names(), before);
 }

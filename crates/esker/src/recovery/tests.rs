@@ -215,7 +215,7 @@ fn a_damaged_block_stops_the_opening_by_name() {
     assert_eq!((store.get(&0).unwrap(), store.get(&99_999).unwrap()), (Some(0), None));
     store.put(&99_999, &7).unwrap();
     store.close().unwrap();
-    let found = crate::verify_in(files.clone(), |_, _| {}).unwrap();
+    let found = crate::verify::verified(files.clone());
     assert!(found.is_sound() && found.scars == 1 && found.records > 500, "{found:?}");
     let store: Store<u64, u64> = Options::new().memory("16MiB").open_in(files).unwrap();
     assert_eq!((store.get(&0).unwrap(), store.get(&99_999).unwrap()), (Some(0), Some(7)));
@@ -261,7 +261,11 @@ fn verification_names_what_is_damaged_and_changes_nothing() {
         let mut written = AlignedBuffer::new(3);
         written.sector_mut(1)[99] = 1;
         log.write(log.bytes().unwrap(), written.bytes()).unwrap();
-        let found = crate::verify_in(files.clone(), |done, all| assert!(done <= all)).unwrap();
+        let check = |done, all| {
+            assert!(done <= all);
+            ControlFlow::Continue(())
+        };
+        let found = crate::verify_in(files.clone(), check).unwrap();
         assert!(found.is_sound() && found.scars == round && found.records >= 50_000, "{found:?}");
     }
     let log = files.open("esker.log.00000000").unwrap();
@@ -271,7 +275,7 @@ fn verification_names_what_is_damaged_and_changes_nothing() {
         sector.bytes_mut()[4095] ^= 128;
         log.write(number * 4096, sector.bytes()).unwrap();
     }
-    let found = crate::verify_in(files, |_, _| {}).unwrap();
+    let found = crate::verify::verified(files);
     assert_eq!(found.damaged, 2, "{found:?}");
     assert!(found.damage[1].contains(&format!("address={}", 700 * 4080)), "{found:?}");
 }
@@ -338,7 +342,7 @@ fn what_a_crash_lost_does_not_come_back() {
     again.scan().for_each(|key, _| keys.push(key)).unwrap();
     keys.sort_unstable();
     assert_eq!(keys, [1, 3]);
-    assert!(crate::verify_in(Arc::new(files.copy()), |_, _| {}).unwrap().is_sound());
+    assert!(crate::verify::verified(Arc::new(files.copy())).is_sound());
     // And again.
     let files = Arc::new(files.copy());
     let third = open(&files);
@@ -464,7 +468,7 @@ fn a_scar_that_is_missing_is_damage() {
         drop(store);
         assert_eq!(open(&files).unwrap().get(&999).unwrap(), Some(1));
         spoil(&files);
-        let found = crate::verify_in(files.clone(), |_, _| {}).unwrap();
+        let found = crate::verify::verified(files.clone());
         let refused = open(&files).map(|_| ()).unwrap_err();
         assert!(!found.is_sound() && matches!(refused, Error::Corruption(_)), "{found:?} {refused}");
         // Nor for who accepts a loss: it would bring back what the crash had lost. What can be saved salvage saves.
@@ -493,7 +497,7 @@ fn what_was_given_up_hides_older_scars() {
     (0..1000).for_each(|n| store.put(&n, &77).unwrap());
     store.close().unwrap();
     drop(store);
-    let found = crate::verify_in(files.clone(), |_, _| {}).unwrap();
+    let found = crate::verify::verified(files.clone());
     let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap();
     let backup = store.snapshot_in(Arc::new(MemoryStorage::new()));
     let compacted = store.compact();
