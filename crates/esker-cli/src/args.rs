@@ -90,8 +90,8 @@ pub(crate) enum Command {
     Compact {
         /// The store's directory, which must exist
         dir: PathBuf,
-        /// Make the index anew from the log first. Keys share its entries where --memory was too little for them, which makes compaction and reads
-        /// slow; with more memory each has its own again
+        /// Make the index anew from the log first. Keys share its entries where --memory was too little for them, which makes compaction
+        /// and reads slow; with more memory each has its own again
         #[arg(long)]
         rebuild_index: bool,
         /// Print the figures afterwards as JSON
@@ -273,8 +273,8 @@ pub(crate) struct LoadArgs {
     /// What the file holds [default: by the file's name]. Rows of CSV and TSV end with LF, CRLF or CR
     #[arg(long, value_enum)]
     pub(crate) format: Option<Format>,
-    /// The column or columns that make the key, quoted as in CSV where a name has a comma: '"last, first",id'. In JSON the number 7 and the text
-    /// "7" are one key
+    /// The column or columns that make the key, quoted as in CSV where a name has a comma: '"last, first",id'. In JSON the number 7 and the
+    /// text "7" are one key
     #[arg(long, value_name = "COL[,COL]", required = true)]
     pub(crate) key: Vec<Columns>,
     /// The column or columns that make the value [default: the whole row; for count: one a row]
@@ -286,8 +286,8 @@ pub(crate) struct LoadArgs {
     /// What a row does to its key
     #[arg(long, value_enum, default_value_t = Mode::Put)]
     pub(crate) mode: Mode,
-    /// Pass over the first N rows: those that an earlier load said it had loaded, or knew to be stored, when it ended. One that was killed, or
-    /// could not write, may have more
+    /// Pass over the first N rows: those that an earlier load said it had loaded, or knew to be stored, when it ended. One that was killed,
+    /// or could not write, may have more
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) skip_rows: u64,
     /// Print how many rows of the file are durable, a number on a line, whenever that is known: after each row with --durability always,

@@ -94,8 +94,8 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// One line on standard error, whatever line breaks the message brings along. Names of files and columns come from elsewhere: what would command the terminal
-/// is shown.
+/// One line on standard error, whatever line breaks the message brings along. Names of files and columns come from elsewhere: what would
+/// command the terminal is shown.
 fn complain(message: &str) {
     let line = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
     say(&format!("esker: {}", harmless(&line)));

@@ -98,7 +98,8 @@ fn unpack(mut raw: impl Read + 'static) -> io::Result<Box<dyn BufRead>> {
     Ok(Box::new(BufReader::with_capacity(BUFFER, Cursor::new(start).chain(text))))
 }
 
-/// What was packed, one member of the file behind the other, up to its end, or to the zeros that fill a tape's last block. At the end there is none.
+/// What was packed, one member of the file behind the other, up to its end, or to the zeros that fill a tape's last block. At the end there
+/// is none.
 struct Members<R>(Option<GzDecoder<R>>);
 
 impl<R: BufRead> Read for Members<R> {

@@ -1,10 +1,10 @@
 //! Stopping when asked to.
 //!
-//! A store that is not closed goes back to its last durable line. So the first interrupt (Ctrl-C, or a request to
-//! terminate) only raises a flag, which long work looks at between two rows, while it waits for one, or after each mebibyte of log; it then
-//! closes the store, which keeps everything, or clears away the new one that it has begun, and fails like any other work. A second interrupt
-//! ends the program at once, for whoever cannot wait. So does the first where there is nothing to keep or to clear away, and the program does
-//! not hear of it: it may wait for a pipe that nobody empties.
+//! A store that is not closed goes back to its last durable line. So the first interrupt (Ctrl-C, or a request to terminate) only raises a
+//! flag, which long work looks at between two rows, while it waits for one, or after each mebibyte of log; it then closes the store, which
+//! keeps everything, or clears away the new one that it has begun, and fails like any other work. A second interrupt ends the program at
+//! once, for whoever cannot wait. So does the first where there is nothing to keep or to clear away, and the program does not hear of it:
+//! it may wait for a pipe that nobody empties.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

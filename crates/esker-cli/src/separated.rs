@@ -1,10 +1,10 @@
 //! Rows of CSV and TSV files.
 //!
-//! CSV follows RFC 4180, quotes included; in TSV a quote is a character like any other. The header names the
-//! columns, and a row with more or fewer fields than the header is an error, not a guess. So is a quote that nothing closes:
-//! it would make one field of all that follows; and text behind a closing quote, which would make `"a"b` of what was meant as `ab`. The reader
-//! of CSV tells neither, nor the line where a row begins: it counts the empty lines before a row, and the `\n` of `\r\n`, to the row. So
-//! [`Quotes`] looks over its shoulder.
+//! CSV follows RFC 4180, quotes included; in TSV a quote is a character like any other. The header names the columns, and a row with more
+//! or fewer fields than the header is an error, not a guess. So is a quote that nothing closes: it would make one field of all that
+//! follows; and text behind a closing quote, which would make `"a"b` of what was meant as `ab`. The reader of CSV tells neither, nor the
+//! line where a row begins: it counts the empty lines before a row, and the `\n` of `\r\n`, to the row. So [`Quotes`] looks over its
+//! shoulder.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};

@@ -1,8 +1,8 @@
 //! `esker verify`: every durable byte of a store, read and checked.
 //!
-//! Checking changes nothing and knows any layout of records. Accepting a loss first tells what is damaged, then opens the
-//! store as it was before the damage, closes it, and checks again: what opening does not read (the log that an index image
-//! stands for) is not given up and stays damaged, and whoever reads such a record is told so. A new store without it is what `salvage` makes.
+//! Checking changes nothing and knows any layout of records. Accepting a loss first tells what is damaged, then opens the store as it was
+//! before the damage, closes it, and checks again: what opening does not read (the log that an index image stands for) is not given up and
+//! stays damaged, and whoever reads such a record is told so. A new store without it is what `salvage` makes.
 //!
 //! The exit code tells what was found, even if nobody reads what is printed.
 

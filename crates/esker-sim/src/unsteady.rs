@@ -1,7 +1,7 @@
 //! A place whose devices are slow, answer out of order, fail and panic, at random.
 //!
-//! The theory: nothing is lost by what they do, so an engine that is asked again must give the right answer. Only a write or a sync that is broken
-//! is so for ever.
+//! The theory: nothing is lost by what they do, so an engine that is asked again must give the right answer. Only a write or a sync that is
+//! broken is so for ever.
 
 use esker::{Device, DeviceRead, MemoryStorage, ReadSource, Storage};
 use std::io;
@@ -27,8 +27,8 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// One in so many calls takes its time, one in so many reads fails, and one of those that are done for futures panics (a blocking call would pass
-    /// it on to its caller); 0 is never.
+    /// One in so many calls takes its time, one in so many reads fails, and one of those that are done for futures panics (a blocking call
+    /// would pass it on to its caller); 0 is never.
     #[must_use]
     pub fn new(slow: u64, failing: u64, panicking: u64) -> Faults {
         Faults { slow, failing, panicking, ..Faults::default() }

@@ -1,4 +1,5 @@
-//! What readers of the code suspected and then showed, each in its smallest case: states that need a power cut, damage or a copy at one certain moment.
+//! What readers of the code suspected and then showed, each in its smallest case: states that need a power cut, damage or a copy at one
+//! certain moment.
 
 use esker::{Durability, Error, MemoryStorage, Options, Store, backup, salvage_in, verify_in};
 use esker_sim::disk::Failure;
@@ -61,7 +62,8 @@ fn a_backup_at_rest_of_what_was_not_synced() {
     assert!(result.is_err() || wrong.is_empty(), "the backup says it is as of the store's line, and holds {wrong:?}");
 }
 
-/// A backup with one damaged copy of a slot, whose next step was cut short, is looked into with `accept_loss`, which mends it. Its next step, cut short.
+/// A backup with one damaged copy of a slot, whose next step was cut short, is looked into with `accept_loss`, which mends it. Its next
+/// step, cut short.
 #[test]
 fn a_mended_backup_is_what_it_was_when_its_next_step_is_cut_short() {
     let files: Arc<MemoryStorage> = Arc::new(MemoryStorage::new());
@@ -121,8 +123,8 @@ fn a_store_whose_making_was_cut_short_has_room_for_a_scar() {
     assert!(names.iter().any(|(name, bytes)| name == "esker.scars" && *bytes >= 4096), "no room for a scar: {names:?}");
 }
 
-/// Where the list of scars is damaged, a record of a torn line is taken together with what lies behind the scar: a value that nobody wrote, and what
-/// was acknowledged there is lost, which is told nowhere.
+/// Where the list of scars is damaged, a record of a torn line is taken together with what lies behind the scar: a value that nobody wrote,
+/// and what was acknowledged there is lost, which is told nowhere.
 #[test]
 fn salvage_without_the_list_of_scars_makes_no_values() {
     let open = |files: &SimStorage| -> Store<u64, [u8]> {

@@ -1,12 +1,12 @@
 //! Futures agree with a model whenever they are polled, moved or dropped, and whatever the device does meanwhile.
 //!
-//! The theory: what a future lacks other threads bring, so what goes wrong lies between them: an answer for a future that is gone, a waker that
-//! nobody calls, half a transaction, an acknowledged change that no line holds. So there are many lanes, each with keys of its own and one future
-//! at a time. Worker threads poll them in any order, each time with a new waker, of which only the newest counts, and drop some under way. A lane
-//! knows what its keys hold and judges each answer; after a future that failed or was dropped it looks what became of it: all or nothing. Keys that
-//! lanes share count updates. The log is filled meanwhile, so that lanes ask for what is
-//! cold; the device is slow, answers out of order, fails and panics; at last it breaks, or the store is closed under way. What a power cut would
-//! leave at any time must hold what was durable by then, and a store that is gone has no waker.
+//! The theory: what a future lacks other threads bring, so what goes wrong lies between them: an answer for a future that is gone, a waker
+//! that nobody calls, half a transaction, an acknowledged change that no line holds. So there are many lanes, each with keys of its own and
+//! one future at a time. Worker threads poll them in any order, each time with a new waker, of which only the newest counts, and drop some
+//! under way. A lane knows what its keys hold and judges each answer; after a future that failed or was dropped it looks what became of it:
+//! all or nothing. Keys that lanes share count updates. The log is filled meanwhile, so that lanes ask for what is cold; the device is
+//! slow, answers out of order, fails and panics; at last it breaks, or the store is closed under way. What a power cut would leave at any
+//! time must hold what was durable by then, and a store that is gone has no waker.
 //!
 //! `ESKER_SEED` replays one seed's programs (not their schedule), `ESKER_SEQUENCES` sets the number of seeds.
 

@@ -1,7 +1,7 @@
 //! Places of the medium that cannot be read: the common way in which a disk loses bytes.
 //!
-//! The theory: such a place is damage like any other. A store that needs it refuses to open and says so; `verify` tells of it and goes on; who accepts
-//! the loss gets what lies before it, and a store that is sound from then on.
+//! The theory: such a place is damage like any other. A store that needs it refuses to open and says so; `verify` tells of it and goes on;
+//! who accepts the loss gets what lies before it, and a store that is sound from then on.
 
 use esker::{Error, Options, Result, Storage, Store, verify_in};
 use esker_sim::storage::{SECTOR, SimStorage};

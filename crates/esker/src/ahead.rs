@@ -84,7 +84,8 @@ struct Piece {
 }
 
 impl Piece {
-    /// What a block's payload holds is moved together, in place. Where the read as a whole failed each block is read by itself, up to the one to blame.
+    /// What a block's payload holds is moved together, in place. Where the read as a whole failed each block is read by itself, up to the
+    /// one to blame.
     fn open(log: &Log, device: &dyn Device, mut read: DeviceRead, result: io::Result<()>) -> Self {
         let (first, offset) = (read.offset() / SECTOR_BYTES as u64, read.offset());
         let (mut bytes, mut ended) = (0, Ok(()));

@@ -56,9 +56,9 @@ pub struct Backup {
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
-    /// Makes a backup in the directory `to` while operations go on. All that had returned before the call is in it. `to` is new, or an earlier backup of this
-    /// store; then only what is new is written. The backup opens like any store. Once it has been written to, it is an independent store, and cannot be
-    /// added to any more.
+    /// Makes a backup in the directory `to` while operations go on. All that had returned before the call is in it. `to` is new, or an
+    /// earlier backup of this store; then only what is new is written. The backup opens like any store. Once it has been written to, it is
+    /// an independent store, and cannot be added to any more.
     ///
     /// # Errors
     /// As [`Store::commit`]; `Invalid` if `to` is something else; `Corruption` for damage in what is copied, by address. An

@@ -1,7 +1,7 @@
 //! The driver's bell: rung by whoever takes a piece of the log and finds that little room is left.
 //!
-//! The driver looks once in a millisecond by itself. In that time one thread may write half a mebibyte: more than a short log has to spare, so
-//! whoever wrote would make room himself, and wait for the device, while the driver slept.
+//! The driver looks once in a millisecond by itself. In that time one thread may write half a mebibyte: more than a short log has to spare,
+//! so whoever wrote would make room himself, and wait for the device, while the driver slept.
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::OnceLock;

@@ -9,8 +9,8 @@
 //! 0. Where there are transactions: those in their commit end, and no other enters it before step 2 is done.
 //! 1. `read_only` moves to [`NOWHERE`]: from now on nothing is changed in place. The line number goes up: records made from
 //!    now on carry the other parity.
-//! 2. The tail, moved to the end of its block, is the `cut`. `floor` and `read_only` move there: threads leave their pieces below it, and change in place
-//!    what lies above.
+//! 2. The tail, moved to the end of its block, is the `cut`. `floor` and `read_only` move there: threads leave their pieces below it, and
+//!    change in place what lies above.
 //! 3. Drain: nobody writes below the cut any more. Flush and sync; then write the manifest's slot and sync, unless the line is
 //!    short and tells of itself (`lines.rs`).
 //!
@@ -47,7 +47,8 @@ pub enum Durability {
     /// Only at `commit` and `close`: a crash loses what came after.
     #[default]
     None,
-    /// A commit of its own this often while anything changes. A power cut loses at most about so much, and never something older than what it keeps.
+    /// A commit of its own this often while anything changes. A power cut loses at most about so much, and never something older than what
+    /// it keeps.
     Every(Duration),
     /// Each writing call returns when it is durable. Calls at the same time share a commit.
     Always,
@@ -250,8 +251,8 @@ impl Engine {
         }
     }
 
-    /// Returns when the transactions have ended that were in their commits when the call began: what somebody has seen of one, others see all of. Not under a
-    /// pin.
+    /// Returns when the transactions have ended that were in their commits when the call began: what somebody has seen of one, others see
+    /// all of. Not under a pin.
     pub(crate) fn await_commits(&self) {
         if self.latches.exist() {
             self.epochs.drain();

@@ -8,15 +8,15 @@
 //! appended and published, exactly as an update would be. When a durable line holds the copies, `begin` moves behind the
 //! stretch and its space goes back: on the device as whole segment files, in memory as pages. One mechanism for both modes.
 //!
-//! **Stretches wait for a line together**, between `begin` and `compacted`: after each line whatever is updated is copied once, so one is drawn
-//! only when it lets a file go and a fair part of the log has gathered. Any other line that comes meanwhile serves as well.
+//! **Stretches wait for a line together**, between `begin` and `compacted`: after each line whatever is updated is copied once, so one is
+//! drawn only when it lets a file go and a fair part of the log has gathered. Any other line that comes meanwhile serves as well.
 //!
 //! What lives, and what becomes of it, is the mover's matter (`compaction/mover.rs`); when a stretch is due, that of `compaction/due.rs`.
 //!
-//! * **Snapshots** read what was superseded (`snapshot.rs`): while one is held a copy leads to the record that it was made of, and
-//!   a stretch is given back when all who held while it was copied have let go. Others are copied meanwhile, as far as the log went when the first
-//!   of those began, and in memory as far as there is room for the copies: then scans that follow each other let it go, again and again. A cache, which drops
-//!   what lives, begins none at all while there is a snapshot.
+//! * **Snapshots** read what was superseded (`snapshot.rs`): while one is held a copy leads to the record that it was made of, and a
+//!   stretch is given back when all who held while it was copied have let go. Others are copied meanwhile, as far as the log went when the
+//!   first of those began, and in memory as far as there is room for the copies: then scans that follow each other let it go, again and
+//!   again. A cache, which drops what lives, begins none at all while there is a snapshot.
 //! * **A reader** that was on its way to a record below `begin` finds nothing there, looks again, and finds the copy.
 
 mod due;
@@ -40,8 +40,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-/// A stretch is this part of the log's memory or this part of the log, whichever is more, within bounds: long ones for the doubts of many records to be read
-/// together, short ones of those who wait for room meanwhile.
+/// A stretch is this part of the log's memory or this part of the log, whichever is more, within bounds: long ones for the doubts of many
+/// records to be read together, short ones of those who wait for room meanwhile.
 const STRETCH_PART: u64 = 32;
 const STRETCH_LOG_PART: u64 = 16;
 const SHORT_STRETCH_LOG_PART: u64 = 128;
@@ -49,7 +49,8 @@ const STRETCH_BYTES_MIN: u64 = 1 << 20;
 const STRETCH_BYTES_MAX: u64 = 64 << 20;
 /// Compaction draws a line for this part of the log at least.
 const LINE_PART: u64 = 16;
-/// A glance is at so much of the oldest part or this part of the log, whichever is more; and at twice as much as the time before while it is dead.
+/// A glance is at so much of the oldest part or this part of the log, whichever is more; and at twice as much as the time before while it
+/// is dead.
 const GLANCE_BYTES_MIN: u64 = 64 << 10;
 const GLANCE_LOG_PART: u64 = 4096;
 /// In memory those who find the store full wait for a stretch: a millisecond or two.
@@ -185,7 +186,8 @@ impl Engine {
         moved
     }
 
-    /// For those who write then: a stretch, or a wait while others do one. Not for long, for it may be an image or a backup that holds compaction.
+    /// For those who write then: a stretch, or a wait while others do one. Not for long, for it may be an image or a backup that holds
+    /// compaction.
     pub(crate) fn help_compaction(&self) {
         for _ in 0..HELD_PAUSES {
             match self.try_running() {
@@ -216,7 +218,8 @@ impl Engine {
         Ok(())
     }
 
-    /// One at a time compacts, and none when the store is closed: then there is no line that could tell of the copies, and the files may be another's.
+    /// One at a time compacts, and none when the store is closed: then there is no line that could tell of the copies, and the files may be
+    /// another's.
     fn running(&self) -> Result<MutexGuard<'_, ()>> {
         self.while_open(lock(&self.compaction.running))
     }
@@ -304,8 +307,8 @@ impl Engine {
         seen % 2 == 1
     }
 
-    /// The driver's share where a cache drops what nobody asked for, if that still `is_due`. False if there is nothing to give back, or somebody else is
-    /// at it: a backup may be for long, and lines must not wait for that.
+    /// The driver's share where a cache drops what nobody asked for, if that still `is_due`. False if there is nothing to give back, or
+    /// somebody else is at it: a backup may be for long, and lines must not wait for that.
     pub(crate) fn try_move_stretch(&self, caching: &Caching, is_due: impl Fn() -> bool) -> Result<bool> {
         match self.try_running()? {
             Some(one) if is_due() => self.move_stretch_now(&one, Some(caching), Stretch::Long),
@@ -314,8 +317,9 @@ impl Engine {
         }
     }
 
-    /// The oldest stretch for who needs room, if that still `is_due`, and who looks again whether there is some: while others are at it he helps, or waits a little. Not at the lock: the driver, who does
-    /// one stretch after the other, has it again and again before somebody who sleeps there wakes up.
+    /// The oldest stretch for who needs room, if that still `is_due`, and who looks again whether there is some: while others are at it he
+    /// helps, or waits a little. Not at the lock: the driver, who does one stretch after the other, has it again and again before somebody
+    /// who sleeps there wakes up.
     pub(crate) fn move_stretch_for_room(&self, caching: Option<&Caching>, is_due: impl Fn() -> bool) -> Result<bool> {
         match self.try_running()? {
             Some(one) if is_due() => self.move_stretch_now(&one, caching, Stretch::Short),
@@ -465,8 +469,8 @@ impl Engine {
         Ok(span.reached())
     }
 
-    /// Gives the stretches back that have been copied and that nobody holds, or lets them wait for a line. False if there are none, or the store was
-    /// closed meanwhile.
+    /// Gives the stretches back that have been copied and that nobody holds, or lets them wait for a line. False if there are none, or the
+    /// store was closed meanwhile.
     fn give_back(&self, one: &MutexGuard<'_, ()>) -> Result<bool> {
         let mut is_any = false;
         loop {
@@ -483,9 +487,9 @@ impl Engine {
         Ok(is_any && (self.is_line_worth_it() == Some(false) || self.begin_at_compacted(one)?))
     }
 
-    /// True if there is more to copy for when the first of those who hold lets go: what was there when it began. The rest would not go then, and whoever
-    /// holds for long would have his chains lead through copy after copy. In memory all those copies must fit the reserve, and half of what is free: the rest is
-    /// for those who write meanwhile.
+    /// True if there is more to copy for when the first of those who hold lets go: what was there when it began. The rest would not go
+    /// then, and whoever holds for long would have his chains lead through copy after copy. In memory all those copies must fit the
+    /// reserve, and half of what is free: the rest is for those who write meanwhile.
     fn copies_what_is_held(&self) -> bool {
         let (reserve, budget) = (self.log.reserve_for_short(), self.log.budget.load(Relaxed));
         let room = || reserve + budget.saturating_sub(self.log_bytes()) / 2;
@@ -493,7 +497,8 @@ impl Engine {
         self.caching.is_none() && self.log.bounds.copied.load(Relaxed) < self.holds.first_tail() && has_room()
     }
 
-    /// Whether a line for the stretches that wait would let a file go, and spare a fair part of the log; `None` where nothing waits for lines.
+    /// Whether a line for the stretches that wait would let a file go, and spare a fair part of the log; `None` where nothing waits for
+    /// lines.
     fn is_line_worth_it(&self) -> Option<bool> {
         // What is dropped from a cache must make room.
         if self.segment_bytes == 0 || self.caching.is_some() || self.is_temporary {
@@ -538,9 +543,9 @@ impl Engine {
         Ok(true)
     }
 
-    /// The entries of what is deleted outlive it: a deletion goes by its entry until the log begins above it. While the log's beginning goes once through the
-    /// log, this goes once through the index, and [`IDLE_PART`] times as fast where all of that were deletions. And at once where there are more entries than the
-    /// log can have records.
+    /// The entries of what is deleted outlive it: a deletion goes by its entry until the log begins above it. While the log's beginning
+    /// goes once through the log, this goes once through the index, and [`IDLE_PART`] times as fast where all of that were deletions. And
+    /// at once where there are more entries than the log can have records.
     fn sweep_index(&self, given_back: u64) {
         let (buckets, extent, entries) = (self.index.buckets(), self.log_extent(), self.index.entries());
         let part = |of: u64, all: u64| (u128::from(buckets) * u128::from(of) / u128::from(all).max(1)) as u64;

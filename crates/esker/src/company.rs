@@ -1,16 +1,16 @@
 //! Whether a line is drawn now, or waits for more calls to share it.
 //!
-//! Threads that write one durable value after the other come right back when their line has ended. Drawn at once, the next line would leave without
-//! them: they would be two halves, each waiting for the other's line. So it waits for those who came right back the last time, that is, asked again
-//! before the line after theirs had ended. n threads that need z between two calls then have n calls in each d + z, if a line takes d, instead of n in
-//! each 2 d: more, and sooner, as long as z < d.
+//! Threads that write one durable value after the other come right back when their line has ended. Drawn at once, the next line would leave
+//! without them: they would be two halves, each waiting for the other's line. So it waits for those who came right back the last time, that
+//! is, asked again before the line after theirs had ended. n threads that need z between two calls then have n calls in each d + z, if a
+//! line takes d, instead of n in each 2 d: more, and sooner, as long as z < d.
 //!
-//! **When it is enough.** Once all are there; or when one more would come later than is worth waiting for: calls per time are most if
-//! a line is drawn as soon as the rate at which they come falls below the rate so far, `count / (waited + took)`. If nobody comes at all for half of
-//! what the last line took, whoever waits with an end to his sleep (`group.rs`) does not go on.
+//! **When it is enough.** Once all are there; or when one more would come later than is worth waiting for: calls per time are most if a
+//! line is drawn as soon as the rate at which they come falls below the rate so far, `count / (waited + took)`. If nobody comes at all for
+//! half of what the last line took, whoever waits with an end to his sleep (`group.rs`) does not go on.
 //!
-//! **Who waits in vain is hasty**: after a line that was drawn without all of its company the next one does not wait, and each time it happens
-//! again twice as many do not. So threads whose pauses are long, or of any length, lose a few hundredths at most.
+//! **Who waits in vain is hasty**: after a line that was drawn without all of its company the next one does not wait, and each time it
+//! happens again twice as many do not. So threads whose pauses are long, or of any length, lose a few hundredths at most.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,8 @@
 //! Copies: records that are appended once more, and say what they said before.
 //!
-//! Compaction makes one of what lives, promotion of what is read again, recovery of what must lead elsewhere. A copy is published over the very entry under
-//! which its original was found to be the newest of its key, as an update would be: if anything has changed there, there is no copy.
+//! Compaction makes one of what lives, promotion of what is read again, recovery of what must lead elsewhere. A copy is published over the
+//! very entry under which its original was found to be the newest of its key, as an update would be: if anything has changed there, there
+//! is no copy.
 
 use crate::engine::{Engine, Layout};
 use crate::epoch::Pin;
@@ -46,9 +47,9 @@ impl Engine {
         }
     }
 
-    /// Makes the copy of a record in the place `to`, and publishes it over the entry that was `seen` when the record was found to be its key's newest. `keys`
-    /// tells by where the copy leads what is known of that chain. Whether there is an entry more; `None`, and no copy, if the entry has changed. Under the pin
-    /// under which all that was.
+    /// Makes the copy of a record in the place `to`, and publishes it over the entry that was `seen` when the record was found to be its
+    /// key's newest. `keys` tells by where the copy leads what is known of that chain. Whether there is an entry more; `None`, and no copy,
+    /// if the entry has changed. Under the pin under which all that was.
     pub(crate) fn publish_copy(
         &self,
         pin: &Pin<'_>,

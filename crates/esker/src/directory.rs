@@ -101,7 +101,8 @@ impl Directory {
         let folder = tempfile::Builder::new().prefix("esker-").tempdir()?;
         let mut directory = Self::take(folder.path(), direct_io, io_uring)?;
         directory._temporary = Some(folder);
-        // Nobody else opens it, and who clears away what is old of temporary files may take the lock. systemd spares a directory that is locked itself.
+        // Nobody else opens it, and who clears away what is old of temporary files may take the lock. systemd spares a directory that is
+        // locked itself.
         directory.guard = Weak::new();
         let _ = directory.handle.try_lock_shared();
         Ok(directory)
@@ -155,8 +156,8 @@ pub(crate) fn link(from: &Path, to: &Path, name: &str) -> io::Result<()> {
     fs::hard_link(from.join(name), to.join(name))
 }
 
-/// Makes the directory, and those above it, so that a power cut does not take their names. What is there without a manifest another call may have made, which
-/// was cut short before it could say so.
+/// Makes the directory, and those above it, so that a power cut does not take their names. What is there without a manifest another call
+/// may have made, which was cut short before it could say so.
 fn make(path: &Path, sync_above: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
     fs::create_dir_all(path)?;
     if path.join(MANIFEST).exists() {

@@ -1,18 +1,19 @@
 //! Epochs: who may still be looking at what.
 //!
-//! Each thread owns one [`Slot`] per store (`epoch/slots.rs`). An operation raises a flag in it (a *pin*: one plain store, no fence) and lowers it
-//! at its end. Whoever moves a boundary calls [`Epochs::drain`]: it makes every running thread's stores visible with
-//! `membarrier(2)`, and waits until each flag that is raised then was lowered once. From then on nobody can act on the boundary's
-//! old value. Pins last one operation, or a group of 64 of a batch, or some buckets of a walk, and never span a device access, so a drain takes microseconds. The scheme is FASTER's
-//! (SIGMOD 2018), with the heavy fence moved to the rare side, and without its common epoch:
+//! Each thread owns one [`Slot`] per store (`epoch/slots.rs`). An operation raises a flag in it (a *pin*: one plain store, no fence) and
+//! lowers it at its end. Whoever moves a boundary calls [`Epochs::drain`]: it makes every running thread's stores visible with
+//! `membarrier(2)`, and waits until each flag that is raised then was lowered once. From then on nobody can act on the boundary's old
+//! value. Pins last one operation, or a group of 64 of a batch, or some buckets of a walk, and never span a device access, so a drain takes
+//! microseconds. The scheme is FASTER's (SIGMOD 2018), with the heavy fence moved to the rare side, and without its common epoch:
 //!
 //! * **who came in after the fence** sees the boundary that was moved before it, and need not be waited for;
 //! * **who is inside whenever we look** is told from who is inside still. Most pins raise a flag never raised before. Those of one
 //!   read or write at once raise a constant, which takes no register from the operations that overlap; but each of them counts its
 //!   one operation, and nothing else is counted under it. Two more operations counted: it has ended.
 //!
-//! **Doors.** A pin at once needs an open door: a word that holds where the store's slots are, or a negative number when it is shut. A thread adds where
-//! its slot is among them, or a negative number while it must look closely. So the sum's sign tells that nothing is in the way, and the sum is the slot.
+//! **Doors.** A pin at once needs an open door: a word that holds where the store's slots are, or a negative number when it is shut. A
+//! thread adds where its slot is among them, or a negative number while it must look closely. So the sum's sign tells that nothing is in
+//! the way, and the sum is the slot.
 //!
 //! | shut when                                  | `door` | `read_door` | `write_door` |
 //! |--------------------------------------------|--------|-------------|--------------|
@@ -45,7 +46,8 @@ use std::collections::BinaryHeap;
 use std::marker::PhantomData;
 use std::ptr;
 
-/// What a shut door holds, and what a thread adds that must look closely. No address is negative; a sum with one of them is, and that of both.
+/// What a shut door holds, and what a thread adds that must look closely. No address is negative; a sum with one of them is, and that of
+/// both.
 const SHUT: isize = isize::MIN / 2;
 const AWAY: isize = SHUT;
 /// The same for a thread that has a slot at hand again by itself, when what runs meanwhile is over.
@@ -103,8 +105,8 @@ pub(crate) struct WaryPin<'a> {
     pin: Pin<'a>,
 }
 
-/// While it lives this thread's calls of a store in which it is pinned are `Invalid`, and find that out: those of every store take the long way.
-/// The last one first, and on this thread: each gives back what it found there.
+/// While it lives this thread's calls of a store in which it is pinned are `Invalid`, and find that out: those of every store take the long
+/// way. The last one first, and on this thread: each gives back what it found there.
 pub(crate) struct Withdrawn(isize, PhantomData<*const Slot>);
 
 impl Withdrawn {
@@ -121,7 +123,8 @@ impl Drop for Withdrawn {
     }
 }
 
-/// While it lives this thread's calls of any store are `Invalid`: what runs meanwhile is foreign code in the midst of what the store does, under its locks perhaps.
+/// While it lives this thread's calls of any store are `Invalid`: what runs meanwhile is foreign code in the midst of what the store does,
+/// under its locks perhaps.
 pub(crate) struct Barred {
     _withdrawn: Withdrawn,
     was: bool,
@@ -336,7 +339,8 @@ impl Epochs {
         self.slots.get(thread_index()).ok_or_else(|| Error::invalid("more than 65536 threads of the process use stores"))
     }
 
-    /// The slots of all threads that were here, and perhaps of others. Acquire: of a thread that registered before a fence that the caller's came after.
+    /// The slots of all threads that were here, and perhaps of others. Acquire: of a thread that registered before a fence that the
+    /// caller's came after.
     pub(crate) fn slots(&self) -> impl Iterator<Item = &Slot> {
         self.slots.up_to(if cfg!(loom) { usize::MAX } else { NEXT_INDEX.load(Acquire) })
     }
@@ -431,7 +435,8 @@ thread_local! {
     static IS_BARRED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// This thread's slot behind a store's first one, or a door that may be shut: one question for both. It is there to be read if the door is one of a living store's.
+/// This thread's slot behind a store's first one, or a door that may be shut: one question for both. It is there to be read if the door is
+/// one of a living store's.
 #[inline(always)]
 fn slot_from(first: *const Slot) -> Option<*const Slot> {
     let slot = first.wrapping_byte_offset(OFFSET.with(Cell::get));
@@ -451,15 +456,16 @@ fn register_thread() -> usize {
     let index = free.map_or_else(|| NEXT_INDEX.fetch_add(1, Relaxed), |Reverse(index)| index);
     INDEX.with(|cell| cell.set(index));
     watch::register(index);
-    // Not in models, where each thread has its number beforehand: that threads register in any order is true and would multiply their executions.
+    // Not in models, where each thread has its number beforehand: that threads register in any order is true and would multiply their
+    // executions.
     if REGISTRATION.try_with(|cell| cell.set(Some(Registration(index)))).is_err() {
         last::give_back(index);
     }
     index
 }
 
-/// The number of a thread whose own locals are being destroyed, by one of which the store is used: the system calls what is registered here after those, and once more if
-/// a number was taken again meanwhile.
+/// The number of a thread whose own locals are being destroyed, by one of which the store is used: the system calls what is registered here
+/// after those, and once more if a number was taken again meanwhile.
 #[cfg(not(any(loom, shuttle)))]
 mod last {
     use super::Registration;

@@ -6,33 +6,35 @@ use std::{fmt, io, path::PathBuf, sync::Arc};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Error {
-    /// Bytes on the device are not what was written; which, by file and address. Other records can still be read. Restore a backup, carry what
-    /// is whole over with [`crate::salvage`], or open with [`crate::Options::accept_loss`].
+    /// Bytes on the device are not what was written; which, by file and address. Other records can still be read. Restore a backup, carry
+    /// what is whole over with [`crate::salvage`], or open with [`crate::Options::accept_loss`].
     Corruption(String),
-    /// The device failed; in which file and where, in the text. What the system said, with its number, is the source of that. After a failed write or sync
-    /// the store is latched: writes refuse, reads go on; reopen it. If it was for want of room, or of file handles, writes go on as soon as there is some.
+    /// The device failed; in which file and where, in the text. What the system said, with its number, is the source of that. After a
+    /// failed write or sync the store is latched: writes refuse, reads go on; reopen it. If it was for want of room, or of file handles,
+    /// writes go on as soon as there is some.
     Io(Arc<io::Error>),
-    /// The memory budget has no room for a new record. Delete something or raise the budget. A scan, an iterator or a read transaction that is alive
-    /// holds space back: in a cache this is the only cause.
+    /// The memory budget has no room for a new record. Delete something or raise the budget. A scan, an iterator or a read transaction that
+    /// is alive holds space back: in a cache this is the only cause.
     Full,
-    /// The call cannot be right, here and so: a value that is too long, a directory with something else in it, another layout or format, a call from inside
-    /// a closure that the store runs. Nothing was changed; of a batch, the items before this one were, and perhaps some behind it.
+    /// The call cannot be right, here and so: a value that is too long, a directory with something else in it, another layout or format, a
+    /// call from inside a closure that the store runs. Nothing was changed; of a batch, the items before this one were, and perhaps some
+    /// behind it.
     Invalid(String),
     /// The directory is open, in this or another process.
     Locked(PathBuf),
     /// A loader given to `get_or_insert_with` or `get_or_load` failed; what it failed with.
     Load(Arc<dyn std::error::Error + Send + Sync>),
-    /// What the transaction had read is not so any more: another writer changed this key, or it expired, or a cache dropped it; or its record was
-    /// moved, by compaction or to the device, while another key that shares its latch was written; in a cache, whenever it was moved. The transaction changed
-    /// nothing. Do it again.
+    /// What the transaction had read is not so any more: another writer changed this key, or it expired, or a cache dropped it; or its
+    /// record was moved, by compaction or to the device, while another key that shares its latch was written; in a cache, whenever it was
+    /// moved. The transaction changed nothing. Do it again.
     Conflict {
         /// The key's bytes.
         key: Box<[u8]>,
     },
     /// The store was closed.
     Closed,
-    /// A scan, a verification, a backup or a salvage ended, because what is told of its progress answered `Break`. It leaves what any other error
-    /// in its midst would leave.
+    /// A scan, a verification, a backup or a salvage ended, because what is told of its progress answered `Break`. It leaves what any other
+    /// error in its midst would leave.
     Cancelled,
 }
 
@@ -148,7 +150,8 @@ pub(crate) fn is_for_now(error: &io::Error) -> bool {
     (is_full(error) || is_out_of_files(error)) && !is_for_good(error)
 }
 
-/// True for a place of the medium that cannot be read: block devices answer `EIO` or `ENODATA`, file systems with checksums of their own also the others.
+/// True for a place of the medium that cannot be read: block devices answer `EIO` or `ENODATA`, file systems with checksums of their own
+/// also the others.
 pub(crate) fn is_unreadable(error: &io::Error) -> bool {
     matches!(system_number(error), Some(libc::EIO | libc::ENODATA | libc::EBADMSG | libc::EILSEQ | libc::EUCLEAN))
 }

@@ -8,9 +8,9 @@
 //! from them. That needs no memory, forgets nothing over a restart and corrects itself. Who writes no expiring record pays nothing:
 //! the driver looks only while it has reason to believe that there are some.
 //!
-//! A sample goes by entries, and a few of them may be a thousand times as long as the others. So the estimate goes as far back as it takes to have met some
-//! hundred expired records, and once round the table at most: where much expires that is the last moment, and where what expires is rare and long it is
-//! nearly a count.
+//! A sample goes by entries, and a few of them may be a thousand times as long as the others. So the estimate goes as far back as it takes
+//! to have met some hundred expired records, and once round the table at most: where much expires that is the last moment, and where what
+//! expires is rare and long it is nearly a count.
 
 use crate::engine::{Engine, lock};
 use crate::epoch::Barred;
@@ -27,8 +27,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What tells a store the time. Expiry goes by the wall clock, so that it means the same after a restart.
 pub trait Clock: Send + Sync + Debug {
-    /// The time now. Should it step back, what had expired and was not yet dropped is there again. Asked in the midst of calls: using a store from inside
-    /// is [`Error::Invalid`](crate::Error::Invalid), and a clock that panics is taken to say what it said before.
+    /// The time now. Should it step back, what had expired and was not yet dropped is there again. Asked in the midst of calls: using a
+    /// store from inside is [`Error::Invalid`](crate::Error::Invalid), and a clock that panics is taken to say what it said before.
     fn now(&self) -> SystemTime;
 }
 
@@ -91,13 +91,14 @@ pub(crate) fn whole_millis(span: Duration) -> u64 {
 
 /// What the clock says is written down when it is so much later: others look at that.
 const SAID_MILLIS: u64 = 1000;
-/// Entries that the driver looks at in a round; and those that whoever waits for it looks at, or that may be read from the device: an eighth of a
-/// second's worth of reads.
+/// Entries that the driver looks at in a round; and those that whoever waits for it looks at, or that may be read from the device: an
+/// eighth of a second's worth of reads.
 pub(crate) const SAMPLE: u64 = 1024;
 pub(crate) const SMALL_SAMPLE: u64 = 128;
 /// Expired records that tell enough: with twice as many, the older looks count half.
 const TELLING: f64 = 128.0;
-/// Entries without any expiring record until it is believed that there are none, and the same where one may be as long as thousands of others.
+/// Entries without any expiring record until it is believed that there are none, and the same where one may be as long as thousands of
+/// others.
 const ENTRIES_IN_VAIN: u64 = 2048;
 const ENTRIES_IN_VAIN_OF_ANY_LENGTH: u64 = 1 << 17;
 
@@ -183,7 +184,8 @@ impl Expiry {
         }
     }
 
-    /// The clock is a foreign one, perhaps, and asked under pins and locks: it must not get in the way of what goes on there, nor tear anybody from it.
+    /// The clock is a foreign one, perhaps, and asked under pins and locks: it must not get in the way of what goes on there, nor tear
+    /// anybody from it.
     pub(crate) fn now(&self) -> u64 {
         let barred = Barred::thread();
         let said = self.said.load(Relaxed);
@@ -246,7 +248,8 @@ impl Expiry {
         self.learn(&Sample { entries: 1, expiring: 1, expired: 1, expired_bytes: bytes, reads: 0 }, 1, u64::MAX);
     }
 
-    /// Infers from a round over a table of so many entries; after as many as `most_in_vain` without any that expires there is none, it is believed.
+    /// Infers from a round over a table of so many entries; after as many as `most_in_vain` without any that expires there is none, it is
+    /// believed.
     fn learn(&self, sample: &Sample, entries: u64, most_in_vain: u64) {
         if sample.entries == 0 {
             return;

@@ -1,11 +1,11 @@
 //! Group commit: who waits for which line, and who draws it.
 //!
-//! One line is drawn at a time; whoever asks meanwhile waits for the next one, and all who wait share it. So there are two gates (`gate.rs`), for
-//! lines of even and of odd number: at a line's end one of those who wait for the next is woken, who sees to it, and then all whose line it
-//! was, together.
+//! One line is drawn at a time; whoever asks meanwhile waits for the next one, and all who wait share it. So there are two gates
+//! (`gate.rs`), for lines of even and of odd number: at a line's end one of those who wait for the next is woken, who sees to it, and then
+//! all whose line it was, together.
 //!
-//! **Company** (`company.rs`): a line may wait a little for those who came right back the last time. Whoever makes it complete draws it. One of
-//! the others, the *herald*, sleeps with an end: the line is drawn by him if nobody comes for some time.
+//! **Company** (`company.rs`): a line may wait a little for those who came right back the last time. Whoever makes it complete draws it.
+//! One of the others, the *herald*, sleeps with an end: the line is drawn by him if nobody comes for some time.
 
 use crate::company::Company;
 use crate::engine::Engine;

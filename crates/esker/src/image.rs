@@ -18,10 +18,11 @@
 //!   image's entry lies above was published before its bucket was copied, so the entry leads to it: after that it could not have
 //!   been, for chains descend.
 //!
-//! **What an entry says of its chain**, that it is of one key, it says here as well: of a guess it does not, for the count of what is dead is of another moment.
+//! **What an entry says of its chain**, that it is of one key, it says here as well: of a guess it does not, for the count of what is dead
+//! is of another moment.
 //!
-//! Two things stand still meanwhile: compaction, which would remove entries, and growth (and shrinking), which would move them. Insertions go on
-//! in fuller buckets and catch up; an index of a gigabyte takes about a second.
+//! Two things stand still meanwhile: compaction, which would remove entries, and growth (and shrinking), which would move them. Insertions
+//! go on in fuller buckets and catch up; an index of a gigabyte takes about a second.
 //!
 //! **When**: images take at most a third of what is written. One is due when the log behind the last one is twice as long as
 //! the index, and at least 64 MiB; reading so much more is what a recovery may cost. And when the index has shrunk to less than half:
@@ -119,8 +120,8 @@ impl Engine {
         taken
     }
 
-    /// Writes the image `number`, or leaves nothing; durable when names are synced. Nobody splits meanwhile. `Closed` if told to `stop`. That it cannot be written,
-    /// for want of room perhaps, is no harm to the store: nothing that the log holds depends on it.
+    /// Writes the image `number`, or leaves nothing; durable when names are synced. Nobody splits meanwhile. `Closed` if told to `stop`.
+    /// That it cannot be written, for want of room perhaps, is no harm to the store: nothing that the log holds depends on it.
     pub(crate) fn write_image(&self, storage: &dyn Storage, number: u64, store_id: u64, stop: impl Fn() -> bool) -> Result<()> {
         // Nothing is compacted meanwhile.
         let marks = self.marks_in_images();
@@ -141,17 +142,17 @@ impl Engine {
         write().inspect_err(|_| _ = storage.remove(&name(number)))
     }
 
-    /// That a chain is of one key stays true: it does not change behind its first record, and an entry that gets another one in recovery says nothing any more. But
-    /// it is true down to where compaction has come, and the next opening begins where the line says. Further down lies what somebody holds; and what a cache
-    /// dropped lives again.
+    /// That a chain is of one key stays true: it does not change behind its first record, and an entry that gets another one in recovery
+    /// says nothing any more. But it is true down to where compaction has come, and the next opening begins where the line says. Further
+    /// down lies what somebody holds; and what a cache dropped lives again.
     fn marks_in_images(&self) -> u64 {
         let bounds = &self.log.bounds;
         let is_known = self.caching.is_none() && bounds.copied.load(Acquire) == bounds.compacted.load(Acquire);
         if is_known { SOLE } else { 0 }
     }
 
-    /// True if an image may stand for the log: not while it lacks the entries of what a cache dropped and a crash would bring back. (The entries of deletions
-    /// stay until the log begins above them.)
+    /// True if an image may stand for the log: not while it lacks the entries of what a cache dropped and a crash would bring back. (The
+    /// entries of deletions stay until the log begins above them.)
     pub(crate) fn lacks_nothing(&self) -> bool {
         let bounds = &self.log.bounds;
         bounds.doomed.load(SeqCst) <= bounds.compacted.load(SeqCst)
@@ -564,7 +565,8 @@ mod tests {
         files.list().unwrap().into_iter().filter(|name| super::is_image(name)).collect()
     }
 
-    /// No image could be taken while a scan held a stretch with deletions: compaction had removed their entries, and only the log told of them.
+    /// No image could be taken while a scan held a stretch with deletions: compaction had removed their entries, and only the log told of
+    /// them.
     #[test]
     fn an_image_is_taken_while_somebody_holds_what_has_no_copy() {
         let files = Arc::new(MemoryStorage::new());

@@ -9,7 +9,8 @@
 //! merges the two, it keeps the copies' entry. If anybody changed one of the entries meanwhile, it says so again.
 //!
 //! * **Nothing is lost or resurrected**: only frozen records are copied, all at once, and only over the very entry they were read from.
-//!   Keys for which another entry stands are left out: what the chain knows of them is out of date, or that entry leads to the chain as well, and has its own turn.
+//!   Keys for which another entry stands are left out: what the chain knows of them is out of date, or that entry leads to the chain as
+//!   well, and has its own turn.
 //! * **A line has all of the copies or none**: they are made for one line, under one pin.
 //! * **A full tag finds all of a chain's keys**, as recovery needs it: each of them has a copy, of which the highest leads to the others.
 //! * **A snapshot** needs what was linked: while one is held nothing is joined.
@@ -101,7 +102,8 @@ impl Engine {
         if self.log.bounds.held.load(Acquire) != 0 {
             return Ok(None);
         }
-        // Those of one entry. A split that cannot tell leaves two that lead to one chain: the other's keys have their turn when it collides.
+        // Those of one entry. A split that cannot tell leaves two that lead to one chain: the other's keys have their turn when it
+        // collides.
         let (mut own, mut entry): (Vec<&Newest>, Option<Seen>) = (Vec::new(), None);
         for one in &newest {
             let seen = self.index.lookup(one.hash);

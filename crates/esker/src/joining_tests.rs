@@ -193,8 +193,8 @@ fn a_deleted_key_does_not_come_back_by_another_entry() {
     assert_eq!(store.get(&deleted).unwrap(), None, "it came back");
 }
 
-/// A split that cannot tell leaves two entries that lead to one chain. Where one of them met a third, the keys of both had copies, and only one entry led there: a scan
-/// by log met the others twice, and so did who recovered.
+/// A split that cannot tell leaves two entries that lead to one chain. Where one of them met a third, the keys of both had copies, and only
+/// one entry led there: a scan by log met the others twice, and so did who recovered.
 #[test]
 fn only_keys_of_the_entry_that_meets_another_are_joined() {
     let store: Store<u64, [u8]> = options(64 << 20).in_memory().unwrap();

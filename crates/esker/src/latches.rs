@@ -3,17 +3,17 @@
 //! ```text
 //! table:  2^16 words, a key's by the highest bits of its hash:  [ version 63 | held 1 ]
 //! ```
-//! There are none until somebody begins a transaction, or removes a word on a condition, or asks for a history: a store where nobody does pays nothing, for a
-//! fast operation learns of them from a word that it looks at anyway (`epoch.rs`). The first one makes the table, shuts the doors and
-//! drains the epoch: from then on everybody sees it. Then
+//! There are none until somebody begins a transaction, or removes a word on a condition, or asks for a history: a store where nobody does
+//! pays nothing, for a fast operation learns of them from a word that it looks at anyway (`epoch.rs`). The first one makes the table, shuts
+//! the doors and drains the epoch: from then on everybody sees it. Then
 //!
 //! * **who changes what a key holds** holds its latch meanwhile, and letting go moves the version on. One key, one latch: a plain
 //!   writer never waits for a second one. Who moves a record without changing what its key holds (compaction, eviction, growth)
 //!   does not care, nor is cared about;
-//! * **who reads one key** looks, before it reads, that nobody holds the latch. That is enough, and no second look is needed:
-//!   a transaction holds all its latches before it changes anything. So who has seen one of its changes finds the other latches
-//!   held, or all of it done; and who looked before that read what was true when it looked, or something newer. (A page, which does not know its keys
-//!   beforehand, waits for all commits that are under way when it begins: `Engine::await_commits`.)
+//! * **who reads one key** looks, before it reads, that nobody holds the latch. That is enough, and no second look is needed: a transaction
+//!   holds all its latches before it changes anything. So who has seen one of its changes finds the other latches held, or all of it done;
+//!   and who looked before that read what was true when it looked, or something newer. (A page, which does not know its keys beforehand,
+//!   waits for all commits that are under way when it begins: `Engine::await_commits`.)
 //! * **a transaction's read** notes the version before it reads and finds it the same behind: it knows what the key held as long
 //!   as that version stands (`store/transaction/commit.rs` tells what a commit does with it).
 //!

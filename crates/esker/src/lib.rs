@@ -37,8 +37,9 @@
 //! | back up, check, save what is left | [`Store::snapshot_to`], [`backup`], [`verify`], [`salvage`] |
 //! | look into it | [`Store::stats`] |
 //!
-//! Keys and values are integers, arrays, any `Copy` type with `zerocopy`'s derives, `str`, or `[u8]` ([`Key`], [`Value`]). Keys of one width up to 256 bytes
-//! with values of one width up to 8 take a record of 16 bytes and the key (*word* layout); all others 24 bytes, the key and the value (*bytes* layout).
+//! Keys and values are integers, arrays, any `Copy` type with `zerocopy`'s derives, `str`, or `[u8]` ([`Key`], [`Value`]). Keys of one
+//! width up to 256 bytes with values of one width up to 8 take a record of 16 bytes and the key (*word* layout); all others 24 bytes, the
+//! key and the value (*bytes* layout).
 //!
 //! Linux on x86-64. Features: `serde` (figures can be serialized), `rayon` (parallel iterators over scans).
 

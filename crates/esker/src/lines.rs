@@ -71,8 +71,8 @@ impl LineRecord {
     }
 }
 
-/// Brings the state of a slot to the last line that is whole. None begins where a recovery left a scar: the line after that goes through the manifest,
-/// and what lies there is what was given up.
+/// Brings the state of a slot to the last line that is whole. None begins where a recovery left a scar: the line after that goes through
+/// the manifest, and what lies there is what was given up.
 ///
 /// # Errors
 /// `Corruption` for damage in a line that another one was built on, unless its loss is accepted.

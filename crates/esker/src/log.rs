@@ -4,20 +4,21 @@
 //! 0 ..... begin ........ head ........ read_only ........ tail
 //! |       | on the device | in memory, frozen | in memory, mutable |
 //! ```
-//! `near` lies at `head`, in a cache above it. On a device head <= flushed_until <= safe_read_only <= read_only, and each only grows; `begin` may pass `head` where compaction went on in memory; `read_only` is [`NOWHERE`]
-//! while a line is drawn (`commit.rs`): then nothing at all is changed in place. What begins below `head` is on the device to its end
-//! ([`Log::overlap_bytes`]).
+//! `near` lies at `head`, in a cache above it. On a device head <= flushed_until <= safe_read_only <= read_only, and each only grows;
+//! `begin` may pass `head` where compaction went on in memory; `read_only` is [`NOWHERE`] while a line is drawn (`commit.rs`): then nothing
+//! at all is changed in place. What begins below `head` is on the device to its end ([`Log::overlap_bytes`]).
 //!
-//! * **Memory** is one region; the byte of address `a` is at `a mod region`. Only from `evicted` to `tail`, or to `populated` if that is more, is it backed, so the
-//!   budget can be any number and can change: it is a matter of where `head` goes. The log goes round in it every 64 GiB to 4 TiB, by the machine (`memory.rs`).
+//! * **Memory** is one region; the byte of address `a` is at `a mod region`. Only from `evicted` to `tail`, or to `populated` if that is
+//!   more, is it backed, so the budget can be any number and can change: it is a matter of where `head` goes. The log goes round in it
+//!   every 64 GiB to 4 TiB, by the machine (`memory.rs`).
 //! * **Allocation**: a thread takes a piece of the tail (up to 64 KiB, whole blocks) and fills it alone. What it leaves is zero, and
 //!   a zero header means: nothing more up to the next block. A thread leaves its piece when `floor` has passed its cursor.
 //! * **The first records after that** a thread claims one by one, of just their length, behind those of others: no gap is left
 //!   between them, so threads that each commit one record share a block, where a block for each of 64 threads was written before.
 //!   Whoever claims a place there writes a header, come what may, or what lies behind would seem to be a gap.
-//! * **Boundaries** between the regions are moved by whoever holds their lock (`engine/room.rs`; mostly the driver), those of what was copied by the one who
-//!   compacts, each in two steps: move it, drain the epoch, then act. So a
-//!   pinned thread may write what it saw at or above `read_only` and read what it saw at or above `head`.
+//! * **Boundaries** between the regions are moved by whoever holds their lock (`engine/room.rs`; mostly the driver), those of what was
+//!   copied by the one who compacts, each in two steps: move it, drain the epoch, then act. So a pinned thread may write what it saw at or
+//!   above `read_only` and read what it saw at or above `head`.
 //! * **On the device** a block of 4080 payload bytes has a 16-byte trailer: its number and a checksum keyed by the store,
 //!   so that stale and misdirected sectors show. 4080 = 170 x 24: no pair of u64 straddles two blocks.
 
@@ -65,8 +66,8 @@ const FLUSH_BLOCKS: u64 = 128;
 
 /// The first address: block 0 stays empty, so that 0 can mean "none".
 pub(crate) const FIRST_ADDRESS: u64 = BLOCK_BYTES;
-/// Records end here: an entry has 48 bits for an address. Behind it there are blocks for the ends of lines, as many as anybody will draw, and room for those
-/// who can neither wait nor go back.
+/// Records end here: an entry has 48 bits for an address. Behind it there are blocks for the ends of lines, as many as anybody will draw,
+/// and room for those who can neither wait nor go back.
 pub(crate) const LAST_ADDRESS: u64 = (1 << 48) - (1 << 30);
 /// Of a log whose device is as large as need be.
 pub(crate) const NO_LIMIT: u64 = u64::MAX;
@@ -94,7 +95,8 @@ pub(crate) struct Log {
     /// Whether records that calls read from there are checked.
     pub(crate) verifies_reads: bool,
     store_id: u64,
-    /// What blocks are made ready for the device in, by whoever moves the boundaries: kept, for its pages cost more than what is done with them.
+    /// What blocks are made ready for the device in, by whoever moves the boundaries: kept, for its pages cost more than what is done with
+    /// them.
     sealed: Mutex<Option<AlignedBuffer>>,
 }
 
@@ -119,7 +121,8 @@ pub(crate) struct Bounds {
     pub(crate) copied: AtomicU64,
     /// In a cache: what lives below goes, for all at once when `copied` follows, and nothing is built on it any more.
     pub(crate) dropping: AtomicU64,
-    /// In a cache on a device: of what lies below some may be gone from the index. A crash brings it back, until a line says that the log begins there.
+    /// In a cache on a device: of what lies below some may be gone from the index. A crash brings it back, until a line says that the log
+    /// begins there.
     pub(crate) doomed: AtomicU64,
     pub(crate) head: AtomicU64,
     /// Fast reads end here: at `head`, but in a cache further up, where reads begin to count (`cache/`).
@@ -146,7 +149,8 @@ pub(crate) struct Bounds {
     pub(crate) durable: AtomicU64,
     /// Records below are kept reachable for a snapshot (`snapshot.rs`): 0 without one, [`NOWHERE`] while one is drawn.
     pub(crate) held: AtomicU64,
-    /// Held while what `in_place` is made of moves. Of the two only `near` always grows: made of what they were a while ago, it could lie below `near`.
+    /// Held while what `in_place` is made of moves. Of the two only `near` always grows: made of what they were a while ago, it could lie
+    /// below `near`.
     moving: Mutex<()>,
     pub(crate) tail: Tail,
 }
@@ -353,8 +357,8 @@ impl Log {
         self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, Purpose::Anyway))
     }
 
-    /// So far above `head` may end what begins below it and is read from the device at once: a record, or what a scan reads from somewhere in
-    /// one window to somewhere in the next.
+    /// So far above `head` may end what begins below it and is read from the device at once: a record, or what a scan reads from somewhere
+    /// in one window to somewhere in the next.
     pub(crate) fn overlap_bytes(&self) -> u64 {
         2 * WINDOW_BYTES + self.longest.bytes() + 2 * BLOCK_BYTES
     }
@@ -365,7 +369,8 @@ impl Log {
         if bytes > PIECE_RECORD_MAX { bytes.next_multiple_of(BLOCK_BYTES) + BLOCK_BYTES } else { bytes + bytes / 2 }
     }
 
-    /// What a record of so many bytes takes of the log in the mean, if all are as long: with its part of what a piece has left for no other.
+    /// What a record of so many bytes takes of the log in the mean, if all are as long: with its part of what a piece has left for no
+    /// other.
     pub(crate) fn share_of(bytes: u64) -> u64 {
         if bytes > PIECE_RECORD_MAX { bytes.next_multiple_of(BLOCK_BYTES) } else { PIECE_BYTES / (PIECE_BYTES / bytes.max(8)) }
     }
@@ -454,7 +459,8 @@ impl Log {
         }
     }
 
-    /// So much of the log may be in memory when a place for this is taken. Of whoever claims after a long record has its place all know of it.
+    /// So much of the log may be in memory when a place for this is taken. Of whoever claims after a long record has its place all know of
+    /// it.
     fn most_for(&self, purpose: Purpose) -> u64 {
         let budget = self.budget.load(Relaxed);
         match purpose {
@@ -540,8 +546,8 @@ impl Log {
         self.longest.forget_below(to, self.tail());
     }
 
-    /// Writes the frozen blocks `[from, to)` to the device; the last one ends with a line record, or not. How far it came, and what stopped it: what is
-    /// written another time is the same, but for that end.
+    /// Writes the frozen blocks `[from, to)` to the device; the last one ends with a line record, or not. How far it came, and what stopped
+    /// it: what is written another time is the same, but for that end.
     pub(crate) fn flush(&self, from: u64, to: u64, ends_line: bool) -> (u64, Result<()>) {
         let Some(device) = &self.device else { return (to, Ok(())) };
         let (mut block, end) = (from / BLOCK_BYTES, to / BLOCK_BYTES);

@@ -7,10 +7,11 @@
 //! A slot is written only after everything that it speaks of is durable, and only over the older one of the two. The
 //! device does not tear aligned 512 bytes (`docs/format.md`), so a slot is what it was or what it should become.
 //!
-//! **Each slot is there twice**, for without the last line nothing of the log counts. The newer whole one of its copies holds: they differ after damage, or a
-//! cut between them. A slot of which no copy is whole, or both were never written, was damaged, and with it perhaps the last line: that is refused by
-//! name. Reading mends nothing. An opening writes the newest slot's other copy, if that is not the same: what was shown must not depend on one sector; and the
-//! other slot, where that was never written or its log begins lower. The next two lines write all four, and so does an opening that accepts the loss.
+//! **Each slot is there twice**, for without the last line nothing of the log counts. The newer whole one of its copies holds: they differ
+//! after damage, or a cut between them. A slot of which no copy is whole, or both were never written, was damaged, and with it perhaps the
+//! last line: that is refused by name. Reading mends nothing. An opening writes the newest slot's other copy, if that is not the same: what
+//! was shown must not depend on one sector; and the other slot, where that was never written or its log begins lower. The next two lines
+//! write all four, and so does an opening that accepts the loss.
 
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, SEGMENT_PREFIX, Storage};
@@ -212,8 +213,9 @@ impl Manifest {
         Ok(())
     }
 
-    /// Has the older slot speak of no log below the beginning either, durably: that is about to go, and whoever finds the newer one damaged goes by the
-    /// older. And has one there: while the first slot stands alone, zeros in the other's place cannot be told from a slot that was lost.
+    /// Has the older slot speak of no log below the beginning either, durably: that is about to go, and whoever finds the newer one damaged
+    /// goes by the older. And has one there: while the first slot stands alone, zeros in the other's place cannot be told from a slot that
+    /// was lost.
     pub(crate) fn settle_begin(&mut self) -> Result<()> {
         if self.older_begin < self.state.begin { self.write_slot(self.state.clone()) } else { Ok(()) }
     }
@@ -579,7 +581,8 @@ mod tests {
         }
     }
 
-    /// Beside the first slot the other one may never have been written: zeros in its place once passed for that when it had told of all there was.
+    /// Beside the first slot the other one may never have been written: zeros in its place once passed for that when it had told of all
+    /// there was.
     #[test]
     fn a_slot_of_zeros_is_damage() {
         let files = Arc::new(MemoryStorage::new());

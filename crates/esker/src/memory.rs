@@ -3,8 +3,8 @@
 //! The index and the log each live in one [`Region`], far larger than any budget. Growing is touching the next byte,
 //! giving back is `madvise(MADV_DONTNEED)`; both keep pointers valid, and released bytes read as zero again.
 //!
-//! How far is a matter of the machine ([`log_space`]): a process has 128 TiB for all its stores and whatever else it does. Where a limit leaves less, each
-//! region takes half of what is left at most.
+//! How far is a matter of the machine ([`log_space`]): a process has 128 TiB for all its stores and whatever else it does. Where a limit
+//! leaves less, each region takes half of what is left at most.
 
 #[cfg(not(loom))]
 use crate::error::Result;
@@ -31,7 +31,8 @@ unsafe impl Sync for Region {}
 
 #[cfg(not(loom))]
 impl Region {
-    /// Reserves `bytes` (a power of two), or a half of it, a quarter and so on if more than half of what the process has left would go; not less than `least`.
+    /// Reserves `bytes` (a power of two), or a half of it, a quarter and so on if more than half of what the process has left would go; not
+    /// less than `least`.
     pub(crate) fn reserve(bytes: usize, least: usize) -> Result<Self> {
         let mut bytes = bytes;
         while bytes / 2 >= least && Self::map(2 * bytes).is_err() {
@@ -70,8 +71,8 @@ impl Region {
         self.bytes
     }
 
-    /// Asks for 2 MiB pages from `from` on: fewer TLB misses, cheaper first touch. What is below stays in small ones: the last huge page of a region is
-    /// half empty on the average.
+    /// Asks for 2 MiB pages from `from` on: fewer TLB misses, cheaper first touch. What is below stays in small ones: the last huge page of
+    /// a region is half empty on the average.
     pub(crate) fn prefer_huge_pages(&self, from: usize) {
         #[cfg(target_os = "linux")]
         self.advise(from, self.bytes, libc::MADV_HUGEPAGE);
@@ -94,8 +95,8 @@ impl Region {
         let (from, to) = (from.next_multiple_of(PAGE_BYTES), page_floor(to));
         // Locked memory (`mlockall`) is given back by a call of its own, since Linux 5.18.
         if !self.advise(from, to, libc::MADV_DONTNEED) && !self.advise(from, to, MADV_DONTNEED_LOCKED) {
-            // Zeros there must be. If this fails as well, they are written.
-            // SAFETY: the range lies inside our own mapping. Nobody writes there any more, and who reads late (`index/overflow.rs`) reads zeros, as without this.
+            // Zeros there must be. If this fails as well, they are written. SAFETY: the range lies inside our own mapping. Nobody writes
+            // there any more, and who reads late (`index/overflow.rs`) reads zeros, as without this.
             unsafe {
                 let at = self.base.add(from);
                 if map_at(at.cast(), to - from, libc::MAP_FIXED) == libc::MAP_FAILED {
@@ -110,7 +111,8 @@ impl Region {
         if from >= to || to > self.bytes {
             return true;
         }
-        // SAFETY: the range lies inside our own mapping; DONTNEED is asked only for bytes that nobody writes any more, and who reads them late finds zeros.
+        // SAFETY: the range lies inside our own mapping; DONTNEED is asked only for bytes that nobody writes any more, and who reads them
+        // late finds zeros.
         unsafe { libc::madvise(self.base.add(from).cast(), to - from, advice) == 0 }
     }
 }
@@ -147,8 +149,8 @@ pub(crate) fn log_space(budget: u64) -> usize {
     (4 * of_machine()).max(budget.saturating_mul(2)).clamp(LOG_SPACE_MIN, LOG_SPACE_MAX).next_power_of_two() as usize
 }
 
-/// How much to back above what is in use: `pause`, which is filled while the driver sleeps once or twice, but of a small store an eighth, and of a large one
-/// a part that hardly counts. It is part of what an entry costs.
+/// How much to back above what is in use: `pause`, which is filled while the driver sleeps once or twice, but of a small store an eighth,
+/// and of a large one a part that hardly counts. It is part of what an entry costs.
 pub(crate) fn ahead(used: u64, pause: u64) -> u64 {
     (used / 8).clamp(pause / 8, pause).max(used / 128).min(8 * pause)
 }

@@ -62,8 +62,8 @@ fn of_a_full_memory_little_is_left_for_the_line_to_write() {
     assert_eq!(after, before);
 }
 
-/// Memory was given back up to where the device had everything: a long record in the midst of that began on the device and ended where nothing
-/// had been written yet, and could not be read. So could a part of a window that a scan reads.
+/// Memory was given back up to where the device had everything: a long record in the midst of that began on the device and ended where
+/// nothing had been written yet, and could not be read. So could a part of a window that a scan reads.
 #[test]
 fn what_begins_on_the_device_is_there_to_its_end() {
     let store: Store<u64, [u8]> = Options::new().memory(16 << 20).background(false).open_in(Arc::new(MemoryStorage::new())).unwrap();

@@ -57,9 +57,9 @@ pub struct Options {
     cache: Option<Cache>,
 }
 
-/// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`. Units, in either case: `B`; `K`, `KiB`, `M`, `MiB`, `G`, `GiB`, `T`, `TiB`
-/// (powers of 1,024); `KB`, `MB`, `GB`, `TB` (of 1,000). What is no number of bytes is refused when the store is opened, or by
-/// [`Store::set_memory`].
+/// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`. Units, in either case: `B`; `K`, `KiB`, `M`, `MiB`,
+/// `G`, `GiB`, `T`, `TiB` (powers of 1,024); `KB`, `MB`, `GB`, `TB` (of 1,000). What is no number of bytes is refused when the store is
+/// opened, or by [`Store::set_memory`].
 pub trait ByteCount {
     /// In bytes.
     ///
@@ -132,61 +132,63 @@ impl Options {
         }
     }
 
-    /// The memory budget, any number of bytes from 16 MiB up: for the index, the log's part in memory, and fixed buffers. It can be changed while the
-    /// store is open ([`Store::set_memory`]). The buffers of a single call, a backlog of an eviction listener, and about 10 MiB (with
-    /// long values as much again as the longest) while opening come on top.
+    /// The memory budget, any number of bytes from 16 MiB up: for the index, the log's part in memory, and fixed buffers. It can be changed
+    /// while the store is open ([`Store::set_memory`]). The buffers of a single call, a backlog of an eviction listener, and about 10 MiB
+    /// (with long values as much again as the longest) while opening come on top.
     #[must_use]
     pub fn memory(mut self, budget: impl ByteCount) -> Self {
         self.memory = budget.byte_count();
         self
     }
 
-    /// Whether batches of cold reads go through io_uring, if the kernel allows it. Else threads call `pread`: up to 64, which all stores of the process share, and
-    /// which end two seconds after the last read; what finds none free the caller reads. Default: true.
+    /// Whether batches of cold reads go through io_uring, if the kernel allows it. Else threads call `pread`: up to 64, which all stores of
+    /// the process share, and which end two seconds after the last read; what finds none free the caller reads. Default: true.
     #[must_use]
     pub fn io_uring(mut self, wanted: bool) -> Self {
         self.io_uring = wanted;
         self
     }
 
-    /// Whether files are read and written around the page cache, if the file system allows it. The page cache's memory is not counted in the
-    /// budget. Default: true.
+    /// Whether files are read and written around the page cache, if the file system allows it. The page cache's memory is not counted in
+    /// the budget. Default: true.
     #[must_use]
     pub fn direct_io(mut self, wanted: bool) -> Self {
         self.direct_io = wanted;
         self
     }
 
-    /// Whether a store that is damaged, or cannot be read in places, is opened with what is still whole; else opening answers `Corruption` or `Io`. Of the log
-    /// behind the last index image everything from the first damaged block on is given up. A damaged image is rebuilt from the log; if one slot of the manifest is damaged the
-    /// other one counts. The decision is written down: later openings do not meet that damage again. Default: false. To keep what lies behind damage, and
-    /// lose no more than the damaged blocks, see [`salvage`](crate::salvage).
+    /// Whether a store that is damaged, or cannot be read in places, is opened with what is still whole; else opening answers `Corruption`
+    /// or `Io`. Of the log behind the last index image everything from the first damaged block on is given up. A damaged image is rebuilt
+    /// from the log; if one slot of the manifest is damaged the other one counts. The decision is written down: later openings do not meet
+    /// that damage again. Default: false. To keep what lies behind damage, and lose no more than the damaged blocks, see
+    /// [`salvage`](crate::salvage).
     #[must_use]
     pub fn accept_loss(mut self, accepted: bool) -> Self {
         self.recovery.accept_loss = accepted;
         self
     }
 
-    /// Whether opening makes the index anew from the log where several keys share an entry, as they do once the index has used its share of the budget. They
-    /// go on sharing it in a larger budget, with new keys too, and through images of the index: with this, and room for them, each has its own again.
-    /// Opening reads all of the log then, and writes once more what of it was superseded under a shared entry. No effect on other stores. Default: false.
+    /// Whether opening makes the index anew from the log where several keys share an entry, as they do once the index has used its share of
+    /// the budget. They go on sharing it in a larger budget, with new keys too, and through images of the index: with this, and room for
+    /// them, each has its own again. Opening reads all of the log then, and writes once more what of it was superseded under a shared
+    /// entry. No effect on other stores. Default: false.
     #[must_use]
     pub fn rebuild_index(mut self, wanted: bool) -> Self {
         self.recovery.rebuilds_index = wanted;
         self
     }
 
-    /// `tell` is called while opening reads the log, after each mebibyte or less, with the bytes read so far and all that will be. An orderly close leaves an
-    /// image of the index, with which opening reads little or nothing of the log.
+    /// `tell` is called while opening reads the log, after each mebibyte or less, with the bytes read so far and all that will be. An
+    /// orderly close leaves an image of the index, with which opening reads little or nothing of the log.
     #[must_use]
     pub fn progress(mut self, tell: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
         self.recovery.progress = Some(Arc::new(tell));
         self
     }
 
-    /// Whether calls compare the blocks that they read from the device with their checksums. If not, damaged bytes may be returned as a value; so that
-    /// they are not written again under a right checksum, [`Options::promotion`] is off then, but in a cache. The manifest, images, and the log where opening,
-    /// compaction and verification read it, are always checked. Default: true.
+    /// Whether calls compare the blocks that they read from the device with their checksums. If not, damaged bytes may be returned as a
+    /// value; so that they are not written again under a right checksum, [`Options::promotion`] is off then, but in a cache. The manifest,
+    /// images, and the log where opening, compaction and verification read it, are always checked. Default: true.
     #[must_use]
     pub fn verify_reads(mut self, wanted: bool) -> Self {
         self.verifies_reads = wanted;
@@ -200,18 +202,18 @@ impl Options {
         self
     }
 
-    /// The log is compacted in the background, in memory too, when it is more than this many times as long as the live data in it. Default: 2; at least
-    /// 1.1. Less saves space and writes more. On a device it may be longer by half a file of the log (32 MiB at most), because files are given back whole,
-    /// and by a sixteenth of the log, because what is freed waits for a commit that is shared.
+    /// The log is compacted in the background, in memory too, when it is more than this many times as long as the live data in it. Default:
+    /// 2; at least 1.1. Less saves space and writes more. On a device it may be longer by half a file of the log (32 MiB at most), because
+    /// files are given back whole, and by a sixteenth of the log, because what is freed waits for a commit that is shared.
     #[must_use]
     pub fn space_amplification(mut self, target: f64) -> Self {
         self.space_amplification = target.max(1.1);
         self
     }
 
-    /// The length of each file of the log; space goes back to the file system in such units. It is fixed when a store is made, and has no effect on
-    /// one that exists. Default: a sixteenth of the memory, rounded up to a power of two, from 4 to 256 MiB; in a cache at most an eighth of its disk, at
-    /// least 4 MiB. Rounded up to 4 KiB.
+    /// The length of each file of the log; space goes back to the file system in such units. It is fixed when a store is made, and has no
+    /// effect on one that exists. Default: a sixteenth of the memory, rounded up to a power of two, from 4 to 256 MiB; in a cache at most
+    /// an eighth of its disk, at least 4 MiB. Rounded up to 4 KiB.
     #[must_use]
     pub fn segment_bytes(mut self, length: impl ByteCount) -> Self {
         let in_sectors = |length: u64| length.clamp(SECTOR_BYTES as u64, 1 << 40).next_multiple_of(SECTOR_BYTES as u64);
@@ -219,24 +221,26 @@ impl Options {
         self
     }
 
-    /// Whether a cold record that gets read repeatedly is copied to the log's tail, into memory. The price: the copy is written to the device again when
-    /// it leaves memory. Default: true.
+    /// Whether a cold record that gets read repeatedly is copied to the log's tail, into memory. The price: the copy is written to the
+    /// device again when it leaves memory. Default: true.
     #[must_use]
     pub fn promotion(mut self, wanted: bool) -> Self {
         self.promotion = wanted;
         self
     }
 
-    /// Whether each change keeps the version it replaces, for [`Store::history`], until compaction takes it. No change is made in place then: each one, a
-    /// deletion too, is a record of its own. The log grows faster, and updates take longer. Not for a cache. Default: false.
+    /// Whether each change keeps the version it replaces, for [`Store::history`], until compaction takes it. No change is made in place
+    /// then: each one, a deletion too, is a record of its own. The log grows faster, and updates take longer. Not for a cache. Default:
+    /// false.
     #[must_use]
     pub fn history(mut self, wanted: bool) -> Self {
         self.history = wanted;
         self
     }
 
-    /// Makes the store a cache: bounded, and lossy where another store would grow or answer `Full`. A directory remembers which it is: that of a store which was
-    /// made as no cache is refused (`Invalid`), unless the cache is to convert it ([`Cache::convert`]). A cache that is opened without this drops nothing meanwhile.
+    /// Makes the store a cache: bounded, and lossy where another store would grow or answer `Full`. A directory remembers which it is: that
+    /// of a store which was made as no cache is refused (`Invalid`), unless the cache is to convert it ([`Cache::convert`]). A cache that
+    /// is opened without this drops nothing meanwhile.
     #[must_use]
     pub fn cache(mut self, cache: Cache) -> Self {
         self.cache = Some(cache);
@@ -250,8 +254,8 @@ impl Options {
         self
     }
 
-    /// Whether the store has a thread of its own, which writes, evicts, compacts and draws lines. Without one, calls that need room make it themselves, and
-    /// `Durability::Every` is as `Durability::None`: for simulations, which must do the same each time. Default: true.
+    /// Whether the store has a thread of its own, which writes, evicts, compacts and draws lines. Without one, calls that need room make it
+    /// themselves, and `Durability::Every` is as `Durability::None`: for simulations, which must do the same each time. Default: true.
     #[must_use]
     pub fn background(mut self, wanted: bool) -> Self {
         self.background = wanted;
@@ -261,7 +265,8 @@ impl Options {
     /// A store without a device. A full budget answers [`Error::Full`], unless it is a cache; no file is touched.
     ///
     /// # Errors
-    /// `Invalid` for a budget below 16 MiB or beyond the address space, and for a cache with a disk or a history; `Io` if the system refuses memory.
+    /// `Invalid` for a budget below 16 MiB or beyond the address space, and for a cache with a disk or a history; `Io` if the system
+    /// refuses memory.
     pub fn in_memory<K: Key + ?Sized, V: Value + ?Sized>(self) -> Result<Store<K, V>> {
         self.check(false)?;
         self.start(None, None, true)
@@ -271,10 +276,10 @@ impl Options {
     /// as of its last durable commit.
     ///
     /// # Errors
-    /// `Invalid` for a budget below 16 MiB, or below what the index of the store that is there needs, for a cache without its disk, with a history, or
-    /// over a store that is none: nothing is made or changed then. `Locked` if this or another process has it open, `Invalid` for a directory that is not
-    /// a store or whose store has another layout (that is what is checked, not the types) or another format, `Corruption` for damage, by file and
-    /// address, `Io`.
+    /// `Invalid` for a budget below 16 MiB, or below what the index of the store that is there needs, for a cache without its disk, with a
+    /// history, or over a store that is none: nothing is made or changed then. `Locked` if this or another process has it open, `Invalid`
+    /// for a directory that is not a store or whose store has another layout (that is what is checked, not the types) or another format,
+    /// `Corruption` for damage, by file and address, `Io`.
     pub fn open<K: Key + ?Sized, V: Value + ?Sized>(self, path: impl AsRef<Path>) -> Result<Store<K, V>> {
         self.check(true)?;
         let directory = Directory::open(path.as_ref(), self.direct_io, self.io_uring)?;

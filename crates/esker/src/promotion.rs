@@ -1,9 +1,9 @@
 //! Promotion: what is read again and again on the device comes back into memory.
 //!
-//! A cold record that a get has just read is appended once more, exactly as compaction would move it: a copy, without room to grow if it had some, published
-//! over the very entry that led to the record. So a copy changes nothing, resurrects nothing, is an ordinary record for
-//! lines, recovery and compaction, and needs no second place to look in; the record it stands for is dead from then on.
-//! It is evicted like any other record when the log has moved on by the budget.
+//! A cold record that a get has just read is appended once more, exactly as compaction would move it: a copy, without room to grow if it
+//! had some, published over the very entry that led to the record. So a copy changes nothing, resurrects nothing, is an ordinary record for
+//! lines, recovery and compaction, and needs no second place to look in; the record it stands for is dead from then on. It is evicted like
+//! any other record when the log has moved on by the budget.
 //!
 //! **Admission.** Each copy pushes another record out and is written again one day, so it must pay. Only the *second* cold read of a
 //! key within a while copies it: a table remembers a cold key by 31 hash bits in one slot, and whoever takes the slot next
@@ -74,9 +74,9 @@ impl Engine {
     fn copy_to_tail(&self, &ColdFind { start, ref of, room }: &ColdFind<'_>) {
         let Ok(pin) = self.epochs.pin() else { return };
         let seen = self.index.lookup(of.hash);
-        // Cold chains do not change: if the entry still leads to the same one, and nothing newer is in memory, the record is the
-        // key's newest. Else it was superseded, moved, or promoted by another thread. Unless a cache drops it, which the entry need not tell; nor that it had ended
-        // and went, where a clock was set back.
+        // Cold chains do not change: if the entry still leads to the same one, and nothing newer is in memory, the record is the key's
+        // newest. Else it was superseded, moved, or promoted by another thread. Unless a cache drops it, which the entry need not tell; nor
+        // that it had ended and went, where a clock was set back.
         let leads_there_still = matches!(self.newest(&seen, of.key(self.layout)), Newest::Cold(first) if first == start);
         let gone = self.log.bounds.dropping.load(Acquire).max(self.log.bounds.copied.load(Acquire));
         if !leads_there_still || of.at < gone {

@@ -6,11 +6,11 @@
 //! bytes:   [ header ][ version 46 | latch 1 | key length 17 ][ capacity 32 | length 32 ][ key, padded ][ value room ]
 //! expiry:  one more word at the end of a record with `EXPIRES`: milliseconds since 1970, `NEVER` if it was taken back
 //! ```
-//! Keys never change once a record is published. A word value is one atomic. A bytes value changes in place only under
-//! the record's latch; readers copy it word by word with atomic loads and accept the copy if the version stood still
-//! (46 bits do not wrap during one read). `SEALED` is set when the record was superseded, under its latch or by who need not look at what it holds; a word record that is
-//! sealed is about to be (`store/expire.rs`). An expiry is one atomic; it stands last, so that no other offset depends on it.
-//! A bytes record that is left with little of its room in use is divided: the part behind the value becomes a record of nobody's.
+//! Keys never change once a record is published. A word value is one atomic. A bytes value changes in place only under the record's latch;
+//! readers copy it word by word with atomic loads and accept the copy if the version stood still (46 bits do not wrap during one read).
+//! `SEALED` is set when the record was superseded, under its latch or by who need not look at what it holds; a word record that is sealed
+//! is about to be (`store/expire.rs`). An expiry is one atomic; it stands last, so that no other offset depends on it. A bytes record that
+//! is left with little of its room in use is divided: the part behind the value becomes a record of nobody's.
 
 use crate::sync::atomic::{AtomicU64, Ordering::*, fence};
 use crate::sync::{Rule, broken, hint, thread};
@@ -145,7 +145,8 @@ impl Record {
         header.store((header.load(Relaxed) & !ADDRESS_MASK) | address, Release);
     }
 
-    /// The same to one that was found later, when the line of this number was drawn: it may be of that line, and then so is what leads to it.
+    /// The same to one that was found later, when the line of this number was drawn: it may be of that line, and then so is what leads to
+    /// it.
     pub(crate) fn lead_to(&self, address: u64, line_flag: u64) {
         let header = self.header();
         header.store((header.load(Relaxed) & !(ADDRESS_MASK | ODD_LINE)) | address | line_flag, Release);
@@ -266,8 +267,8 @@ impl Record {
         self.header().store(previous | flags | VALID, Release);
     }
 
-    /// Fills a fresh record with a copy of another one's bytes, leading to `previous`; it is published later. Nobody holds its latch, though damage
-    /// that no checksum told of may say so. The bytes may lack the room behind the value: then it has none.
+    /// Fills a fresh record with a copy of another one's bytes, leading to `previous`; it is published later. Nobody holds its latch,
+    /// though damage that no checksum told of may say so. The bytes may lack the room behind the value: then it has none.
     pub(crate) fn write_copy(&self, layout: Layout, bytes: &[u8], previous: u64, flags: u64) {
         let kept = match word_at(bytes, 0) & (ABSENT | EXPIRES) {
             0 => 0,

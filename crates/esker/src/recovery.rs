@@ -5,10 +5,11 @@
 //! 2. The log from there to the cut is read once, in order (`traverse.rs`). Each record becomes the head of its entry if it lies
 //!    above it: the later address is the later version, so threads may do that in any order. Records that were never
 //!    published do not count, nor do those above `window` that belong to the next line.
-//! 3. The log goes on behind everything that may have been written after the line. What lies between is a scar (`scars.rs`).
-//!    It is written down as one sector, with a sector of zeros behind it for the next (which is made up for if it is missing). Besides, only a slot's copy
-//!    that is missing is written, and the other slot where that was never written or its log begins lower (`manifest.rs`), and an image where something was given up, or where a store without a driver is due for one: a store that was not used
-//!    after this opens the same way once more.
+//! 3. The log goes on behind everything that may have been written after the line. What lies between is a scar (`scars.rs`). It is written
+//!    down as one sector, with a sector of zeros behind it for the next (which is made up for if it is missing). Besides, only a slot's
+//!    copy that is missing is written, and the other slot where that was never written or its log begins lower (`manifest.rs`), and an
+//!    image where something was given up, or where a store without a driver is due for one: a store that was not used after this opens the
+//!    same way once more.
 //!
 //! **Shared entries.** Where the index had run out of its share, keys share entries, and a record found by the scan leads to
 //! what shared its entry *then*. If the entry holds something else now, the record is appended once more, leading to that:
@@ -84,8 +85,8 @@ impl Engine {
         // What the log holds was not read: perhaps.
         self.expiry.watch();
         let mut behind = self.end_of_writing(state.cut)?;
-        // Where there is to be a scar it has a length: no line ends where it begins, even one that only moves the log's beginning. Such a line would hide it, or
-        // those behind be taken for what was given up.
+        // Where there is to be a scar it has a length: no line ends where it begins, even one that only moves the log's beginning. Such a
+        // line would hide it, or those behind be taken for what was given up.
         if behind == state.cut && (manner.accept_loss || state.window < state.cut || scars::has_stale(&*storage, scars.len())?) {
             behind += BLOCK_BYTES;
         }
@@ -109,7 +110,8 @@ impl Engine {
             self.check_index_fits()
         };
         match replay(&image) {
-            // Entries of the image whose tags became too short for the table, beside those of what was put since: the log as a whole has one for each key.
+            // Entries of the image whose tags became too short for the table, beside those of what was put since: the log as a whole has
+            // one for each key.
             Err(Error::Invalid(why)) if image.top > 0 && !state.shared => match replay(&self.restore_nothing(&state, false)?) {
                 // Where the image would do, with a larger budget.
                 Err(Error::Corruption(_)) => return Err(Error::Invalid(why)),
@@ -138,7 +140,8 @@ impl Engine {
         if manner.accept_loss { self.mend_manifest(below) } else { Ok(()) }
     }
 
-    /// Writes down that what lies between the cut and `behind` does not count, nor what the line's window has of the next one; all scars from then on.
+    /// Writes down that what lies between the cut and `behind` does not count, nor what the line's window has of the next one; all scars
+    /// from then on.
     fn add_scar(&self, storage: &dyn Storage, state: &State, mut scars: Vec<Scar>, cut: u64, behind: u64) -> Result<Vec<Scar>> {
         // Where a scar is given up with what lay behind it, what it excludes below stays excluded.
         let older = scars.iter().find(|scar| scar.window < cut && cut <= scar.cut);

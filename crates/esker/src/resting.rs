@@ -160,8 +160,8 @@ pub(crate) fn resting_engine(storage: &Arc<dyn Storage>, state: &State) -> Resul
 }
 
 impl Engine {
-    /// Reads and checks every block of a part of the log by itself: damage does not end it. `on_damage` hears which block and why, `progress` how
-    /// many more blocks were read; an error of its own ends the look.
+    /// Reads and checks every block of a part of the log by itself: damage does not end it. `on_damage` hears which block and why,
+    /// `progress` how many more blocks were read; an error of its own ends the look.
     pub(crate) fn check_blocks(
         &self,
         part: Range<u64>,

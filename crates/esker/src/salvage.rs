@@ -5,18 +5,18 @@
 //!                   begin at a       block       begin where the index image
 //!                   known place                  says so, or by their look
 //! ```
-//! Gets of a damaged store go on, one by one; but whoever must read all of its log, as scans and compaction do, ends at the first block that is
-//! not what was written. Here it ends nobody: the log is read in order, whole records are written to the other store as they come, and the
-//! newer one of a key is the later one. Neither an index nor a chain is needed.
+//! Gets of a damaged store go on, one by one; but whoever must read all of its log, as scans and compaction do, ends at the first block
+//! that is not what was written. Here it ends nobody: the log is read in order, whole records are written to the other store as they come,
+//! and the newer one of a key is the later one. Neither an index nor a chain is needed.
 //!
-//! **What is lost** are the records that touch a damaged block, and the few behind it up to the first whose beginning is known. Records say how long they
-//! are, so one leads to the next; behind damage nothing leads on. The image of the index knows where records begin: the lowest of its addresses behind the
-//! damage is one. Where it knows of none (it is damaged itself, or older than the records) the first place is taken from which on all looks like
-//! records: headers whose bits fit, lengths that do, zeros where zeros belong. A value that was made to look like records could pass there for some; that is
-//! counted ([`Salvage::guessed`]).
+//! **What is lost** are the records that touch a damaged block, and the few behind it up to the first whose beginning is known. Records say
+//! how long they are, so one leads to the next; behind damage nothing leads on. The image of the index knows where records begin: the
+//! lowest of its addresses behind the damage is one. Where it knows of none (it is damaged itself, or older than the records) the first
+//! place is taken from which on all looks like records: headers whose bits fit, lengths that do, zeros where zeros belong. A value that was
+//! made to look like records could pass there for some; that is counted ([`Salvage::guessed`]).
 //!
-//! **Where the list of scars is damaged** a record of a torn line may seem to reach into what was written behind the scar. The image knows of records there:
-//! one that reaches across another's beginning is none, and the walk goes on where that begins.
+//! **Where the list of scars is damaged** a record of a torn line may seem to reach into what was written behind the scar. The image knows
+//! of records there: one that reaches across another's beginning is none, and the walk goes on where that begins.
 
 use crate::ahead::read_at_once;
 use crate::device::Storage;
@@ -51,8 +51,8 @@ pub struct Salvage {
     pub log_bytes: u64,
     /// Records that were carried over, superseded ones and deletions included.
     pub records: u64,
-    /// Bytes of log whose records could not be. With those behind `line`, where a part of the manifest that may have told of a later one is lost: of these some
-    /// may never have been durable.
+    /// Bytes of log whose records could not be. With those behind `line`, where a part of the manifest that may have told of a later one is
+    /// lost: of these some may never have been durable.
     pub lost_bytes: u64,
     /// What was found damaged, by file and address; at most 100 places.
     pub damage: Vec<String>,
@@ -68,17 +68,19 @@ impl Salvage {
     }
 }
 
-/// Carries what is whole of the store in the directory `from`, which nobody may have open and which is not changed, over into the store `into`: a new
-/// one as a rule, of the same types. What it held before it keeps, but for keys of which the damaged log has a record: a deletion deletes.
-/// `progress` is told the bytes of log read so far, and all, each counted twice; `Break` ends the call.
+/// Carries what is whole of the store in the directory `from`, which nobody may have open and which is not changed, over into the store
+/// `into`: a new one as a rule, of the same types. What it held before it keeps, but for keys of which the damaged log has a record: a
+/// deletion deletes. `progress` is told the bytes of log read so far, and all, each counted twice; `Break` ends the call.
 ///
-/// Of a key whose newest record is lost an older value may come over, if one still lies in the log, or one that had been deleted; so may a part of a
-/// transaction. If the list of what crashes had left is damaged (`damage` names it) changes that a crash had undone may come over, and, if
-/// the image of the index is damaged as well (`guessed` counts it), bytes that nobody wrote in the place of a value that a crash had cut short. Ends ([`Store::expire_at`]) come along, and older versions where `into` keeps history.
+/// Of a key whose newest record is lost an older value may come over, if one still lies in the log, or one that had been deleted; so may a
+/// part of a transaction. If the list of what crashes had left is damaged (`damage` names it) changes that a crash had undone may come
+/// over, and, if the image of the index is damaged as well (`guessed` counts it), bytes that nobody wrote in the place of a value that a
+/// crash had cut short. Ends ([`Store::expire_at`]) come along, and older versions where `into` keeps history.
 ///
 /// # Errors
-/// `Locked`; `Invalid` if there is no store, or one of other types, or a value is too long for the budget of `into`; `Corruption` if its manifest is
-/// lost, `Io`, `Cancelled`, and those of [`Store::put`] on `into`, which has a part then. Damage in the log is no error: it is in the result.
+/// `Locked`; `Invalid` if there is no store, or one of other types, or a value is too long for the budget of `into`; `Corruption` if its
+/// manifest is lost, `Io`, `Cancelled`, and those of [`Store::put`] on `into`, which has a part then. Damage in the log is no error: it is
+/// in the result.
 ///
 /// # Cost
 /// Reads the log twice; a put for each record in it.
@@ -262,8 +264,8 @@ impl Resting {
         Ok(landmarks)
     }
 
-    /// The first place in a stretch from which on all looks like records, and the bytes before it; its end and the blocks in which there is something
-    /// if there is no such place.
+    /// The first place in a stretch from which on all looks like records, and the bytes before it; its end and the blocks in which there is
+    /// something if there is no such place.
     fn first_by_look(&self, log: &Range<u64>) -> Result<(u64, u64)> {
         let all = (log.end - log.start) / BLOCK_BYTES;
         let (mut from, mut blocks) = (0, LOOK_BLOCKS.min(all));
@@ -376,8 +378,8 @@ mod tests {
     use crate::record::{NEVER, Record};
     use crate::{MemoryStorage, Options};
 
-    /// A record that was given up because a newer one lay above what it was to be in may lead up. With one of them among those that are looked at behind
-    /// damage, whole records were given up.
+    /// A record that was given up because a newer one lay above what it was to be in may lead up. With one of them among those that are
+    /// looked at behind damage, whole records were given up.
     #[test]
     fn a_record_that_was_given_up_is_no_sign_of_damage() {
         let files = Arc::new(MemoryStorage::new());

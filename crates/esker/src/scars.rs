@@ -7,8 +7,8 @@
 //!     | not count         | nothing counts      |
 //! esker.scars: one sector for each crash, in the order of their cuts, and one of zeros
 //! ```
-//! Recovery adds one before the manifest moves beyond it, in a sector that was made when there was room: a store whose medium is full can be opened. The index never leads into a scar; whoever reads the log from
-//! end to end goes around it.
+//! Recovery adds one before the manifest moves beyond it, in a sector that was made when there was room: a store whose medium is full can
+//! be opened. The index never leads into a scar; whoever reads the log from end to end goes around it.
 
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
@@ -119,8 +119,8 @@ impl Engine {
         }
     }
 
-    /// The next scar has its room before the medium is full. If that is full now: the last one had a place, and no line is built on it before the next one
-    /// has.
+    /// The next scar has its room before the medium is full. If that is full now: the last one had a place, and no line is built on it
+    /// before the next one has.
     pub(crate) fn end_scars(&self, storage: &dyn Storage) -> Result<()> {
         if self.is_temporary {
             return Ok(());
@@ -167,8 +167,8 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    /// The scar of a loss that was being accepted when that was cut short. It lies where one was that it hides, and that excluded more than it: what was to
-    /// be given up then is given up, and what it excludes stays excluded.
+    /// The scar of a loss that was being accepted when that was cut short. It lies where one was that it hides, and that excluded more than
+    /// it: what was to be given up then is given up, and what it excludes stays excluded.
     pub(crate) fn loss_begun(&self, state: &State) -> Option<Scar> {
         let is_one_hidden = state.scars.is_some_and(|known| known.count > self.scars.len() as u64);
         let lies_around = |scar: &Scar| (state.begin..state.cut).contains(&scar.cut) && state.cut < scar.behind;
@@ -181,8 +181,8 @@ pub(crate) fn read(storage: &dyn Storage, cut: u64, known: Option<Known>, accept
     list(storage, cut, known, accept_loss).map(|listed| listed.scars)
 }
 
-/// The scars below `cut`. There are at least as many as are `known`, or one less and one at the cut. Where a loss is accepted an acceptance that was cut short
-/// may have hidden some, by a scar of its own in the place of the first of them.
+/// The scars below `cut`. There are at least as many as are `known`, or one less and one at the cut. Where a loss is accepted an acceptance
+/// that was cut short may have hidden some, by a scar of its own in the place of the first of them.
 pub(crate) fn list(storage: &dyn Storage, cut: u64, known: Option<Known>, accept_loss: bool) -> Result<Listed> {
     let (mut scars, mut ended_by) = (Vec::new(), None);
     if let Some(device) = open_list(storage)? {
@@ -194,8 +194,8 @@ pub(crate) fn list(storage: &dyn Storage, cut: u64, known: Option<Known>, accept
             };
             match read {
                 Some(scar) if scar.goes_on(&scars, cut) => scars.push(scar),
-                // Written by a recovery that was cut short, and this one writes it again (one that accepted a loss may have left it around the line);
-                // or older than the loss before it, which hides it.
+                // Written by a recovery that was cut short, and this one writes it again (one that accepted a loss may have left it around
+                // the line); or older than the loss before it, which hides it.
                 other => {
                     ended_by = other;
                     break;
@@ -234,8 +234,8 @@ pub(crate) fn readable(storage: &dyn Storage, cut: u64) -> Result<Vec<Scar>> {
     Ok(scars)
 }
 
-/// The cuts of all scars, as far as the list can be read: who reads it for what they leave out tells of damage. Those that leave nothing out, as they
-/// were once written, are where the log went on.
+/// The cuts of all scars, as far as the list can be read: who reads it for what they leave out tells of damage. Those that leave nothing
+/// out, as they were once written, are where the log went on.
 pub(crate) fn cuts(storage: &dyn Storage) -> Result<Vec<u64>> {
     match read(storage, u64::MAX, None, true) {
         Err(error) if error.is_damage() => Ok(Vec::new()),
@@ -296,8 +296,8 @@ pub(crate) fn add(storage: &dyn Storage, known: usize, scar: Scar) -> Result<()>
     Ok(())
 }
 
-/// A sector of zeros behind the `known` ones: none follows them, and the next one has its room before the medium is full. What is there already
-/// may never have been synced; `anew` if it was tried, and failed: then it is written once more.
+/// A sector of zeros behind the `known` ones: none follows them, and the next one has its room before the medium is full. What is there
+/// already may never have been synced; `anew` if it was tried, and failed: then it is written once more.
 pub(crate) fn end(storage: &dyn Storage, known: usize, anew: bool) -> Result<()> {
     let listed = open_list(storage)?;
     let is_new = listed.is_none();

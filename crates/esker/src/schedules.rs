@@ -2,10 +2,10 @@
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p esker --release --lib schedules`
 //!
-//! Loom tries every order of a small piece of the store; here two or three threads run operations and transactions on two keys
-//! through all of it, while another freezes, evicts, commits, compacts, saves the index or makes it grow or shrink. Each access to an
-//! atomic is a point where another thread may go on ([`crate::sync::atomic`]). What the threads saw must fit one order of
-//! all they did, and so must what is there after closing and opening again, and after a commit and a crash. Memory is sequentially consistent here.
+//! Loom tries every order of a small piece of the store; here two or three threads run operations and transactions on two keys through all
+//! of it, while another freezes, evicts, commits, compacts, saves the index or makes it grow or shrink. Each access to an atomic is a point
+//! where another thread may go on ([`crate::sync::atomic`]). What the threads saw must fit one order of all they did, and so must what is
+//! there after closing and opening again, and after a commit and a crash. Memory is sequentially consistent here.
 //!
 //! A scheduler that cannot find a planted bug proves nothing: the twins break one [`Rule`] each and must be found.
 //! `ESKER_SCHEDULES` sets the number of schedules, `ESKER_SEED` replays a program.
@@ -600,7 +600,8 @@ fn deleted_beside_an_append() -> Program {
     Program { seed: 2, before: of_one(&[Deed::Put(23)]), threads, is_warm: true, chores: Vec::new() }
 }
 
-/// Who deleted let go of the record's latch before the deletion was there: an append in between took the value along, and both were acknowledged.
+/// Who deleted let go of the record's latch before the deletion was there: an append in between took the value along, and both were
+/// acknowledged.
 #[test]
 fn a_deletion_comes_before_an_append_or_behind_it() {
     schedule::<Store<u64, [u8]>>(deleted_beside_an_append(), 2_000);
@@ -623,8 +624,8 @@ fn what_was_written_while_a_line_was_drawn_is_in_the_next() {
     schedule::<Store<u64, u64>>(written_while_a_line_is_drawn(), 2_000);
 }
 
-/// Three threads, each of whose puts waits for a line, three puts, three and one: all return, whoever draws, and nothing they wrote is lost. Who slept for
-/// good would be found as a deadlock.
+/// Three threads, each of whose puts waits for a line, three puts, three and one: all return, whoever draws, and nothing they wrote is
+/// lost. Who slept for good would be found as a deadlock.
 fn write_durably_together() {
     set_scheduled(false);
     let storage = Arc::new(MemoryStorage::default());

@@ -282,8 +282,9 @@ impl Engine {
         self.publish_holds(&[]);
     }
 
-    /// How many pauses ([`HELD_PAUSE`](crate::compaction::HELD_PAUSE)) who needs room waits for those who hold some: so many for a snapshot. Else that is a page, or
-    /// a look at a key's history: one call, which ends, though its thread may be without a processor for a while.
+    /// How many pauses ([`HELD_PAUSE`](crate::compaction::HELD_PAUSE)) who needs room waits for those who hold some: so many for a
+    /// snapshot. Else that is a page, or a look at a key's history: one call, which ends, though its thread may be without a processor for
+    /// a while.
     pub(crate) fn hold_pauses(&self, for_snapshot: u32) -> u32 {
         if self.is_snapshot_held() { for_snapshot } else { CALL_PAUSES }
     }

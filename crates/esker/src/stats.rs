@@ -45,8 +45,8 @@ pub enum Warning {
         /// Keys an entry, on average over a sample.
         average: f64,
     },
-    /// Several keys share an entry, because the index has used its share of the budget: a cold read may take several device reads. Reported above
-    /// one read a call, after 10,000 calls. A larger budget with [`Options::rebuild_index`](crate::Options::rebuild_index) mends it.
+    /// Several keys share an entry, because the index has used its share of the budget: a cold read may take several device reads. Reported
+    /// above one read a call, after 10,000 calls. A larger budget with [`Options::rebuild_index`](crate::Options::rebuild_index) mends it.
     SharedEntries {
         /// Device reads for each get, `rmw`, append and delete since the store was opened.
         reads_per_get: f64,
@@ -56,21 +56,22 @@ pub enum Warning {
         /// Device reads for each get, `rmw`, append and delete since the store was opened.
         reads_per_get: f64,
     },
-    /// A thread has been inside one call for long, most likely in the closure of an `rmw`. Until it returns nothing is evicted or committed.
+    /// A thread has been inside one call for long, most likely in the closure of an `rmw`. Until it returns nothing is evicted or
+    /// committed.
     LongPin {
         /// The thread's name, or its id.
         thread: String,
         /// For how long the store has been waiting for it.
         seconds: f64,
     },
-    /// The last stretch of the log that compaction tried failed, most likely at a block that cannot be read: until one succeeds the log grows.
-    /// `verify` tells what is damaged.
+    /// The last stretch of the log that compaction tried failed, most likely at a block that cannot be read: until one succeeds the log
+    /// grows. `verify` tells what is damaged.
     CompactionFails {
         /// Why, with file and address.
         error: String,
     },
-    /// The last image of the index could not be written, for want of room perhaps: nothing is lost, but the next opening reads more of the log. It is tried again
-    /// more and more rarely.
+    /// The last image of the index could not be written, for want of room perhaps: nothing is lost, but the next opening reads more of the
+    /// log. It is tried again more and more rarely.
     ImageFails {
         /// Why.
         error: String,
@@ -155,7 +156,8 @@ pub struct MemoryStats {
     pub fixed_bytes: u64,
 }
 
-/// Addresses that divide the log, in bytes of payload, from the oldest on. For a while after a compaction `begin` may lie above some of the others.
+/// Addresses that divide the log, in bytes of payload, from the oldest on. For a while after a compaction `begin` may lie above some of the
+/// others.
 ///
 /// ```text
 /// begin ....... head .... flushed_until .... safe_read_only .... read_only .... tail
@@ -251,8 +253,8 @@ pub struct LoadStats {
 pub struct CacheStats {
     /// Bytes of a disk that the directory may take, images included; 0 in memory.
     pub disk_bytes_max: u64,
-    /// Living pairs that were dropped for want of room; on a disk but for those whose index entry led to another record, which is another key's, or a
-    /// newer value.
+    /// Living pairs that were dropped for want of room; on a disk but for those whose index entry led to another record, which is another
+    /// key's, or a newer value.
     pub evictions: u64,
     /// Bytes of records that were dropped, living or expired.
     pub evicted_bytes: u64,
@@ -262,8 +264,8 @@ pub struct CacheStats {
     pub kept: u64,
     /// Loaded values that were not put, and cold ones that were not copied, lest more be written than `Cache::disk_writes` allows.
     pub refused: u64,
-    /// The threshold of eviction, in *lives*. Reading an old record gives it 16 (it has 31 at most), each round through the log takes one; a record with
-    /// at least so many is kept. Of those between two whole numbers a part is.
+    /// The threshold of eviction, in *lives*. Reading an old record gives it 16 (it has 31 at most), each round through the log takes one;
+    /// a record with at least so many is kept. Of those between two whole numbers a part is.
     pub lives_to_stay: f64,
 }
 
@@ -275,9 +277,10 @@ impl OperationStats {
     }
 }
 
-/// Calls since the store was opened, blocking and asynchronous ones; each key of a batch counts, and each `get` of a transaction. What a scan reads does not, nor a `get_many` of a
-/// transaction that only reads. A write on a condition, and what a load puts, counts as an RMW, or as a deletion if it is to take a value away, as an `expire_at` does whose time has passed; what else
-/// is done with expiry times does not count.
+/// Calls since the store was opened, blocking and asynchronous ones; each key of a batch counts, and each `get` of a transaction. What a
+/// scan reads does not, nor a `get_many` of a transaction that only reads. A write on a condition, and what a load puts, counts as an RMW,
+/// or as a deletion if it is to take a value away, as an `expire_at` does whose time has passed; what else is done with expiry times does
+/// not count.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[allow(missing_docs, reason = "the operations' names")]
@@ -292,7 +295,8 @@ pub struct OperationStats {
     pub deletes: u64,
     /// Transactions that committed.
     pub transactions: u64,
-    /// Attempts at a transaction that ended in a conflict: at their commit, or by [`Store::transaction`](crate::Store::transaction), which runs them again.
+    /// Attempts at a transaction that ended in a conflict: at their commit, or by [`Store::transaction`](crate::Store::transaction), which
+    /// runs them again.
     pub conflicts: u64,
     /// Reads of cold records from the device.
     pub device_reads: u64,

@@ -1,8 +1,8 @@
 //! The watchdog: it names the thread that keeps a drain waiting.
 //!
-//! A pin lasts as long as its operation, and what of one is not the store's own is short foreign code: the closure of an `rmw` above all. One that
-//! sleeps holds up everything that drains: eviction, commit lines, closing. So a drain that waits notes for whom and since when, and
-//! `Stats::warnings` says it.
+//! A pin lasts as long as its operation, and what of one is not the store's own is short foreign code: the closure of an `rmw` above all.
+//! One that sleeps holds up everything that drains: eviction, commit lines, closing. So a drain that waits notes for whom and since when,
+//! and `Stats::warnings` says it.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};

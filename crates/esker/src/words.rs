@@ -63,8 +63,8 @@ unsafe fn read_pair(from: *const u8, to: *mut u8) {
     }
 }
 
-/// The two words `AT` bytes behind `from`, each as it is at some moment, by one load where there is one for both. Of `from` other words are read besides: so there is
-/// one address, and no register for a second one.
+/// The two words `AT` bytes behind `from`, each as it is at some moment, by one load where there is one for both. Of `from` other words are
+/// read besides: so there is one address, and no register for a second one.
 ///
 /// # Safety
 /// Two words may be read there, where they are aligned and others may be at work meanwhile.

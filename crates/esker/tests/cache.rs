@@ -1073,7 +1073,8 @@ fn ends_are_spread() {
     }
 }
 
-/// What costs more to load stays longer, though it is read as often; what is pinned stays unread; what is worth nothing goes though it is read.
+/// What costs more to load stays longer, though it is read as often; what is pinned stays unread; what is worth nothing goes though it is
+/// read.
 #[test]
 fn what_is_worth_more_stays_longer() {
     for background in [true, false] {
@@ -1259,7 +1260,8 @@ fn what_is_not_removed_yet_is_counted() {
     assert!(most > DISK / 4 * 3 && most <= DISK, "{most} bytes");
 }
 
-/// Room on the device is counted in sectors, what is asked for in bytes of the log: there was room for a long value, and no place, for ever.
+/// Room on the device is counted in sectors, what is asked for in bytes of the log: there was room for a long value, and no place, for
+/// ever.
 #[test]
 fn the_longest_values_find_their_place() {
     // It took 392 of the longest to come so.
@@ -1275,7 +1277,8 @@ fn the_longest_values_find_their_place() {
     }
 }
 
-/// The index grows with what is written, and its images with it, whoever asks for room or not; and files are no longer than a bound has use for.
+/// The index grows with what is written, and its images with it, whoever asks for room or not; and files are no longer than a bound has use
+/// for.
 #[test]
 fn images_and_files_are_within_the_bound() {
     let storage = Arc::new(MemoryStorage::new());
@@ -1466,7 +1469,8 @@ fn a_block_that_cannot_be_read_goes_with_its_stretch() {
     assert_eq!(store.get(&29_999).unwrap(), Some(vec![29_999u64 as u8; 5000]));
 }
 
-/// Copies needed room in memory, for which a cache on a device drops its oldest: which is what the copies were made for, by the same thread.
+/// Copies needed room in memory, for which a cache on a device drops its oldest: which is what the copies were made for, by the same
+/// thread.
 #[test]
 fn a_cache_on_a_device_that_is_full_can_be_compacted() {
     let folder = tempfile::tempdir().unwrap();
@@ -1552,7 +1556,8 @@ fn a_long_value_that_is_pinned_stays() {
     }
 }
 
-/// Each is alone in its stretch, and was always kept: the driver copied memory round and round, and a put that found no room never returned.
+/// Each is alone in its stretch, and was always kept: the driver copied memory round and round, and a put that found no room never
+/// returned.
 #[test]
 fn values_that_fill_a_stretch_each_are_dropped_like_others() {
     let value = vec![1; 1 << 20];

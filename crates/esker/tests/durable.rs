@@ -400,8 +400,8 @@ fn a_device_that_panics_in_a_line_leaves_nobody_waiting() {
     assert!(!panics.load(SeqCst));
 }
 
-/// The index is only a shortcut, but a store whose image found no room was latched; what was written since its last line was lost by a close, and the image's
-/// beginning kept the room that the next opening needed.
+/// The index is only a shortcut, but a store whose image found no room was latched; what was written since its last line was lost by a
+/// close, and the image's beginning kept the room that the next opening needed.
 #[test]
 fn an_image_that_finds_no_room_is_no_harm() {
     let (files, is_full) = (Arc::new(MemoryStorage::new()), Arc::new(AtomicBool::new(true)));
@@ -481,7 +481,8 @@ fn a_store_whose_medium_is_full_can_be_opened_and_read() {
     }
 }
 
-/// A process out of file handles cannot list a directory, and some names cannot be removed: an image is not made then, and what was put is kept.
+/// A process out of file handles cannot list a directory, and some names cannot be removed: an image is not made then, and what was put is
+/// kept.
 #[test]
 fn a_close_that_cannot_tidy_loses_nothing() {
     for call in [Call::List, Call::Remove] {
@@ -624,7 +625,8 @@ fn who_closes_beside_another_is_told_what_that_one_is() {
     }
 }
 
-/// The lock is of the directory, not of its name. A store whose directory had gone wrote on into the next one of that name, and destroyed it.
+/// The lock is of the directory, not of its name. A store whose directory had gone wrote on into the next one of that name, and destroyed
+/// it.
 #[test]
 fn a_directory_that_is_renamed_or_removed_stays_its_stores() {
     for is_removed in [false, true] {
@@ -684,7 +686,8 @@ fn a_store_whose_medium_was_full_from_the_beginning_can_be_opened() {
     store.close().unwrap();
 }
 
-/// A store on a medium that is full for a while kept nothing of what was put since its last line, though it lay in memory, and had to be opened anew.
+/// A store on a medium that is full for a while kept nothing of what was put since its last line, though it lay in memory, and had to be
+/// opened anew.
 #[test]
 fn a_store_goes_on_when_its_medium_has_room_again() {
     let manners = [(false, Durability::None), (true, Durability::None), (true, Durability::Every(Duration::from_millis(5)))];
@@ -733,7 +736,8 @@ fn a_store_goes_on_when_its_medium_has_room_again() {
     }
 }
 
-/// Four threads put durably while there is now room and now none: whatever was acknowledged is there whenever the power goes, and nobody waits for ever.
+/// Four threads put durably while there is now room and now none: whatever was acknowledged is there whenever the power goes, and nobody
+/// waits for ever.
 #[test]
 fn what_is_acknowledged_on_a_medium_with_little_room_is_kept() {
     let (files, calls) = (Arc::new(MemoryStorage::new()), Arc::new(AtomicU64::new(0)));
@@ -789,7 +793,8 @@ fn what_is_acknowledged_on_a_medium_with_little_room_is_kept() {
     assert!(is_whole(&options().open_in(Arc::new(files.copy())).unwrap()));
 }
 
-/// A short file of a manifest's name was taken for a store that was being made, and written over; files that begin as an image's name does were removed.
+/// A short file of a manifest's name was taken for a store that was being made, and written over; files that begin as an image's name does
+/// were removed.
 #[test]
 fn files_that_are_somebody_elses_stay() {
     let options = || Options::new().memory("16MiB").background(false);

@@ -314,7 +314,8 @@ impl Clock for Intruder {
     }
 }
 
-/// A value that came meanwhile keeps its end, or that it has none, when that of the one before is put off; unless it is the one that was read.
+/// A value that came meanwhile keeps its end, or that it has none, when that of the one before is put off; unless it is the one that was
+/// read.
 #[test]
 fn what_is_put_meanwhile_keeps_its_end() {
     let clock = Arc::new(Intruder { now: SystemTime::UNIX_EPOCH + SECOND, calls_left: AtomicU64::new(0), at: Barrier::new(2) });
@@ -1113,7 +1114,8 @@ impl Clock for Sudden {
     }
 }
 
-/// The reader has seen the old end; before that comes the key gets another end, or another value, and then the old end passes. It had a value all the time.
+/// The reader has seen the old end; before that comes the key gets another end, or another value, and then the old end passes. It had a
+/// value all the time.
 #[test]
 fn what_is_put_off_in_time_is_never_absent() {
     fn of<V: Value<Owned = V> + PartialEq + std::fmt::Debug + Copy + Send + Sync + 'static>(value: V) {

@@ -13,7 +13,8 @@ const KEYS: u64 = 16 << 10;
 
 /// Runs `act` in a forked process, which must come to its end.
 fn in_child(act: impl FnOnce()) {
-    // SAFETY: what the child does needs no thread of the parent's, and no lock of the test's that one might hold; it leaves without running what is to run at an exit.
+    // SAFETY: what the child does needs no thread of the parent's, and no lock of the test's that one might hold; it leaves without running
+    // what is to run at an exit.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "no process");
     if child == 0 {

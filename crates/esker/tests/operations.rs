@@ -624,7 +624,8 @@ fn room_is_found_for_the_longest_values() {
     assert!((0..6).all(|key| store.get(&key).unwrap().as_ref() == Some(&long)));
 }
 
-/// Where a long value takes nearly all of the log's memory what lies before it goes to the device to its end, for gets and for a scan under way.
+/// Where a long value takes nearly all of the log's memory what lies before it goes to the device to its end, for gets and for a scan under
+/// way.
 #[test]
 fn what_gives_way_to_a_long_value_can_be_read() {
     let long = vec![7; 4 << 20];

@@ -111,8 +111,8 @@ fn sorted(store: &Bytes) -> Vec<(Vec<u8>, Vec<u8>)> {
     pairs
 }
 
-/// Every block of the log in turn: what is lost lay in it, or began in it or before and ended behind; and where no image knows where records begin, the
-/// same is found by their look.
+/// Every block of the log in turn: what is lost lay in it, or began in it or before and ended behind; and where no image knows where
+/// records begin, the same is found by their look.
 #[test]
 fn a_damaged_block_costs_its_own_records() {
     let files = Arc::new(MemoryStorage::new());
@@ -145,7 +145,8 @@ fn a_damaged_block_costs_its_own_records() {
     assert!(guesses > 10, "{guesses}");
 }
 
-/// Values of many lengths, over the ends of many blocks, in versions: what comes over is always one of them, and all that lies elsewhere is the newest.
+/// Values of many lengths, over the ends of many blocks, in versions: what comes over is always one of them, and all that lies elsewhere is
+/// the newest.
 #[test]
 fn what_comes_over_was_there() {
     let files = Arc::new(MemoryStorage::new());

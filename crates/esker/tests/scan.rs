@@ -221,8 +221,8 @@ fn an_index_that_its_keys_share() {
     }
 }
 
-/// Whether a record was superseded by a cold one must be read where keys share entries. It once took a read for each that was asked about, and fifty
-/// times as long as the log itself.
+/// Whether a record was superseded by a cold one must be read where keys share entries. It once took a read for each that was asked about,
+/// and fifty times as long as the log itself.
 #[test]
 fn what_shares_an_entry_is_asked_about_in_sweeps() {
     const KEYS: u64 = 1_500_000;
@@ -339,8 +339,8 @@ fn what_lies_between_records_need_not_be_read() {
     (0..KEYS).for_each(|n| store.put(&n, &n).unwrap());
     device.1.store(10 * SECTOR_BYTES as u64, Relaxed);
     let sum = |keys: &[u64]| store.scan().keys(keys).aggregate(Sum(|_, value: u64| value));
-    // Those in the hole follow each other. An older key that shares its entry with one of them is behind it, and lost as well: hardly ever one, but
-    // where a hash function puts two keys together it often does so with others as far apart.
+    // Those in the hole follow each other. An older key that shares its entry with one of them is behind it, and lost as well: hardly ever
+    // one, but where a hash function puts two keys together it often does so with others as far apart.
     let lost: Vec<u64> = (0..8_000).filter(|key| store.get(key).is_err()).collect();
     let hole = lost.chunk_by(|a, b| a + 1 == *b).max_by_key(|run| run.len()).unwrap();
     assert!((1..=170).contains(&hole.len()), "a block holds so many: {}", hole.len());

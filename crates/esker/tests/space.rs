@@ -202,7 +202,8 @@ fn what_deletions_leave_is_counted() {
     assert!(compacted.dead_bytes < dead / 100 && compacted.given_back_bytes > dead, "{compacted:?}");
 }
 
-/// At 85 % of the log's share live, overwriting, growing and deleting go on for ever, and no call waits for more than some milliseconds' work.
+/// At 85 % of the log's share live, overwriting, growing and deleting go on for ever, and no call waits for more than some milliseconds'
+/// work.
 #[test]
 fn memory_nearly_full_of_what_lives_goes_on() {
     let store: Store<u64, [u8]> = Options::new().memory("16MiB").in_memory().unwrap();
@@ -237,9 +238,9 @@ fn memory_nearly_full_of_what_lives_goes_on() {
     assert!((1..=16).contains(&most), "{most} stretches within one call");
 }
 
-/// An index that grew into compaction's reserve once left no room for the copies of a stretch, and a log of dead bytes was full.
-/// At the end of each way through the log all that had died meanwhile counted as dead once more, though it had been given back: a store whose
-/// oldest records went believed that it was all dead, and copied everything that lived.
+/// An index that grew into compaction's reserve once left no room for the copies of a stretch, and a log of dead bytes was full. At the end
+/// of each way through the log all that had died meanwhile counted as dead once more, though it had been given back: a store whose oldest
+/// records went believed that it was all dead, and copied everything that lived.
 #[test]
 fn where_the_oldest_go_what_lives_is_known_to() {
     let store: Store<u64, [u8]> = Options::new().memory("32MiB").background(false).in_memory().unwrap();
@@ -519,7 +520,8 @@ fn a_closed_store_is_not_compacted() {
     assert!((0..1000u64).all(|key| store.get(&key).unwrap().is_some_and(|value| value == [key as u8; 8192])));
 }
 
-/// A long value that lives at the log's beginning, and most of the rest dead: there was no room for its copy, so nothing was given back any more.
+/// A long value that lives at the log's beginning, and most of the rest dead: there was no room for its copy, so nothing was given back any
+/// more.
 #[test]
 fn a_long_value_at_the_beginning_stops_no_compaction() {
     for (bytes, background) in [(700 << 10, true), (1 << 20, false), (3 << 20, true), (4 << 20, false)] {
@@ -753,8 +755,9 @@ fn who_needs_room_waits_for_a_stretch_under_way() {
     }
 }
 
-/// While a scan runs nothing comes back that it may need; but what was there when it began is copied meanwhile, so that scans which follow each other, each begun before
-/// the last one ended, let all of it go. It was a stretch for each scan: beside scans without a pause a store of 7 MB had files of 4 GB, and each scan was longer than the last.
+/// While a scan runs nothing comes back that it may need; but what was there when it began is copied meanwhile, so that scans which follow
+/// each other, each begun before the last one ended, let all of it go. It was a stretch for each scan: beside scans without a pause a store
+/// of 7 MB had files of 4 GB, and each scan was longer than the last.
 #[test]
 fn what_scans_hold_goes_when_they_have_gone() {
     const KEYS: u64 = 20_000;
@@ -787,7 +790,8 @@ fn what_scans_hold_goes_when_they_have_gone() {
     assert!(space().log_bytes < KEYS * 1200, "{:?}", space());
 }
 
-/// The same in memory, as far as copies fit what is left to compaction. A stretch for each scan was half a MiB, and the store was full in the end though most of it was dead.
+/// The same in memory, as far as copies fit what is left to compaction. A stretch for each scan was half a MiB, and the store was full in
+/// the end though most of it was dead.
 #[test]
 fn a_store_in_memory_is_not_full_beside_scans_that_follow_each_other() {
     const KEYS: u64 = 10_000;
@@ -807,7 +811,8 @@ fn a_store_in_memory_is_not_full_beside_scans_that_follow_each_other() {
     }
 }
 
-/// Whatever has been copied and is held, in how many stretches ever: a crash brings back what the last line held, nothing deleted and nothing older.
+/// Whatever has been copied and is held, in how many stretches ever: a crash brings back what the last line held, nothing deleted and
+/// nothing older.
 #[test]
 fn a_crash_beside_scans_loses_nothing_and_brings_nothing_back() {
     const KEYS: u64 = 5_000;
@@ -933,8 +938,8 @@ fn a_process_has_room_for_many_stores() {
     assert!(Vec::<u8>::new().try_reserve(1 << 30).is_ok());
 }
 
-/// Lists that grow, and are begun anew while they are cold by a put that does not know how long they were: it counted as much as it put, compaction believed
-/// that two thirds of the log lived, and never began.
+/// Lists that grow, and are begun anew while they are cold by a put that does not know how long they were: it counted as much as it put,
+/// compaction believed that two thirds of the log lived, and never began.
 #[test]
 fn what_short_values_supersede_unread_comes_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -1006,7 +1011,8 @@ fn what_takes_the_place_of_as_much_leaves_room_for_the_longest() {
     assert!((1..=400).all(|key| store.get(&key).unwrap().as_deref() == Some(&[4; 15_000][..])));
 }
 
-/// What threads had taken of the log and not filled was dead for nobody: a store with many that write seldom was full when a third of it held nothing.
+/// What threads had taken of the log and not filled was dead for nobody: a store with many that write seldom was full when a third of it
+/// held nothing.
 #[test]
 fn what_idle_threads_have_not_filled_is_no_loss() {
     let fill = |idle: u64| {

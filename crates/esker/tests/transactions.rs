@@ -477,8 +477,8 @@ fn a_transaction_that_only_reads_goes_on_when_writing_has_failed() {
     assert!(matches!(store.transaction(|tx| tx.put(&1, &2)), Err(Error::Io(_))));
 }
 
-/// Calls that change a value only if something holds, and find that it does not, moved the version of a record of bytes: who had read it conflicted, though
-/// nobody had changed anything.
+/// Calls that change a value only if something holds, and find that it does not, moved the version of a record of bytes: who had read it
+/// conflicted, though nobody had changed anything.
 #[test]
 fn what_changes_nothing_makes_no_conflict() {
     fn check<V: esker::Value + ?Sized>(store: &Store<u64, V>, one: &V, two: &V) {

@@ -1,9 +1,10 @@
 //! Processes that share a list of tasks, and a watchdog.
 //!
-//! The theory: tasks are numbered and independent, so a counter deals them out. Each thread here has this program run once more as its worker
-//! (`--worker`), which reads numbers and answers each with a line of JSON. They are processes because stores map memory, give it back and ask all
-//! threads to pass a barrier: within one process each of those calls interrupts every processor. And a worker that dies is a wrong like any other.
-//! A task that takes longer than [`PATIENCE`] hangs, which no lane excuses; its number is printed and the lane ends.
+//! The theory: tasks are numbered and independent, so a counter deals them out. Each thread here has this program run once more as its
+//! worker (`--worker`), which reads numbers and answers each with a line of JSON. They are processes because stores map memory, give it
+//! back and ask all threads to pass a barrier: within one process each of those calls interrupts every processor. And a worker that dies is
+//! a wrong like any other. A task that takes longer than [`PATIENCE`] hangs, which no lane excuses; its number is printed and the lane
+//! ends.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

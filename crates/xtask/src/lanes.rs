@@ -1,7 +1,7 @@
 //! The lanes themselves.
 //!
-//! The theory: task number n of the random lanes is the program of seed `--seed` + n, and nothing else decides what happens in it, so `--seed`
-//! with `--programs 1` replays it.
+//! The theory: task number n of the random lanes is the program of seed `--seed` + n, and nothing else decides what happens in it, so
+//! `--seed` with `--programs 1` replays it.
 
 use crate::arguments::Arguments;
 use crate::crew::{Brought, Tally, be_worker, work};

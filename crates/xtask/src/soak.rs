@@ -1,10 +1,10 @@
 //! The soak: a store of constant size that is overwritten, filled and emptied for as long as one likes.
 //!
-//! The theory: what leaks or rots slowly shows as a slope. So memory, disk and throughput are looked at each second, and each
-//! is held to a bound that does not grow: resident bytes to the budget, the log's files to the space target and two segments, and
-//! the rate of the last third to that of the first: by processor time, which neighbours on the machine do not take; in a soak of ten
-//! minutes or more by the clock, too. First a data set is overwritten ten times, and read; then records come and go, the
-//! oldest deleted for each that is added. Every read is judged, of values in memory and of values that have aged; in the end every durable byte is checked.
+//! The theory: what leaks or rots slowly shows as a slope. So memory, disk and throughput are looked at each second, and each is held to a
+//! bound that does not grow: resident bytes to the budget, the log's files to the space target and two segments, and the rate of the last
+//! third to that of the first: by processor time, which neighbours on the machine do not take; in a soak of ten minutes or more by the
+//! clock, too. First a data set is overwritten ten times, and read; then records come and go, the oldest deleted for each that is added.
+//! Every read is judged, of values in memory and of values that have aged; in the end every durable byte is checked.
 
 use esker::{Durability, Options, Result, Store, verify};
 use std::ops::ControlFlow;

@@ -1,9 +1,10 @@
 //! Each call fails once, and for ever.
 //!
-//! The theory: an operation that failed happened or did not, and nobody knows which; so the oracle keeps both histories until something seen
-//! tells them apart. An operation that was refused without a call to the storage did not happen. Whatever the store says after a
-//! failure must fit one history; and once the fault is gone, the store opens, whether the process was merely started again or
-//! the power went too, and holds what was acknowledged. Where a write had no room once, the store may go on by itself: what it acknowledges then counts.
+//! The theory: an operation that failed happened or did not, and nobody knows which; so the oracle keeps both histories until something
+//! seen tells them apart. An operation that was refused without a call to the storage did not happen. Whatever the store says after a
+//! failure must fit one history; and once the fault is gone, the store opens, whether the process was merely started again or the power
+//! went too, and holds what was acknowledged. Where a write had no room once, the store may go on by itself: what it acknowledges then
+//! counts.
 
 use super::life::{Past, model_of, state_of};
 use super::program::{Program, Step, keys};

@@ -5,8 +5,8 @@
 //! allowed. A store that lived before begins with that range of an older history; once its opening has returned, it is known which
 //! state it chose, and later ones of the old history may never be seen again.
 //!
-//! Where the medium has little room a call may be refused. An operation that was is done or not, which a look tells at once, and promises nothing; a close
-//! that was is the end of the run.
+//! Where the medium has little room a call may be refused. An operation that was is done or not, which a look tells at once, and promises
+//! nothing; a close that was is the end of the run.
 
 use super::program::{Program, Step, keys};
 use super::{Held, Live, NEVER, State, Subject, guarded, left_of, show};

@@ -66,8 +66,8 @@ impl Program {
         Program { is_scarce: true, ..Program::random(seed) }
     }
 
-    /// A shorter one of the kind of another, for a store that has lived before. Every fourth begins with a compaction: of what a crash has left, before anything
-    /// new is there.
+    /// A shorter one of the kind of another, for a store that has lived before. Every fourth begins with a compaction: of what a crash has
+    /// left, before anything new is there.
     pub fn sequel(seed: u64, first: &Program) -> Program {
         let mut program = Program { is_scarce: first.is_scarce, ..Program::of_length(seed, first.layout, first.ends, 1, 5) };
         if seed % 4 == 1 {

@@ -1,10 +1,12 @@
 //! Bytes that change behind the store's back.
 //!
 //! The theory: whatever becomes of its bytes, a store says that they are damaged or says what was written; never anything else. Four
-//! verdicts: refused (an error, at the opening or at a read), right (the damage lay where nothing is), shorter (an older state:
-//! damage taken for a torn tail, which loses what was acknowledged), wrong (a state that never was, a panic, or refused where a look at rest finds nothing).
+//! verdicts: refused (an error, at the opening or at a read), right (the damage lay where nothing is), shorter (an older state: damage
+//! taken for a torn tail, which loses what was acknowledged), wrong (a state that never was, a panic, or refused where a look at rest finds
+//! nothing).
 //!
-//! Of some that are refused what is whole is carried over into a new store: each key of that must hold what it held at some time, or nothing.
+//! Of some that are refused what is whole is carried over into a new store: each key of that must hold what it held at some time, or
+//! nothing.
 
 use super::life::{Past, live};
 use super::program::{Program, keys};

@@ -1,7 +1,7 @@
 //! A medium that has no room now and then.
 //!
-//! The theory: one that is nearly full refuses some calls in a row, and then somebody has made room. A write that is refused may have written a first part of
-//! its sectors, or all of them; a file may have been made.
+//! The theory: one that is nearly full refuses some calls in a row, and then somebody has made room. A write that is refused may have
+//! written a first part of its sectors, or all of them; a file may have been made.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

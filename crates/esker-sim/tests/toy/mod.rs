@@ -1,9 +1,10 @@
 //! A log store small enough to be right, and ways to get it wrong.
 //!
-//! The theory: all operations since the last commit form a batch: header (magic, number, length, the checksum of the batch before,
-//! own checksum), then the records, padded to whole sectors. A commit writes the batch behind the last one and syncs. Opening reads
-//! batches as long as each is whole and follows the one before. Because a batch names the one before, what a torn commit left
-//! beyond the end can never be taken for a continuation. Two records make a batch that is written before any commit asks. Each [`Bug`] leaves out one of these thoughts.
+//! The theory: all operations since the last commit form a batch: header (magic, number, length, the checksum of the batch before, own
+//! checksum), then the records, padded to whole sectors. A commit writes the batch behind the last one and syncs. Opening reads batches as
+//! long as each is whole and follows the one before. Because a batch names the one before, what a torn commit left beyond the end can never
+//! be taken for a continuation. Two records make a batch that is written before any commit asks. Each [`Bug`] leaves out one of these
+//! thoughts.
 
 use esker::{Device, Storage};
 use esker_sim::crash::{Live, Subject};

@@ -20,8 +20,8 @@
 //!
 //! **Of nothing**, counts and sums are 0, a histogram is all zeros, groups are none; all else is `None`.
 //!
-//! **Integers** are summed as `i128`, which no store can make overflow; floats with a compensation for what rounding loses.
-//! A number that is not there (a closure may answer `None`) is left out, and so is NaN. (`Min` and `Max` are of anything that can be compared, and there
+//! **Integers** are summed as `i128`, which no store can make overflow; floats with a compensation for what rounding loses. A number that
+//! is not there (a closure may answer `None`) is left out, and so is NaN. (`Min` and `Max` are of anything that can be compared, and there
 //! `None` is less than all else: answer NaN, or leave the pair out by [`Scan::filter`](crate::Scan::filter).)
 
 mod distinct;

@@ -110,8 +110,8 @@ impl<N: Number> Number for Option<N> {
     }
 }
 
-/// The number that these bytes spell in decimal, as `1`, `-2.5` or `6.02e23`, rounded to the nearest float; `inf` and `NaN` are some, too, and
-/// what is too large is infinite.
+/// The number that these bytes spell in decimal, as `1`, `-2.5` or `6.02e23`, rounded to the nearest float; `inf` and `NaN` are some, too,
+/// and what is too large is infinite.
 #[must_use]
 pub fn decimal(text: &[u8]) -> Option<f64> {
     std::str::from_utf8(text).ok()?.trim_ascii().parse().ok()
@@ -123,8 +123,8 @@ pub fn integer(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.trim_ascii().parse().ok()
 }
 
-/// The sum: `i128` of integers, `f64` of floats, 0 of nothing. Floats are summed in any order with the rounding made up for; where a sum on the way is
-/// beyond what a float holds, the end is infinite or no number.
+/// The sum: `i128` of integers, `f64` of floats, 0 of nothing. Floats are summed in any order with the rounding made up for; where a sum on
+/// the way is beyond what a float holds, the end is infinite or no number.
 #[derive(Clone, Copy, Debug)]
 pub struct Sum<P>(pub P);
 
@@ -217,8 +217,8 @@ pub struct Mean<P>(pub P);
 #[derive(Clone, Debug)]
 pub struct Histogram<P>(pub Vec<f64>, pub P);
 
-/// Quantiles, each to within one percent of its value; what is no normal float, for its magnitude is below 2.3e-308, counts as 0. Infinite numbers are left
-/// out.
+/// Quantiles, each to within one percent of its value; what is no normal float, for its magnitude is below 2.3e-308, counts as 0. Infinite
+/// numbers are left out.
 ///
 /// Takes eight bytes for each two percent between the least and the greatest number, of either sign: 18 KiB from 1 to 2^64.
 #[derive(Clone, Copy, Debug)]

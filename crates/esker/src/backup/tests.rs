@@ -415,8 +415,8 @@ fn a_backup_of_shared_entries_that_was_looked_into_grows() {
     assert_eq!((look.get(&1).unwrap(), look.get(&1_499_999).unwrap()), (Some(8), Some(7)));
 }
 
-/// Opening a backup of shared entries makes copies in memory. What changed one of them was in no line, and an image that led to them in front of what
-/// had never been written.
+/// Opening a backup of shared entries makes copies in memory. What changed one of them was in no line, and an image that led to them in
+/// front of what had never been written.
 #[test]
 fn what_is_written_to_an_opened_backup_of_shared_entries_stays() {
     let (files, backup) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
@@ -484,7 +484,8 @@ fn a_step_cut_short_after_a_loss_leaves_the_backup() {
     assert_eq!(lost, 0, "keys that the backup has lost");
 }
 
-/// Looked into, and killed (or out of space) while its close wrote an image: the backup is still one, with half an image that means nothing.
+/// Looked into, and killed (or out of space) while its close wrote an image: the backup is still one, with half an image that means
+/// nothing.
 #[test]
 fn an_image_that_a_look_left_behind_is_not_mixed_with_the_next() {
     let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));

@@ -5,9 +5,9 @@
 //! | gone, for all | nobody builds on it | built on as ever
 //!                 | any more            |
 //! ```
-//! What an entry leads to leaves the index record by record (`compaction/mover.rs`). What lies in the midst of chains goes all at once, when `copied` passes
-//! it; `dropping` has moved there before, and a drain has let those publish who had built on it. A crash brings back what lies below `doomed`, until a line
-//! says that the log begins above.
+//! What an entry leads to leaves the index record by record (`compaction/mover.rs`). What lies in the midst of chains goes all at once,
+//! when `copied` passes it; `dropping` has moved there before, and a drain has let those publish who had built on it. A crash brings back
+//! what lies below `doomed`, until a line says that the log begins above.
 
 use super::Caching;
 use crate::engine::Engine;
@@ -16,8 +16,8 @@ use crate::log::{BLOCK_BYTES, NOWHERE};
 use crate::sync::atomic::Ordering::*;
 
 impl Engine {
-    /// A cache drops a stretch of the device that cannot be read as a whole, and on to where a record begins that the index knows of: the stretch may end in
-    /// the midst of one. Where that is; `None` if somebody holds what is there.
+    /// A cache drops a stretch of the device that cannot be read as a whole, and on to where a record begins that the index knows of: the
+    /// stretch may end in the midst of one. Where that is; `None` if somebody holds what is there.
     pub(crate) fn pass_unread(&self, caching: &Caching, to: u64) -> Result<Option<u64>> {
         let next = self.lowest_indexed(to)?;
         // A block further: up to the record all is frozen then, and written.
@@ -28,7 +28,8 @@ impl Engine {
         Ok(self.drop_below(reached).then_some(reached))
     }
 
-    /// What lies below goes, for all at once; false if there is a snapshot, which may have it: then it stays, for all. Snapshots that begin later do not have it.
+    /// What lies below goes, for all at once; false if there is a snapshot, which may have it: then it stays, for all. Snapshots that begin
+    /// later do not have it.
     pub(crate) fn drop_below(&self, reached: u64) -> bool {
         let bounds = &self.log.bounds;
         let is_dropped = self.holds.without_snapshot(|| bounds.copied.store(reached, SeqCst));
@@ -38,8 +39,9 @@ impl Engine {
         is_dropped
     }
 
-    /// Of what a cache drops from the midst of a chain the entry does not tell: it leads where it led. So whoever would build on it must not find it
-    /// any more before somebody else finds it gone, and need write nothing to delete it. When this returns, what was built on it is published.
+    /// Of what a cache drops from the midst of a chain the entry does not tell: it leads where it led. So whoever would build on it must
+    /// not find it any more before somebody else finds it gone, and need write nothing to delete it. When this returns, what was built on
+    /// it is published.
     pub(crate) fn let_nobody_build_below(&self, reached: u64) {
         if self.gives_up_by_lines() {
             self.log.bounds.doomed.fetch_max(reached, SeqCst);
@@ -64,7 +66,8 @@ impl Engine {
     /// The lowest address from there on that an entry of the index leads to; [`NOWHERE`] if there is none. A pass over the whole index.
     fn lowest_indexed(&self, from: u64) -> Result<u64> {
         let mut lowest = NOWHERE;
-        // It may grow meanwhile, and what was split lies further up. (Where it shrinks what we find may be too high, and a little more is dropped.)
+        // It may grow meanwhile, and what was split lies further up. (Where it shrinks what we find may be too high, and a little more is
+        // dropped.)
         for at in (0..).take_while(|at| *at < self.index.buckets()) {
             let _pin = self.epochs.pin_anyway()?;
             lowest = self.index.addresses(at).into_iter().filter(|address| *address >= from).fold(lowest, u64::min);

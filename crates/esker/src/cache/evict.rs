@@ -22,7 +22,8 @@ const NEAR_SIXTEENTHS_ON_DISK: u64 = 12;
 /// A store that is opened with less disk than it was made for has files and an index that are not made for it; still the log gets some.
 const DEAD_PART_MAX: u64 = 8;
 const IMAGES_PART_MAX: u64 = 2;
-/// Who does not ask again gets this part of what is free. The shortest record takes 24 bytes, and 20 of two images: a word each, and some buckets.
+/// Who does not ask again gets this part of what is free. The shortest record takes 24 bytes, and 20 of two images: a word each, and some
+/// buckets.
 const FOR_LOG_PART: u64 = 2;
 /// The first and the last of the log, images, manifest, scars.
 const OTHER_FILES: u64 = 8;
@@ -96,8 +97,9 @@ impl Engine {
         dropped
     }
 
-    /// Whoever would write more than the device has room for asks for some, and before: each record of the log may be another entry in two images.
-    /// `bytes` are what was asked for. What was promised to somebody holds, as long as there is room at all: he may need it bit by bit.
+    /// Whoever would write more than the device has room for asks for some, and before: each record of the log may be another entry in two
+    /// images. `bytes` are what was asked for. What was promised to somebody holds, as long as there is room at all: he may need it bit by
+    /// bit.
     pub(crate) fn limit_log(&self, caching: &Caching, bytes: u64) {
         if !caching.is_in_memory() {
             let tail = self.log.tail();
@@ -127,8 +129,8 @@ impl Engine {
         }
     }
 
-    /// More bytes of log may have no room on the device even where nothing else is: the log may begin at the end of a file, and the index does not get smaller
-    /// at once.
+    /// More bytes of log may have no room on the device even where nothing else is: the log may begin at the end of a file, and the index
+    /// does not get smaller at once.
     fn room_when_empty(&self, caching: &Caching) -> u64 {
         if caching.is_in_memory() {
             return u64::MAX;
@@ -144,8 +146,8 @@ impl Engine {
         caching.disk_bytes.saturating_sub(self.disk_bytes_taken(caching, tail)) / SECTOR_BYTES as u64 * BLOCK_BYTES
     }
 
-    /// Bytes of the device when the log is there up to `tail`: files that go as a whole, each with a sector for the file system, zeros ahead of short
-    /// writes, and two images of the index while one takes the other's place.
+    /// Bytes of the device when the log is there up to `tail`: files that go as a whole, each with a sector for the file system, zeros
+    /// ahead of short writes, and two images of the index while one takes the other's place.
     fn disk_bytes_taken(&self, caching: &Caching, tail: u64) -> u64 {
         let begin = device_offset(self.log.bounds.discarded.load(Relaxed));
         let log = device_offset(tail).saturating_sub(begin);

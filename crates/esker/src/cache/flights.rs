@@ -1,15 +1,15 @@
 //! Loads under way: one for each key, however many ask.
 //!
-//! Whoever asks first *leads*: it loads, puts, and lands. Who asks meanwhile *waits*, on a condition variable or as a future, and
-//! gets a copy of what landed, value or failure. A leader that is gone without landing (a panic, a future dropped) lands `Lost`:
-//! who waited asks again, and one of them leads. So does who asks when the key was deleted since the load began: what it brings may be older than
-//! his own deletion. What a load brings that begins while its key is being deleted, or given an end, is shared by those who ask meanwhile, and not kept. What
-//! a cache drops while its key is loaded may be newer than what that brings, as a deletion is. The table is striped by hash; nothing is held while anybody
-//! loads.
+//! Whoever asks first *leads*: it loads, puts, and lands. Who asks meanwhile *waits*, on a condition variable or as a future, and gets a
+//! copy of what landed, value or failure. A leader that is gone without landing (a panic, a future dropped) lands `Lost`: who waited asks
+//! again, and one of them leads. So does who asks when the key was deleted since the load began: what it brings may be older than his own
+//! deletion. What a load brings that begins while its key is being deleted, or given an end, is shared by those who ask meanwhile, and not
+//! kept. What a cache drops while its key is loaded may be newer than what that brings, as a deletion is. The table is striped by hash;
+//! nothing is held while anybody loads.
 //!
-//! **Rests**: nobody loads a key for a while, because it was found to have no value, or because to load it anew failed. A hint, of which there is
-//! room for a mebibyte in all; a clock that is set back to before it began ends it. When a stripe's part is full, those that
-//! are over go, and if that is not enough half of the others.
+//! **Rests**: nobody loads a key for a while, because it was found to have no value, or because to load it anew failed. A hint, of which
+//! there is room for a mebibyte in all; a clock that is set back to before it began ends it. When a stripe's part is full, those that are
+//! over go, and if that is not enough half of the others.
 
 use super::Duty;
 use crate::engine::{lock, wake};
@@ -168,8 +168,8 @@ impl Flights {
         self.under_way.load(SeqCst) > 0 && lock(self.stripe(hash)).flights.get(key).is_some_and(|flight| flight.may_keep())
     }
 
-    /// A key is about to be dropped by a cache: it need not rest, and what a load brings that began before is not kept, or has been when this
-    /// returns. Not under a pin.
+    /// A key is about to be dropped by a cache: it need not rest, and what a load brings that began before is not kept, or has been when
+    /// this returns. Not under a pin.
     pub(crate) fn outdate(&self, key: &[u8], hash: u64) {
         let mut board = lock(self.stripe(hash));
         board.rest_no_more(key);
@@ -268,8 +268,8 @@ impl Lead<'_> {
         self.flight.may_keep()
     }
 
-    /// What an attempt to keep what was loaded holds, unless the key was deleted: who deletes it from now on waits, and then finds what was put. Not
-    /// under a pin.
+    /// What an attempt to keep what was loaded holds, unless the key was deleted: who deletes it from now on waits, and then finds what was
+    /// put. Not under a pin.
     pub(crate) fn keep(&self) -> Option<MutexGuard<'_, ()>> {
         let keeping = lock(&self.flight.keeping);
         self.may_keep().then_some(keeping)

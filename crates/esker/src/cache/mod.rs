@@ -20,8 +20,8 @@
 //! * **What is kept of a stretch is limited over several**: copies lie together, and so do puts, so one stretch is all favourites and
 //!   the next all strangers. A limit for each alone dropped favourites, whatever lives they had, and cost up to four points of hits
 //!   (docs/performance.md).
-//! * **On a device** the directory has a bound, not the log alone: who would write more than there is room for asks for some (`evict.rs`); and there may be
-//!   one on what is written (`writes.rs`).
+//! * **On a device** the directory has a bound, not the log alone: who would write more than there is room for asks for some (`evict.rs`);
+//!   and there may be one on what is written (`writes.rs`).
 //! * **Lossy, and says so**: `Stats::cache` counts what was dropped, and a listener may be told.
 
 mod dropping;
@@ -73,9 +73,9 @@ type Worth = Arc<dyn Fn(&[u8], &[u8]) -> f64 + Send + Sync>;
 
 /// What makes a store a cache: it holds as much as there is room for, and drops what is old and unread for what is new.
 ///
-/// Any pair may be gone at any time. Nothing is refused for lack of room, except while a scan, an iterator or a read transaction is alive: what these may
-/// still show cannot be dropped, and calls that need more room answer [`Error::Full`]. Without a disk the memory budget is the bound; with
-/// one the store needs a directory, and is as warm after a restart as its last commit or close left it.
+/// Any pair may be gone at any time. Nothing is refused for lack of room, except while a scan, an iterator or a read transaction is alive:
+/// what these may still show cannot be dropped, and calls that need more room answer [`Error::Full`]. Without a disk the memory budget is
+/// the bound; with one the store needs a directory, and is as warm after a restart as its last commit or close left it.
 ///
 /// # Examples
 /// ```
@@ -87,9 +87,9 @@ type Worth = Arc<dyn Fn(&[u8], &[u8]) -> f64 + Send + Sync>;
 /// # Ok::<(), esker::Error>(())
 /// ```
 ///
-/// To invalidate a group of keys at once, however many they are, put a *stamp* into their names: the value of a key of the group's own, never the same twice.
-/// When the stamp is deleted nobody asks for the old names any more, and they are dropped like all that is not read. (A scan's
-/// [`delete`](crate::Scan::delete) gives their room back at once.)
+/// To invalidate a group of keys at once, however many they are, put a *stamp* into their names: the value of a key of the group's own,
+/// never the same twice. When the stamp is deleted nobody asks for the old names any more, and they are dropped like all that is not read.
+/// (A scan's [`delete`](crate::Scan::delete) gives their room back at once.)
 /// ```
 /// # use esker::{Cache, Options, Store};
 /// # use std::{io, time::UNIX_EPOCH};
@@ -128,14 +128,14 @@ impl Cache {
         self
     }
 
-    /// The weight of each pair, by its key and value, relative to the others: 1 is normal. A cache in memory keeps a pair as if it had been read *weight*
-    /// times as often as it was. A good weight is what it costs to load the value again, or that cost divided by its length. A pair of weight 0 is dropped
-    /// at the end of its round through the log. A pair of weight `f64::INFINITY` is pinned: it stays though nobody reads it, unless pinned pairs would leave
-    /// less than an eighth of the memory.
+    /// The weight of each pair, by its key and value, relative to the others: 1 is normal. A cache in memory keeps a pair as if it had been
+    /// read *weight* times as often as it was. A good weight is what it costs to load the value again, or that cost divided by its length.
+    /// A pair of weight 0 is dropped at the end of its round through the log. A pair of weight `f64::INFINITY` is pinned: it stays though
+    /// nobody reads it, unless pinned pairs would leave less than an eighth of the memory.
     ///
     /// The closure is asked at the end of a pair's round, by whatever thread needs the room: keep it short. It must not use the store: its
-    /// calls answer `Invalid` there. A panic in it is swallowed, and counts as 1. A cache over a device drops whole files in their order, and
-    /// does not ask.
+    /// calls answer `Invalid` there. A panic in it is swallowed, and counts as 1. A cache over a device drops whole files in their order,
+    /// and does not ask.
     ///
     /// # Examples
     /// ```
@@ -156,8 +156,8 @@ impl Cache {
         self
     }
 
-    /// Opens the directory of a store that is no cache, too, which is a cache's from then on: what it holds beyond [`disk`](Cache::disk) is dropped. Without
-    /// this it is refused, so that a slip of the pen drops nothing.
+    /// Opens the directory of a store that is no cache, too, which is a cache's from then on: what it holds beyond [`disk`](Cache::disk) is
+    /// dropped. Without this it is refused, so that a slip of the pen drops nothing.
     #[must_use]
     pub fn convert(mut self) -> Self {
         self.converts = true;
@@ -175,9 +175,9 @@ impl Cache {
         self.disk.as_ref()?.as_ref().ok().copied()
     }
 
-    /// So many bytes a second are written to the disk in the long run, and a minute's worth at once, unless puts alone are more: beyond that what
-    /// [`Store::get_or_load`](crate::Store::get_or_load) and its kin load for a key without a value is handed out and not kept, and what was read from the
-    /// disk is not copied into memory. `Stats::cache` counts both. A terabyte a day is 11 MiB a second.
+    /// So many bytes a second are written to the disk in the long run, and a minute's worth at once, unless puts alone are more: beyond
+    /// that what [`Store::get_or_load`](crate::Store::get_or_load) and its kin load for a key without a value is handed out and not kept,
+    /// and what was read from the disk is not copied into memory. `Stats::cache` counts both. A terabyte a day is 11 MiB a second.
     #[must_use]
     pub fn disk_writes(mut self, bytes_per_second: impl ByteCount) -> Self {
         self.disk_writes = Some(bytes_per_second.byte_count());
@@ -187,9 +187,9 @@ impl Cache {
     /// `listener` is told of pairs that leave: their key, value, and why. Each pair at most once; not of those that were replaced or
     /// deleted, nor of all that leave a disk (a key whose index entry another key shares goes unheard).
     ///
-    /// It runs on a thread that needed the room, or on the store's own, outside the store: it may use it, if it waits for nobody who uses it. Threads that
-    /// need room wait for it, so keep it short; futures, loads and the store's own threads do not, and what they drop meanwhile takes memory beside the
-    /// budget until it is told. A panic in it is swallowed.
+    /// It runs on a thread that needed the room, or on the store's own, outside the store: it may use it, if it waits for nobody who uses
+    /// it. Threads that need room wait for it, so keep it short; futures, loads and the store's own threads do not, and what they drop
+    /// meanwhile takes memory beside the budget until it is told. A panic in it is swallowed.
     #[must_use]
     pub fn on_eviction(mut self, listener: impl Fn(&[u8], &[u8], Eviction) + Send + Sync + 'static) -> Self {
         self.listener = Some(Arc::new(listener));
@@ -408,8 +408,8 @@ impl Caching {
         lock(&self.departed).push_back(departed);
     }
 
-    /// Tells the listener, and waits for who is at that: so nobody drops more than is told. But not who has a duty, who leaves it to others; nor who is
-    /// inside a listener, whose own one it may be, or one that waits for it crosswise.
+    /// Tells the listener, and waits for who is at that: so nobody drops more than is told. But not who has a duty, who leaves it to
+    /// others; nor who is inside a listener, whose own one it may be, or one that waits for it crosswise.
     pub(crate) fn tell(&self) {
         self.tell_if(|| if IS_TELLING.get() { try_lock(&self.telling) } else { Some(lock(&self.telling)) });
     }

@@ -1,8 +1,9 @@
-//! What a cache may write to its device: flash wears out by what is written, so a cache that keeps whatever it is shown wears it out soonest.
+//! What a cache may write to its device: flash wears out by what is written, so a cache that keeps whatever it is shown wears it out
+//! soonest.
 //!
-//! The allowance grows with time; what the log's tail has gone on since was written, or will be. Up to a minute's worth may be saved up. Who asks
-//! whether something more is to be kept is told no while it is overdrawn: then a loaded value is handed out and not put, and a cold one that was
-//! read is not copied. Puts are always done, and overdraw it: a cache never shows an older value than the last one.
+//! The allowance grows with time; what the log's tail has gone on since was written, or will be. Up to a minute's worth may be saved up.
+//! Who asks whether something more is to be kept is told no while it is overdrawn: then a loaded value is handed out and not put, and a
+//! cold one that was read is not copied. Puts are always done, and overdraw it: a cache never shows an older value than the last one.
 
 use crate::engine::lock;
 use crate::sync::Mutex;

@@ -1,12 +1,13 @@
 //! How much of the log is dead, and when compaction is due.
 //!
-//! Dead bytes are counted where records are superseded or deleted. Above the space target, and by half a file on a device,
-//! the driver compacts, a stretch at a time; of a store in memory also when its budget is nearly full, and whoever finds it full does it himself.
-//! Who puts over a cold record does not know how long that was, and counts as much as he puts (a guess). So where there were guesses, and the log is half as long again
-//! as when its oldest part was last found to live, or much of it may be dead that was not counted, a little of it is compacted, whatever the count says, and more and more from there until a part
-//! is found of which more lives than the target has.
-//! On a device the driver may be too slow for those who write: where keys share entries most records are in doubt, the more the longer the log is. So it must not grow without end:
-//! from twice the length on that it had when compaction had last done its work, whoever needs room does a stretch first, or waits a little.
+//! Dead bytes are counted where records are superseded or deleted. Above the space target, and by half a file on a device, the driver
+//! compacts, a stretch at a time; of a store in memory also when its budget is nearly full, and whoever finds it full does it himself. Who
+//! puts over a cold record does not know how long that was, and counts as much as he puts (a guess). So where there were guesses, and the
+//! log is half as long again as when its oldest part was last found to live, or much of it may be dead that was not counted, a little of it
+//! is compacted, whatever the count says, and more and more from there until a part is found of which more lives than the target has. On a
+//! device the driver may be too slow for those who write: where keys share entries most records are in doubt, the more the longer the log
+//! is. So it must not grow without end: from twice the length on that it had when compaction had last done its work, whoever needs room
+//! does a stretch first, or waits a little.
 
 use super::mover::Tally;
 use super::{Copied, Done, Stretch};
@@ -48,8 +49,8 @@ pub(super) struct Due {
     known: AtomicU64,
     given_back: AtomicU64,
     pass: Mutex<Option<Pass>>,
-    /// The log's length when compaction was last not due, or what lived in it when compaction had been through all of it. 0: nobody has looked,
-    /// as in recovery.
+    /// The log's length when compaction was last not due, or what lived in it when compaction had been through all of it. 0: nobody has
+    /// looked, as in recovery.
     rested_at: AtomicU64,
     glances: Mutex<Glances>,
     /// Room behind shorter values that copies would leave out, in memory, by a sample; and the tail by then. Looks at entries so far.
@@ -58,9 +59,9 @@ pub(super) struct Due {
     looks: AtomicU64,
 }
 
-/// A way through the whole log, as it was when it began: at its end nothing is left of what was dead then, whatever was
-/// counted. So errors of the count do not add up, and where all lives compaction rests after one pass. What died since may have been given back,
-/// too: of that no more than was counted.
+/// A way through the whole log, as it was when it began: at its end nothing is left of what was dead then, whatever was counted. So errors
+/// of the count do not add up, and where all lives compaction rests after one pass. What died since may have been given back, too: of that
+/// no more than was counted.
 struct Pass {
     from: u64,
     until: u64,
@@ -272,8 +273,8 @@ impl Engine {
         dead < self.log_extent() / HOPELESS_PART && !self.log.is_longest_in_doubt() && !self.log.is_overdrawn(dead)
     }
 
-    /// Bytes of a log in memory that threads took and have not come back to: no record will be there when compaction has passed. Those of who writes now, which he
-    /// would only take anew, lie in the log's newer half.
+    /// Bytes of a log in memory that threads took and have not come back to: no record will be there when compaction has passed. Those of
+    /// who writes now, which he would only take anew, lie in the log's newer half.
     pub(super) fn idle_bytes(&self) -> u64 {
         if !self.is_in_memory() {
             return 0;

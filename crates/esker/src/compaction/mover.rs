@@ -6,15 +6,15 @@
 //!                    +-> in doubt: put on the list, and considered again when the list is settled
 //! ```
 //! * **Nothing is resurrected**: a copy is published only over the very entry under which the record was found to be the newest.
-//! * **Deletions end here.** Older versions lie lower and went before, so a tombstone has no copy. A record that has expired is a tombstone.
-//!   Its entry stays until the log begins above it (`Engine::sweep_index`): should the stretch end early, or a crash come, it says that the key is gone,
-//!   whatever another key's chain leads to. Not so in a cache, which takes away the entries of what it drops.
+//! * **Deletions end here.** Older versions lie lower and went before, so a tombstone has no copy. A record that has expired is a
+//!   tombstone. Its entry stays until the log begins above it (`Engine::sweep_index`): should the stretch end early, or a crash come, it
+//!   says that the key is gone, whatever another key's chain leads to. Not so in a cache, which takes away the entries of what it drops.
 //! * **Whether a cold record is the newest** is known at once if its entry leads to it. If the entry leads to another cold
 //!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses, neighbours
 //!   by one read and some reads at a time. If the entry says that its chain is of one key, none is needed.
-//! * **A guess** (`index/mod.rs`) was wrong if a deletion turns out to be superseded, or if its key goes, or a record lives, where another key's record heads the
-//!   chain: then what was counted is taken back. It was right if a record is superseded by the next one. Else it stays open: a later
-//!   record of the chain may tell.
+//! * **A guess** (`index/mod.rs`) was wrong if a deletion turns out to be superseded, or if its key goes, or a record lives, where another
+//!   key's record heads the chain: then what was counted is taken back. It was right if a record is superseded by the next one. Else it
+//!   stays open: a later record of the chain may tell.
 
 use crate::ahead::{joins_run, of_stream};
 use crate::cache::{Caching, Departed, Kept};
@@ -72,7 +72,8 @@ pub(super) struct Mover<'a> {
     pub(super) shares: bool,
     /// A record without the room that it does not need.
     lean: Vec<u8>,
-    /// Dropped, where and of which hash, though an entry still leads there: until all of the stretch goes others may find it, and build on it or keep it.
+    /// Dropped, where and of which hash, though an entry still leads there: until all of the stretch goes others may find it, and build on
+    /// it or keep it.
     aside: Vec<(u64, u64, Departed)>,
 }
 
@@ -202,7 +203,8 @@ impl<'a> Mover<'a> {
 }
 
 impl Mover<'_> {
-    /// `known`: the first cold record of the chain in which this one was found, by reading, to be its key's newest that is cold. Cold chains do not change.
+    /// `known`: the first cold record of the chain in which this one was found, by reading, to be its key's newest that is cold. Cold
+    /// chains do not change.
     pub(super) fn consider(&mut self, of: &Original<'_>, known: Option<u64>) -> Result<()> {
         let engine = self.engine;
         let (is_tombstone, mut has_room) = (is_deletion(of.bytes), true);
@@ -331,7 +333,8 @@ impl Mover<'_> {
         }
         let mut is_unreachable = has_expired;
         if seen.address() == of.at {
-            // A transaction that was seen to build on what it read publishes whatever its entries lead to by then: not on what a cache drops.
+            // A transaction that was seen to build on what it read publishes whatever its entries lead to by then: not on what a cache
+            // drops.
             let Some(held) = engine.hold(of.hash) else { return false };
             let is_removed = engine.index.remove(of.hash, seen);
             // What was read before is asked for by its entry.
@@ -351,8 +354,9 @@ impl Mover<'_> {
         true
     }
 
-    /// Nobody builds on the stretch any more: the listener is to hear of what was dropped and still is its key's newest, or went with an entry that it shared. What
-    /// took its place meanwhile lies above. (On a device it hears of what the entry leads to, and need not of others.)
+    /// Nobody builds on the stretch any more: the listener is to hear of what was dropped and still is its key's newest, or went with an
+    /// entry that it shared. What took its place meanwhile lies above. (On a device it hears of what the entry leads to, and need not of
+    /// others.)
     pub(super) fn judge_aside(&mut self) -> Result<Vec<Departed>> {
         let engine = self.engine;
         let mut gone = Vec::new();
@@ -373,7 +377,8 @@ impl Mover<'_> {
         Ok(gone)
     }
 
-    /// It is known of a guess whether it was right; if not, what it counted is taken back: a record at least as long as this one, or as most are.
+    /// It is known of a guess whether it was right; if not, what it counted is taken back: a record at least as long as this one, or as
+    /// most are.
     fn settle_guess(&self, hash: u64, head: u64, wrong: Option<u64>) {
         if self.engine.index.settle_guess(hash, head)
             && let Some(bytes) = wrong
@@ -481,7 +486,8 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Reads, in the order of their addresses, the records that doubtful ones may have been superseded by. Few are doubtful again afterwards.
+    /// Reads, in the order of their addresses, the records that doubtful ones may have been superseded by. Few are doubtful again
+    /// afterwards.
     fn settle(&mut self) -> Result<()> {
         let mut doubtful = std::mem::take(&mut self.doubtful);
         doubtful.sort_unstable_by_key(|doubt| doubt.other);

@@ -7,8 +7,9 @@
 //! ```
 //! Each copy is published as an update would be, so it does not matter who makes it, nor in what order pieces end.
 //!
-//! Who compacts waits for all pieces before the stretch is given back. Should the room for copies end in one of them the stretch ends there, and what was
-//! copied of the pieces behind it stands; but pieces are given away only where all of the stretch has room (`Log::suffices_for`).
+//! Who compacts waits for all pieces before the stretch is given back. Should the room for copies end in one of them the stretch ends
+//! there, and what was copied of the pieces behind it stands; but pieces are given away only where all of the stretch has room
+//! (`Log::suffices_for`).
 
 use super::STRETCH_PAUSE;
 use super::mover::{Mover, Tally};
@@ -22,7 +23,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use thread::ThreadId;
 
-/// A piece's bytes, but for a longer record: some ten microseconds of work, which stay near the processor. A record each where threads are scheduled.
+/// A piece's bytes, but for a longer record: some ten microseconds of work, which stay near the processor. A record each where threads are
+/// scheduled.
 const PIECE_BYTES: u64 = if cfg!(shuttle) { 8 } else { 8 * BLOCK_BYTES };
 /// Threads besides him who compacts, for one stretch: he goes from record to record some four times as fast as one moves them.
 const HELPERS_MAX: usize = 3;
@@ -232,7 +234,8 @@ impl Walk<'_> {
 }
 
 impl Engine {
-    /// Moves what lives in the records that begin in a stretch in memory, and end there, with the help of those who wait; where the next one begins.
+    /// Moves what lives in the records that begin in a stretch in memory, and end there, with the help of those who wait; where the next
+    /// one begins.
     pub(super) fn move_pieces(&self, stretch: Range<u64>, mover: &mut Mover<'_>) -> Result<u64> {
         let mut walk = Walk { engine: self, at: stretch.start, stretch, parts: Vec::new() };
         let walked = walk.go(mover);
@@ -280,7 +283,8 @@ impl Engine {
         under_way.result = Some(moved.map(|()| Part { first: piece.first, tally: mover.tally, ended_at: mover.ended_at }));
     }
 
-    /// The records from `at` on, where one begins: as many as a piece holds, or one that is longer. Where the next one begins; there, if the stretch ends before.
+    /// The records from `at` on, where one begins: as many as a piece holds, or one that is longer. Where the next one begins; there, if
+    /// the stretch ends before.
     pub(super) fn fill_piece(&self, piece: &mut Piece, at: u64, end: u64) -> Result<u64> {
         let Piece { first, bytes, records } = piece;
         *first = at;
@@ -494,8 +498,8 @@ mod tests {
         }
     }
 
-    /// Little is dead, and pieces that many copy at a time leave little room. A piece that nobody had come for was passed by when another one had ended for want
-    /// of room, and given back with what lived in it.
+    /// Little is dead, and pieces that many copy at a time leave little room. A piece that nobody had come for was passed by when another
+    /// one had ended for want of room, and given back with what lived in it.
     #[test]
     fn where_the_room_for_copies_ends_nothing_is_lost() {
         const THREADS: u64 = 4;
@@ -533,7 +537,8 @@ mod tests {
         assert!(store.engine_for_test().compaction.pieces.helped() > 0);
     }
 
-    /// More threads than there is room for pieces of: what was copied out of order took all of the reserve, the stretch could not begin, and nothing came back ever.
+    /// More threads than there is room for pieces of: what was copied out of order took all of the reserve, the stretch could not begin,
+    /// and nothing came back ever.
     #[test]
     fn a_crowded_store_gives_back_what_is_dead() {
         const THREADS: u64 = 24;

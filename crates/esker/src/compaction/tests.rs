@@ -187,8 +187,8 @@ fn an_image_does_not_say_it_while_what_was_copied_is_held() {
     }
 }
 
-/// An update of a cold key, in which `act` comes when the key was read, and before anybody goes by that. `None` if the reader was so quick that the update was done
-/// at once.
+/// An update of a cold key, in which `act` comes when the key was read, and before anybody goes by that. `None` if the reader was so quick
+/// that the update was done at once.
 fn behind_its_read<F: Future>(update: F, act: impl FnOnce()) -> Option<F::Output> {
     struct Told(mpsc::Sender<()>);
     impl Wake for Told {
@@ -282,8 +282,8 @@ fn an_update_does_not_see_what_a_cache_dropped() {
     }
 }
 
-/// The entry goes long before a line says that the log begins behind the record: a crash in between brought it back, though it had been deleted and that
-/// committed.
+/// The entry goes long before a line says that the log begins behind the record: a crash in between brought it back, though it had been
+/// deleted and that committed.
 #[test]
 fn what_was_deleted_while_a_cache_dropped_it_stays_deleted() {
     fn check<V: crate::Value + ?Sized>(put: impl Fn(&Store<u64, V>, u64), delete: impl Fn(&Store<u64, V>) -> bool) {
@@ -389,7 +389,8 @@ fn a_cache_drops_nothing_that_a_transaction_builds_on_while_it_commits() {
     assert!(came > 0);
 }
 
-/// When a line has given up what was dropped, deletions that find nothing write nothing again; in a store that goes with the process they never do.
+/// When a line has given up what was dropped, deletions that find nothing write nothing again; in a store that goes with the process they
+/// never do.
 #[test]
 fn what_a_line_has_given_up_needs_no_deletion() {
     fn turn_over(store: &Store<u64, [u8]>, rounds: u64) -> usize {
@@ -412,7 +413,8 @@ fn what_a_line_has_given_up_needs_no_deletion() {
     assert_eq!(turn_over(&options().open_on(Arc::new(crate::MemoryDevice::new())).unwrap(), 5), 0);
 }
 
-/// A stretch that cannot be read goes as a whole, and no entry of it was removed. What of it was in memory still was found by gets, and not by deletes.
+/// A stretch that cannot be read goes as a whole, and no entry of it was removed. What of it was in memory still was found by gets, and not
+/// by deletes.
 #[test]
 fn what_goes_unread_is_not_found_in_memory_either() {
     let files = Arc::new(MemoryStorage::new());
@@ -431,7 +433,8 @@ fn what_goes_unread_is_not_found_in_memory_either() {
     assert!((0..400).all(|key| store.get(&key).unwrap().is_none()));
 }
 
-/// What is counted is compacted to the target, and a look at the oldest part is no reason to go on below it: with each burst twice as much was copied.
+/// What is counted is compacted to the target, and a look at the oldest part is no reason to go on below it: with each burst twice as much
+/// was copied.
 #[test]
 fn puts_over_cold_records_do_not_make_compaction_go_below_its_target() {
     let options = Options::new().memory("16MiB").background(false).promotion(false).segment_bytes(1 << 20);
@@ -466,8 +469,8 @@ fn compaction_copies_once_what_was_there() {
     }
 }
 
-/// Where keys share entries each new one may have superseded another, and a look at the oldest part finds that it lives: a read for each record of it, in the
-/// driver's time. It is short.
+/// Where keys share entries each new one may have superseded another, and a look at the oldest part finds that it lives: a read for each
+/// record of it, in the driver's time. It is short.
 #[test]
 fn a_look_at_what_lives_copies_little() {
     let options = Options::new().memory("16MiB").background(false).promotion(false).segment_bytes(1 << 20);
@@ -674,7 +677,8 @@ fn doubts_whose_gaps_cannot_be_read_are_settled_one_by_one() {
     assert!(store.stats().space.dead_bytes < COUNT, "{:?}", store.stats().space);
 }
 
-/// A key that shares the entry gets a new record at each read that settles a doubt: the doubt came back each time, a level deeper on the stack.
+/// A key that shares the entry gets a new record at each read that settles a doubt: the doubt came back each time, a level deeper on the
+/// stack.
 #[test]
 fn a_doubt_is_settled_while_the_entry_leads_elsewhere_all_the_time() {
     const READS_MAX: u64 = 2000;
@@ -716,8 +720,8 @@ fn a_doubt_is_settled_while_the_entry_leads_elsewhere_all_the_time() {
     *hot.lock().unwrap() = None;
 }
 
-/// A long value that a sample meets stands for many. What it had counted too much stayed when all had gone that had expired, and what lived was copied again
-/// and again.
+/// A long value that a sample meets stands for many. What it had counted too much stayed when all had gone that had expired, and what lived
+/// was copied again and again.
 #[test]
 fn what_has_expired_is_gone_when_all_of_the_log_was_compacted() {
     let clock = Arc::new(ManualClock::new(std::time::UNIX_EPOCH));
@@ -793,7 +797,8 @@ fn a_cache_drops_nothing_for_want_of_files() {
     assert!(unheard < 1_000, "{unheard} of {refused} refused and {there} there");
 }
 
-/// Entries of deletions once went as the mover came to them: had the stretch ended early then, another key's chain could have led to what they had deleted.
+/// Entries of deletions once went as the mover came to them: had the stretch ended early then, another key's chain could have led to what
+/// they had deleted.
 #[test]
 fn a_stretch_that_ends_early_leaves_deletions_their_entries() {
     const COUNT: u64 = 10_000;

@@ -29,7 +29,8 @@ impl FileDevice {
         options.read(true).write(is_writable).create(is_writable).truncate(false);
         #[cfg(target_os = "linux")]
         if direct {
-            // EINVAL: the file system knows no direct I/O (tmpfs before Linux 6.6); the page cache serves then. Any other reason meets the plain open, too.
+            // EINVAL: the file system knows no direct I/O (tmpfs before Linux 6.6); the page cache serves then. Any other reason meets the
+            // plain open, too.
             if let Ok(file) = options.clone().custom_flags(libc::O_DIRECT).open(path) {
                 return Ok(of(file, name, true));
             }

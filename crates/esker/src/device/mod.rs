@@ -36,9 +36,9 @@ pub trait Device: Send + Sync {
     /// Writes all of `bytes` at `offset`; durable only after [`Device::sync`].
     ///
     /// # Errors
-    /// Whatever the device reports; part of the bytes may have been written then. After an error of kind `StorageFull`, `QuotaExceeded` or `FileTooLarge` the
-    /// same bytes may be written again there, after any other nothing is written any more. So what is told of earlier writes, which had returned, must be of
-    /// another kind.
+    /// Whatever the device reports; part of the bytes may have been written then. After an error of kind `StorageFull`, `QuotaExceeded` or
+    /// `FileTooLarge` the same bytes may be written again there, after any other nothing is written any more. So what is told of earlier
+    /// writes, which had returned, must be of another kind.
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
     /// Makes all completed writes durable.
@@ -75,9 +75,9 @@ pub trait Device: Send + Sync {
         None
     }
 
-    /// Does the reads of `source`, many at once where the device can. Returns when [`ReadSource::next`] has no more and
-    /// each read was handed to [`ReadSource::done`], with a result of its own and in any order. `source` may use the device meanwhile, from inside its own
-    /// calls: to write, to sync, and for a stream of its own.
+    /// Does the reads of `source`, many at once where the device can. Returns when [`ReadSource::next`] has no more and each read was
+    /// handed to [`ReadSource::done`], with a result of its own and in any order. `source` may use the device meanwhile, from inside its
+    /// own calls: to write, to sync, and for a stream of its own.
     fn read_stream(&self, source: &mut dyn ReadSource) {
         read_one_by_one(|read| self.read(read.offset(), read.bytes_mut()), source);
     }
@@ -90,8 +90,8 @@ fn read_one_by_one(read: impl Fn(&mut DeviceRead) -> io::Result<()>, source: &mu
     }
 }
 
-/// Gives a read back to its source. One that was short, interrupted or failed, or was not tried, is done here, synchronously: that is rare, and the device's own
-/// error tells where.
+/// Gives a read back to its source. One that was short, interrupted or failed, or was not tried, is done here, synchronously: that is rare,
+/// and the device's own error tells where.
 fn hand_back(device: &dyn Device, source: &mut dyn ReadSource, mut read: DeviceRead, is_whole: bool) {
     let result = if is_whole { Ok(()) } else { device.read(read.offset(), read.bytes_mut()) };
     source.done(read, result);

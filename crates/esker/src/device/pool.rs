@@ -1,9 +1,9 @@
 //! A stream of reads by waiting threads, for where the kernel grants no io_uring.
 //!
-//! The threads are a crew that all streams of the process share: started as reads come for which none is free, as far as the system grants them, and ended when
-//! there was nothing to do for a while. A stream of a handful of reads finds them there; where none is free or granted it reads by itself. Reads travel to them
-//! and back with their buffers and their file, so nothing is shared; a stream that ends by a panic drops its channel, and what was under way goes with its
-//! thread's next word.
+//! The threads are a crew that all streams of the process share: started as reads come for which none is free, as far as the system grants
+//! them, and ended when there was nothing to do for a while. A stream of a handful of reads finds them there; where none is free or granted
+//! it reads by itself. Reads travel to them and back with their buffers and their file, so nothing is shared; a stream that ends by a panic
+//! drops its channel, and what was under way goes with its thread's next word.
 
 use super::{Device, DeviceRead, ReadSource, hand_back};
 use std::collections::VecDeque;
@@ -30,7 +30,8 @@ struct Job {
 }
 
 struct Crew {
-    /// The process that used it first, or 0. In one that was forked from that there are none of its threads, and its lock may be held for ever.
+    /// The process that used it first, or 0. In one that was forked from that there are none of its threads, and its lock may be held for
+    /// ever.
     owner: AtomicU32,
     state: Mutex<State>,
     work: Condvar,
@@ -100,8 +101,8 @@ impl Crew {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Gives the job to a thread that is free for it, an own one if need be. Back if there is none: what others wait for, on a device that hangs, holds up
-    /// nobody else.
+    /// Gives the job to a thread that is free for it, an own one if need be. Back if there is none: what others wait for, on a device that
+    /// hangs, holds up nobody else.
     fn take(&'static self, job: Job) -> Option<Job> {
         if !self.is_ours() {
             return Some(job);

@@ -3,8 +3,8 @@
 //! Each thread has a ring of its own (no lock, no hand-over) and keeps it for its next streams. A stream takes the ring out
 //! of its place, so that a source which reads again from inside `done` gets another one instead of this one's completions.
 //!
-//! The rule: a [`DeviceRead`] stays in its slot from before its submission until its completion was seen, because the
-//! kernel writes into its buffer meanwhile, and with it the file it is read from. [`Lease`] keeps the rule when the source panics, too: its drop waits. If the
+//! The rule: a [`DeviceRead`] stays in its slot from before its submission until its completion was seen, because the kernel writes into
+//! its buffer meanwhile, and with it the file it is read from. [`Lease`] keeps the rule when the source panics, too: its drop waits. If the
 //! kernel refuses even to wait, the buffers are leaked rather than freed.
 
 use super::{Device, DeviceRead, ReadSource, hand_back};
@@ -48,8 +48,8 @@ thread_local! {
     static PLACE: Cell<Place> = const { Cell::new(Place::Untried) };
 }
 
-/// Does the reads of `source`. False if it may have more, for the caller: this thread cannot have a ring (nothing was read then), or the ring failed, and
-/// with it what was under way.
+/// Does the reads of `source`. False if it may have more, for the caller: this thread cannot have a ring (nothing was read then), or the
+/// ring failed, and with it what was under way.
 pub(super) fn read_stream(device: &dyn Device, source: &mut dyn ReadSource) -> bool {
     let Some(mut lease) = Lease::take() else { return false };
     let Err(error) = lease.run(device, source) else { return true };

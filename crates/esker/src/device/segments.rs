@@ -13,9 +13,9 @@
 //! * **Zeros ahead.** A file that grows by a sector with each sync makes its file system write what it knows of the file each time;
 //!   that took longer than the sector. So behind short writes that follow each other zeros are written, as many as were written so
 //!   far, and the next ones lie within the file. Zeros at the end of the last file mean nothing (`recovery.rs`).
-//! * **Handles** are opened when they are needed and at most [`HANDLES_MAX`] are kept, the newest segments' first; besides, those of files that a sync is
-//!   owed, and where these become [`OWED_MAX`] all but the newest are synced at once. So however long the log, and whoever writes it
-//!   without a line, the process does not run out of files. A read that is under way holds its file itself.
+//! * **Handles** are opened when they are needed and at most [`HANDLES_MAX`] are kept, the newest segments' first; besides, those of files
+//!   that a sync is owed, and where these become [`OWED_MAX`] all but the newest are synced at once. So however long the log, and whoever
+//!   writes it without a line, the process does not run out of files. A read that is under way holds its file itself.
 
 use super::buffer::{Sector, sector_bytes};
 use super::{Device, ReadSource, SECTOR_BYTES, Storage, read_one_by_one};
@@ -65,8 +65,8 @@ pub(crate) struct Segments {
     has_zeros: bool,
     /// What the next sync settles.
     owed: Mutex<Owed>,
-    /// Held while one goes on, so that no later one returns earlier. True once one has failed: the system tells of a failure once, and what was asked
-    /// again would seem to be settled.
+    /// Held while one goes on, so that no later one returns earlier. True once one has failed: the system tells of a failure once, and what
+    /// was asked again would seem to be settled.
     syncing: Mutex<bool>,
 }
 

@@ -122,7 +122,8 @@ impl Engine {
         }
     }
 
-    /// The driver's share of making space come back, unless that has just failed. What failed in writing is latched, the rest is told in `Stats`.
+    /// The driver's share of making space come back, unless that has just failed. What failed in writing is latched, the rest is told in
+    /// `Stats`.
     fn reclaim_again(&self, retries: &mut Retries) -> bool {
         if !retries.are_due() {
             return false;

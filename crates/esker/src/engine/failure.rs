@@ -2,11 +2,12 @@
 //!
 //! After a write or a sync that failed nobody knows what the device holds. So the first failure stops all writing for good; reads go on.
 //!
-//! **Want of room passes.** Where the medium is full, or the process may have no more files open, a write of the log has done no harm: what was to be
-//! written lies in memory, frozen, and is written again as it was. So writing stops until that has succeeded, which the driver tries now and then, and
-//! whoever commits or closes; without a driver whoever writes. A line that could not be written is one without a device, as a snapshot's is: the next
-//! one has what it had. All of this holds for writes that fail at once: what a sync could not write the system may have dropped, and a write through the
-//! system's cache may be told of earlier ones (NFS does that, and the sync is told no more). Such errors are marked ([`crate::error::for_good`]).
+//! **Want of room passes.** Where the medium is full, or the process may have no more files open, a write of the log has done no harm: what
+//! was to be written lies in memory, frozen, and is written again as it was. So writing stops until that has succeeded, which the driver
+//! tries now and then, and whoever commits or closes; without a driver whoever writes. A line that could not be written is one without a
+//! device, as a snapshot's is: the next one has what it had. All of this holds for writes that fail at once: what a sync could not write
+//! the system may have dropped, and a write through the system's cache may be told of earlier ones (NFS does that, and the sync is told no
+//! more). Such errors are marked ([`crate::error::for_good`]).
 
 use super::{Engine, lock};
 use crate::error::{Error, Result, is_for_now};

@@ -4,10 +4,11 @@
 //! begin ...... head ............ flushed <= safe_read_only <= read_only ............ tail
 //! | on the device | in memory, written  | frozen, to be written | fuzzy | mutable       |
 //! ```
-//! **Who needs room makes it**, under the lock of the boundaries: freeze, write, evict, each behind a drain. The driver does the same earlier. In memory
-//! compaction makes it, in a cache eviction. Each step is a sixteenth of the log's share.
+//! **Who needs room makes it**, under the lock of the boundaries: freeze, write, evict, each behind a drain. The driver does the same
+//! earlier. In memory compaction makes it, in a cache eviction. Each step is a sixteenth of the log's share.
 //!
-//! **A loan** is memory of the log's share that a scan has for its lists: the log evicts before it is granted, and has it back when the scan ends.
+//! **A loan** is memory of the log's share that a scan has for its lists: the log evicts before it is granted, and has it back when the
+//! scan ends.
 
 use super::{Engine, lock, try_lock};
 use crate::cache;
@@ -33,18 +34,19 @@ const LOAN_BYTES_MIN: u64 = 1 << 20;
 /// Boundaries move by this part of the log's memory.
 const STEP_PART: u64 = 16;
 const SPARE_BYTES_MIN: u64 = 2 << 20;
-/// Between the log's tail and, round the region, what is still in memory: the pages that tell of windows are given back for 32 MiB at a time, and some records
-/// are placed whatever the budget.
+/// Between the log's tail and, round the region, what is still in memory: the pages that tell of windows are given back for 32 MiB at a
+/// time, and some records are placed whatever the budget.
 const ADDRESS_SLACK_BYTES: u64 = 64 << 20;
-/// The driver keeps this part of a store in memory free. Less, and those who write wait for it; more, and more is copied: the later a stretch is compacted, the
-/// more of it is dead.
+/// The driver keeps this part of a store in memory free. Less, and those who write wait for it; more, and more is copied: the later a
+/// stretch is compacted, the more of it is dead.
 const SPARE_PART_IN_MEMORY: u64 = 64;
-/// What is written ahead of a line goes in steps of so much at most, some milliseconds each, and in so many rounds: in each less has come meanwhile.
+/// What is written ahead of a line goes in steps of so much at most, some milliseconds each, and in so many rounds: in each less has come
+/// meanwhile.
 const FLUSH_STEP_MAX: u64 = 8 << 20;
 const FLUSH_ROUNDS: u32 = 4;
 
-/// The budgets that were asked for, in this order, from the last one that was granted on: the last is in force. One that is refused goes, or all who write
-/// would be refused for what they did not ask. No lock is held while it is tried: a listener may ask for another one.
+/// The budgets that were asked for, in this order, from the last one that was granted on: the last is in force. One that is refused goes,
+/// or all who write would be refused for what they did not ask. No lock is held while it is tried: a listener may ask for another one.
 pub(super) struct Budgets {
     turns: u64,
     asked: Vec<(u64, u64)>,
@@ -146,9 +148,9 @@ impl Engine {
         self.log.tail() - evicted
     }
 
-    /// The log gets what the index and the rest leave. On a device the index may take three quarters, where that leaves the log room for some of
-    /// the largest values and to work with; half of it at any rate. An entry more spares device reads, and so does a cold record kept in memory; where
-    /// keys are more than entries, the entry spares more (`docs/performance.md`).
+    /// The log gets what the index and the rest leave. On a device the index may take three quarters, where that leaves the log room for
+    /// some of the largest values and to work with; half of it at any rate. An entry more spares device reads, and so does a cold record
+    /// kept in memory; where keys are more than entries, the entry spares more (`docs/performance.md`).
     pub(crate) fn share_budget(&self) {
         // Or what one thread makes of an old budget would outlast what another makes of the new one.
         let _sharing = lock(&self.sharing);
@@ -202,7 +204,8 @@ impl Engine {
         LOG_BYTES_MIN + value * 5 / 2
     }
 
-    /// What the driver keeps free of the log's memory. Of a short one over a device more: while one part is written to the device another fills.
+    /// What the driver keeps free of the log's memory. Of a short one over a device more: while one part is written to the device another
+    /// fills.
     pub(crate) fn spare_bytes(&self) -> u64 {
         self.spare_of(self.log.budget.load(Relaxed))
     }
@@ -247,8 +250,8 @@ impl Engine {
         self.make_log_room(&guard, bytes)
     }
 
-    /// Waits for room for a copy that compaction makes, which in memory comes out of its reserve. A cache on a device drops nothing for it: that would be
-    /// compaction again.
+    /// Waits for room for a copy that compaction makes, which in memory comes out of its reserve. A cache on a device drops nothing for it:
+    /// that would be compaction again.
     pub(crate) fn make_room_for_copy(&self, bytes: u64) -> Result<()> {
         if self.is_in_memory() {
             return Err(Error::Full);
@@ -287,7 +290,8 @@ impl Engine {
         self.shift_boundaries(boundaries, bytes)
     }
 
-    /// A place for a copy of a record that is there. One that was written with more memory than there is now goes over the budget until it is written again.
+    /// A place for a copy of a record that is there. One that was written with more memory than there is now goes over the budget until it
+    /// is written again.
     pub(crate) fn allocate_copy(&self, slot: &Slot, bytes: u64) -> Option<u64> {
         let is_too_long = || !self.is_in_memory() && Self::with_piece(bytes) > self.log.budget.load(Relaxed);
         let anyway = || if is_too_long() { self.log.allocate_anyway(slot, bytes) } else { None };
@@ -315,9 +319,8 @@ impl Engine {
         bytes.next_multiple_of(BLOCK_BYTES).max(PIECE_BYTES) + BLOCK_BYTES
     }
 
-    /// What the driver does in its loop, for where it is away longer: lines that are due; the log's share, as the index grows; room for those who
-    /// write, backed by memory.
-    /// Under no lock but compaction's.
+    /// What the driver does in its loop, for where it is away longer: lines that are due; the log's share, as the index grows; room for
+    /// those who write, backed by memory. Under no lock but compaction's.
     pub(crate) fn keep_up(&self) {
         if self.in_background {
             self.draw_due_line();
@@ -370,9 +373,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes, in steps, most of what a line would write at once, if those who write might have to wait for room meanwhile: between the steps
-    /// they get some. Where memory holds all, freezing early would only make updates copy more; and where somebody waits already, the device is
-    /// the bound, and one write after the other without steps is sooner done.
+    /// Writes, in steps, most of what a line would write at once, if those who write might have to wait for room meanwhile: between the
+    /// steps they get some. Where memory holds all, freezing early would only make updates copy more; and where somebody waits already, the
+    /// device is the bound, and one write after the other without steps is sooner done.
     pub(crate) fn flush_ahead(&self) -> Result<()> {
         let (bounds, budget) = (&self.log.bounds, self.log.budget.load(Relaxed));
         let step = (budget / 16).min(FLUSH_STEP_MAX);
@@ -463,7 +466,8 @@ impl<'a> Loan<'a> {
         if engine.is_in_memory() { 0 } else { engine.lendable(log) }
     }
 
-    /// So many bytes more, or what there is, or nothing if that is little, or the log cannot write. The log has let go of them by then. Not under a pin.
+    /// So many bytes more, or what there is, or nothing if that is little, or the log cannot write. The log has let go of them by then. Not
+    /// under a pin.
     pub(crate) fn add(&mut self, bytes: u64) {
         let engine = self.engine;
         let granted = {

@@ -1,7 +1,7 @@
 //! Slots: what each thread tells of itself, in each store.
 //!
-//! A store has slots for all threads that may come, in address space of which memory is taken where somebody was. So a thread's slot is at the same place
-//! behind the first one in every store: a thread remembers that once, and it is never wrong.
+//! A store has slots for all threads that may come, in address space of which memory is taken where somebody was. So a thread's slot is at
+//! the same place behind the first one in every store: a thread remembers that once, and it is never wrong.
 
 use crate::error::Result;
 #[cfg(not(loom))]

@@ -1,17 +1,17 @@
 //! Growth: whoever adds entries splits buckets, in proportion.
 //!
-//! A doubling from N buckets begins at 5.2 entries a bucket and spreads over the next 4.2 N insertions, so it ends at 4.7 a
-//! bucket: 15.4 bytes an entry at the worst point, 14.2 at the best. (The later a doubling begins, the quicker it must be, and
-//! the more entries lie behind full buckets meanwhile; the earlier, the more bytes: 15.7 from 5.0.) Insertions go at nearly the
-//! same rate all the time, and none waits for more than [`SPLITS_PER_TURN`] splits. Buckets split in the order of their numbers: the memory is read and written in
-//! sequence, and each split starts fetching what later ones will need.
+//! A doubling from N buckets begins at 5.2 entries a bucket and spreads over the next 4.2 N insertions, so it ends at 4.7 a bucket: 15.4
+//! bytes an entry at the worst point, 14.2 at the best. (The later a doubling begins, the quicker it must be, and the more entries lie
+//! behind full buckets meanwhile; the earlier, the more bytes: 15.7 from 5.0.) Insertions go at nearly the same rate all the time, and none
+//! waits for more than [`SPLITS_PER_TURN`] splits. Buckets split in the order of their numbers: the memory is read and written in sequence,
+//! and each split starts fetching what later ones will need.
 //!
-//! **Several threads.** One splits at a time (`growing`), and it is the same one (`grower`) as long as it keeps up with what all add: it has fetched
-//! what the next splits need, and their memory is in its cache. A thread that finds a whole turn left undone takes its place, and one that finds another at it
-//! goes on with its own work. But where threads are many more than
-//! processors, whoever splits is often asleep, for as long as all others take their turns, and they would fill buckets that nobody splits: so who
-//! finds a whole turn left undone, and another at it, lets others run first. Everybody reads the shape, so up to [`TOGETHER`] buckets are split
-//! under their latches at once, and one change of the shape shows them all. Only who holds `growing` holds more than one latch; and who holds a latch never
+//! **Several threads.** One splits at a time (`growing`), and it is the same one (`grower`) as long as it keeps up with what all add: it
+//! has fetched what the next splits need, and their memory is in its cache. A thread that finds a whole turn left undone takes its place,
+//! and one that finds another at it goes on with its own work. But where threads are many more than processors, whoever splits is often
+//! asleep, for as long as all others take their turns, and they would fill buckets that nobody splits: so who finds a whole turn left
+//! undone, and another at it, lets others run first. Everybody reads the shape, so up to [`TOGETHER`] buckets are split under their latches
+//! at once, and one change of the shape shows them all. Only who holds `growing` holds more than one latch; and who holds a latch never
 //! waits for `growing`, nor for a drain.
 
 use super::bucket::{Bucket, ENTRIES, MARKS, address_of, entry_word, tag_of};
@@ -297,7 +297,8 @@ impl Index {
         }
     }
 
-    /// Gives `to` the entries of `from` that belong to this side of a split, each at its place: nothing to list, and no branch on the bit that decides.
+    /// Gives `to` the entries of `from` that belong to this side of a split, each at its place: nothing to list, and no branch on the bit
+    /// that decides.
     #[inline(always)]
     fn keep_side(from: &Bucket, to: &Bucket, level: u32, side: u64) {
         let bit = level - base(level);
@@ -315,8 +316,8 @@ impl Index {
         self.shape.store(Shape::new(level, 0).0, Release);
     }
 
-    /// Splits the entries of a latched bucket and of those behind it into those that stay and those that go to its sibling, if their tags are
-    /// full and go on holding the same bits.
+    /// Splits the entries of a latched bucket and of those behind it into those that stay and those that go to its sibling, if their tags
+    /// are full and go on holding the same bits.
     fn divide(&self, bucket: &Bucket, level: u32, stay: &mut Words, go: &mut Words) -> bool {
         (stay.count, go.count) = (0, 0);
         let bit = level - base(level);
@@ -411,8 +412,8 @@ impl Index {
         }
     }
 
-    /// An entry went out of latched bucket `at` or of one behind it: does without the last of these if there is room before it, and to spare: who comes
-    /// next should not need it again. Where as many entries come as go nothing else gives overflow buckets back.
+    /// An entry went out of latched bucket `at` or of one behind it: does without the last of these if there is room before it, and to
+    /// spare: who comes next should not need it again. Where as many entries come as go nothing else gives overflow buckets back.
     pub(super) fn close_up(&self, at: u64) {
         let root = self.bucket(at);
         let free: u32 = self.chain(root).map(|part| part.tags().empty().count_ones()).sum();

@@ -17,11 +17,12 @@
 //! matches. Both keep a key's chain at its longest match (shortening to the common prefix with an unmatched tag cannot
 //! touch another tag's longest match when, of equally close entries, the shortest is taken).
 //!
-//! **One key a chain**: an entry says so if that is known. Then a record of the hash that the chain does not begin with is dead, and compaction need
-//! not read what superseded it. Who publishes over an entry without having seen a record of his key in the chain takes that back; who begins a chain says it anew.
+//! **One key a chain**: an entry says so if that is known. Then a record of the hash that the chain does not begin with is dead, and
+//! compaction need not read what superseded it. Who publishes over an entry without having seen a record of his key in the chain takes that
+//! back; who begins a chain says it anew.
 //!
-//! **A guess**: who puts over a cold chain without reading it counts an older version as dead. If there was none, for the key is new there or had been deleted,
-//! the store believes that it is emptier than it is. The entry says that somebody guessed, until compaction finds out.
+//! **A guess**: who puts over a cold chain without reading it counts an older version as dead. If there was none, for the key is new there
+//! or had been deleted, the store believes that it is emptier than it is. The entry says that somebody guessed, until compaction finds out.
 //!
 //! **Who may do what**: readers take no latch; whoever changes an entry holds the bucket's latch. A change that *moves*
 //! entries makes the version odd first and even after; "not found" counts only if version and shape stood still.
@@ -56,8 +57,8 @@ use shape::{BUCKET_BITS, DOUBLING, Geometry, Place, Shape, TURNING, base};
 pub(crate) use shrink::{Collision, Covers, Shrunk};
 pub(crate) use walk::{Bucketful, position};
 
-/// Consecutive looks of a sample lie this part of the table apart, of 2^64: the golden ratio spreads them evenly, and leaves none out, however many buckets
-/// there are.
+/// Consecutive looks of a sample lie this part of the table apart, of 2^64: the golden ratio spreads them evenly, and leaves none out,
+/// however many buckets there are.
 const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 const TAG_BITS: u32 = 15;
 const FULL: u64 = 1 << TAG_BITS;
@@ -110,8 +111,8 @@ impl Seen {
         (self.entry, self.offset) == (other.entry, other.offset)
     }
 
-    /// True if the entry has a full tag. One that is shorter may match where the key's own was missed, while a bucket moves, and lead to what the key
-    /// held before: a crash leaves such tags (`Index::raise`), and keys that were joined have two ways to their records.
+    /// True if the entry has a full tag. One that is shorter may match where the key's own was missed, while a bucket moves, and lead to
+    /// what the key held before: a crash leaves such tags (`Index::raise`), and keys that were joined have two ways to their records.
     #[inline(always)]
     pub(crate) fn is_full(&self) -> bool {
         self.entry & FULL != 0
@@ -177,8 +178,8 @@ impl Index {
     #[inline(always)]
     fn bucket(&self, at: u64) -> &Bucket {
         debug_assert!((at as usize + 1) * 64 <= self.table.bytes());
-        // SAFETY: `at` lies in the table, or where it ended a moment ago, or less than `RESERVE` buckets behind it: the region has those, too, before the table grows (`growth.rs`). Fresh memory
-        // is all empty entries.
+        // SAFETY: `at` lies in the table, or where it ended a moment ago, or less than `RESERVE` buckets behind it: the region has those,
+        // too, before the table grows (`growth.rs`). Fresh memory is all empty entries.
         unsafe { &*self.table.base().cast::<Bucket>().add(at as usize) }
     }
 
@@ -356,8 +357,8 @@ impl Index {
         all.map(|slot| slot.load(Acquire)).filter(|word| tag_of(*word) != 0).collect()
     }
 
-    /// All entries of one bucket at one moment, for images, with such marks; nothing may split meanwhile. Others go on: no latch is taken, so that an image does
-    /// not write to a line that it only reads.
+    /// All entries of one bucket at one moment, for images, with such marks; nothing may split meanwhile. Others go on: no latch is taken,
+    /// so that an image does not write to a line that it only reads.
     pub(crate) fn words_at_once(&self, at: u64, marks: u64, words: &mut Vec<u64>) {
         let bucket = self.bucket(at);
         loop {

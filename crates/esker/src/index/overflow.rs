@@ -6,14 +6,13 @@
 //! a shelf                  it is at hand for the threads of that shelf
 //! nobody                   it is free: in a list through the free buckets' first two entries, so that any of them can be taken out
 //! ```
-//! A tenth of all insertions takes a bucket, and as many splits give one back: by one list threads would wait for each other. So each takes from
-//! its own shelf and gives back to it, and shelves are filled from the list, and cleared into it, some buckets at a time.
+//! A tenth of all insertions takes a bucket, and as many splits give one back: by one list threads would wait for each other. So each takes
+//! from its own shelf and gives back to it, and shelves are filled from the list, and cleared into it, some buckets at a time.
 //!
-//! Whoever splits buckets also moves the last
-//! buckets in use into free ones (`growth.rs`), so the pool shrinks with its use and its pages go back to the system. Anybody who removes an entry may
-//! give a bucket back meanwhile: under the list's lock a bucket without an owner is listed. A shelf's lock comes before the list's.
-//! A reader may still be in a bucket that was freed: it finds no tag there (list numbers have none), and the moved
-//! version of its own bucket tells it to look again.
+//! Whoever splits buckets also moves the last buckets in use into free ones (`growth.rs`), so the pool shrinks with its use and its pages
+//! go back to the system. Anybody who removes an entry may give a bucket back meanwhile: under the list's lock a bucket without an owner is
+//! listed. A shelf's lock comes before the list's. A reader may still be in a bucket that was freed: it finds no tag there (list numbers
+//! have none), and the moved version of its own bucket tells it to look again.
 
 use super::bucket::{Bucket, TAG_FIELD_BITS};
 use crate::epoch::thread_index;

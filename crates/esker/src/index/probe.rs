@@ -114,8 +114,8 @@ impl Index {
         prefetch(self.bucket_at(self.locate(hash).offset));
     }
 
-    /// Fetches the bucket behind the hash's first one, which should be here by now, for who will walk through them. The address of the first
-    /// entry that matches, or 0.
+    /// Fetches the bucket behind the hash's first one, which should be here by now, for who will walk through them. The address of the
+    /// first entry that matches, or 0.
     #[inline(always)]
     pub(crate) fn prefetch_behind(&self, hash: u64) -> u64 {
         self.prefetch_next(self.bucket_at(self.locate(hash).offset));
@@ -130,9 +130,9 @@ impl Index {
         Probe { index: self, shape: place.shape, bucket, link: bucket.link(Acquire), tags: bucket.tags(), bits: place.bits }
     }
 
-    /// The address of the first entry with the hash's full tag in its first bucket, or an address below every record: the whole of
-    /// most lookups. No entry here says nothing; only [`Index::lookup`] can tell that there is none. The address's three lowest bits mean nothing: fit
-    /// to look there, and to compare with where a record may begin.
+    /// The address of the first entry with the hash's full tag in its first bucket, or an address below every record: the whole of most
+    /// lookups. No entry here says nothing; only [`Index::lookup`] can tell that there is none. The address's three lowest bits mean
+    /// nothing: fit to look there, and to compare with where a record may begin.
     #[inline(always)]
     pub(crate) fn first_match(&self, hash: u64) -> u64 {
         let (place, home) = self.locate_from_home(hash);

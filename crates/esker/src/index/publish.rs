@@ -39,10 +39,10 @@ pub(crate) enum Published {
 }
 
 impl Index {
-    /// Adds an entry for a hash that none stands for, or heads the chain of the one that does, if `may_head` says so of the address that it leads to: then it is
-    /// guessed that another record of the key is in it. `make` makes the record once that is sure, after `may_head` has looked, so that a chain on the device lies
-    /// below it; `link_to` makes it lead to the record of an entry that it has to share. `None` if nothing was done, because the entry may not be headed,
-    /// or `make` made nothing, or the record lies too low.
+    /// Adds an entry for a hash that none stands for, or heads the chain of the one that does, if `may_head` says so of the address that it
+    /// leads to: then it is guessed that another record of the key is in it. `make` makes the record once that is sure, after `may_head`
+    /// has looked, so that a chain on the device lies below it; `link_to` makes it lead to the record of an entry that it has to share.
+    /// `None` if nothing was done, because the entry may not be headed, or `make` made nothing, or the record lies too low.
     #[inline(never)]
     pub(crate) fn add(
         &self,
@@ -98,8 +98,8 @@ impl Index {
         outcome
     }
 
-    /// Removes the entry of `hash`, which nobody needs any more, if it is still what `seen` saw; `None` if it is not. It stays, and this is false, if
-    /// a shorter one would stand for the hash then: that may lead to what this one superseded.
+    /// Removes the entry of `hash`, which nobody needs any more, if it is still what `seen` saw; `None` if it is not. It stays, and this is
+    /// false, if a shorter one would stand for the hash then: that may lead to what this one superseded.
     pub(crate) fn remove(&self, hash: u64, seen: &Seen) -> Option<bool> {
         let place = self.latch(hash);
         let bucket = self.bucket_at(place.offset);

@@ -40,8 +40,8 @@ impl Shape {
     }
 }
 
-/// What follows from the level, worked out beforehand: `locate` runs in every operation, whose loads take their places in a queue that bounds how many
-/// operations overlap. Masks and addresses leave six bits free, which have the first hash bit that tags hold.
+/// What follows from the level, worked out beforehand: `locate` runs in every operation, whose loads take their places in a queue that
+/// bounds how many operations overlap. Masks and addresses leave six bits free, which have the first hash bit that tags hold.
 pub(super) struct Geometry {
     /// Where the table is, and the base in buckets that wait for their split.
     home: AtomicU64,
@@ -108,7 +108,8 @@ impl Place {
     }
 }
 
-/// The first bit, of the hash above `BUCKET_BITS`, that tags at this level hold. Constant for six doublings, so that at least nine bits tell.
+/// The first bit, of the hash above `BUCKET_BITS`, that tags at this level hold. Constant for six doublings, so that at least nine bits
+/// tell.
 pub(super) const fn base(level: u32) -> u32 {
     if level <= LAST_FINE { level } else { LAST_FINE + (level - LAST_FINE) / 6 * 6 }
 }
@@ -164,7 +165,8 @@ impl Index {
         // Half a bucket more than the mask of the level's buckets, and less than a whole one with what is below.
         let low_mask = doubled >> 1;
         let low = high & low_mask;
-        // The last bucket's number is N + p - 1, and N - 1 the mask: what is left is p, less a part of a bucket. Signed: it may be of another level.
+        // The last bucket's number is N + p - 1, and N - 1 the mask: what is left is p, less a part of a bucket. Signed: it may be of
+        // another level.
         let is_split = (low as i64) < (shape.0 & !(DOUBLING | TURNING)) as i64 - low_mask as i64;
         let offset = select_unpredictable(is_split, high, low);
         let bits = select_unpredictable(is_split, hash.wrapping_shr(doubled as u32), home.bits(hash));

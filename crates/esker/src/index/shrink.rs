@@ -8,21 +8,21 @@
 //! One at a time, by whoever takes entries away (compaction) and by the driver; it holds `growing`, so nothing splits meanwhile, and no
 //! pin. It touches no record, so it never reads the device.
 //!
-//! **Tags**: what a bucket's number said about its hashes and will say no more is added to each tag at its lower end. A short tag
-//! grows by that, and nothing is lost; tags of the two siblings differ in the bit that told them apart. A full tag loses as many bits at its
-//! other end where the base moves, and then stands for hashes that it did not stand for. That is nothing new if no entry stood
-//! for them. Else two entries meet (once in thousands of merges): they need one chain, and the bucket stays as it is ([`Collision`])
-//! until whoever knows records has made one lead to the other (`joining.rs`).
+//! **Tags**: what a bucket's number said about its hashes and will say no more is added to each tag at its lower end. A short tag grows by
+//! that, and nothing is lost; tags of the two siblings differ in the bit that told them apart. A full tag loses as many bits at its other
+//! end where the base moves, and then stands for hashes that it did not stand for. That is nothing new if no entry stood for them. Else two
+//! entries meet (once in thousands of merges): they need one chain, and the bucket stays as it is ([`Collision`]) until whoever knows
+//! records has made one lead to the other (`joining.rs`).
 //!
 //! **Invariants**
 //! * Both buckets are latched, and their versions odd, from before the first entry moves until the last one has. The lower bucket is
 //!   filled before the shape leads to it, the upper one is emptied after: whoever finds an entry finds one that counts.
 //! * **The shape may come back**: that it is the one seen before does not mean that it stood still. Who concludes an absence asks for the
-//!   shape first and for the bucket's version after that. Every split and every merge changes the versions of both buckets before it changes
-//!   the shape, so whoever finds shape and version as they were has looked at a bucket of that shape all the time.
+//!   shape first and for the bucket's version after that. Every split and every merge changes the versions of both buckets before it
+//!   changes the shape, so whoever finds shape and version as they were has looked at a bucket of that shape all the time.
 //! * **The level comes back only after a drain**, and moves on only after one: nobody who is pinned sees it turn there and back, so
-//!   geometry needs no version (an absence that is concluded later asks how often it turned back; and compaction, which latches buckets without a pin, holds what
-//!   shrinking needs). Memory behind the table's end, which holds versions, goes back after a drain, too.
+//!   geometry needs no version (an absence that is concluded later asks how often it turned back; and compaction, which latches buckets
+//!   without a pin, holds what shrinking needs). Memory behind the table's end, which holds versions, goes back after a drain, too.
 //! * **A line is described by the finest shape since the last image** ([`Index::finest_shape`]), not by the present one: recovery
 //!   raises records by their full tags, which say enough only in a table as fine as every one that they were published in.
 

@@ -3,8 +3,8 @@
 //! ```text
 //! entry --> newest --> older --> ... | head | ... on the device (`store/chain.rs`) ... | floor | of no interest
 //! ```
-//! Addresses descend, so the way ends at the first one below `head`, or below the floor that the caller has: what compaction has copied. Whoever pinned before
-//! `head` was read may use the records: eviction waits for him.
+//! Addresses descend, so the way ends at the first one below `head`, or below the floor that the caller has: what compaction has copied.
+//! Whoever pinned before `head` was read may use the records: eviction waits for him.
 
 use super::Log;
 use crate::record::Record;

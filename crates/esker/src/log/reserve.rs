@@ -5,8 +5,8 @@
 //! were a while ago: it is noted before a place for it is taken, when whoever asks must leave the reserve that it makes larger, and
 //! forgotten some time after it has gone. On a device there is always room to be made, and no reserve.
 //!
-//! **The overdraft** is a part of it for those who put something in the place of as much, or delete. What a line has frozen does not change in place, so in
-//! a full store all of them would need room, and what they kill is what makes some.
+//! **The overdraft** is a part of it for those who put something in the place of as much, or delete. What a line has frozen does not change
+//! in place, so in a full store all of them would need room, and what they kill is what makes some.
 
 use super::{BLOCK_BYTES, Log, PIECE_BYTES, PIECE_RECORD_MAX};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -14,7 +14,8 @@ use crate::sync::atomic::{AtomicU64, Ordering::*};
 /// So much at least, and this part of the log's share.
 const RESERVE_BYTES_MIN: u64 = 512 << 10;
 const RESERVE_PART: u64 = 32;
-/// Of a longer one what threads need for a stretch together suffices, or a smaller part: dead records never lie there, and the more of them there are the less is copied.
+/// Of a longer one what threads need for a stretch together suffices, or a smaller part: dead records never lie there, and the more of them
+/// there are the less is copied.
 const RESERVE_BYTES: u64 = 3 << 19;
 const RESERVE_PART_OF_LONG: u64 = 128;
 const DOUBTS: u64 = 2;
@@ -23,10 +24,11 @@ const OVERDRAFT_PART: u64 = 4;
 /// Some pieces that are not filled yet, and as much as is worth a way through the log.
 const OVERDRAFT_BYTES_MIN: u64 = 256 << 10;
 
-/// No record in memory has more bytes: of those below `until`, and of those above it. When all below are gone the upper ones become the lower ones.
+/// No record in memory has more bytes: of those below `until`, and of those above it. When all below are gone the upper ones become the
+/// lower ones.
 ///
-/// Whoever makes a long record notes it before it has a place, and again under the same pin when it has: should `until` have moved to below that place in
-/// between, then it does not move again before a drain, and that waits for the second note.
+/// Whoever makes a long record notes it before it has a place, and again under the same pin when it has: should `until` have moved to below
+/// that place in between, then it does not move again before a drain, and that waits for the second note.
 pub(super) struct Longest {
     until: AtomicU64,
     below: AtomicU64,
@@ -65,8 +67,8 @@ impl Longest {
 }
 
 impl Log {
-    /// Of the log's share of memory this is left to compaction: for a stretch of short records, and for the longest, of which nothing goes before its copy
-    /// is there. On a device there is always room to be made.
+    /// Of the log's share of memory this is left to compaction: for a stretch of short records, and for the longest, of which nothing goes
+    /// before its copy is there. On a device there is always room to be made.
     pub(crate) fn reserve_of(&self, share: u64) -> u64 {
         if self.device.is_some() { 0 } else { self.reserve_with(share, self.longest.bytes()) }
     }
@@ -130,8 +132,8 @@ impl Log {
         (reserve / OVERDRAFT_PART).max(OVERDRAFT_BYTES_MIN.min(reserve / 2))
     }
 
-    /// True if they have had half of that, and some of what they killed is still there: worth a way through the log, however little that is of it. (Not all of
-    /// what was had need be theirs: copies leave some of their pieces unused.)
+    /// True if they have had half of that, and some of what they killed is still there: worth a way through the log, however little that is
+    /// of it. (Not all of what was had need be theirs: copies leave some of their pieces unused.)
     pub(crate) fn is_overdrawn(&self, dead: u64) -> bool {
         let overdraft = self.overdraft();
         self.device.is_none() && dead > overdraft / 8 && self.held_with(0) > self.budget.load(Relaxed) + overdraft / 2
@@ -142,8 +144,9 @@ impl Log {
         2 * (PIECE_BYTES + BLOCK_BYTES) + self.copy_bytes(u64::MAX, self.longest.bytes())
     }
 
-    /// True if so many threads may copy a stretch of so many bytes in any order: there is room for all of it, whatever those who write take meanwhile, and for what
-    /// each thread leaves of a piece. Where the room ended in the midst, what was copied behind that would have been copied in vain, and never come back.
+    /// True if so many threads may copy a stretch of so many bytes in any order: there is room for all of it, whatever those who write take
+    /// meanwhile, and for what each thread leaves of a piece. Where the room ended in the midst, what was copied behind that would have
+    /// been copied in vain, and never come back.
     pub(crate) fn suffices_for(&self, stretch: u64, threads: u64) -> bool {
         let budget = self.budget.load(Relaxed);
         let taken = self.held_with(0).max(budget + self.overdraft());

@@ -221,7 +221,8 @@ fn a_damaged_block_stops_the_opening_by_name() {
     assert_eq!((store.get(&0).unwrap(), store.get(&99_999).unwrap()), (Some(0), Some(7)));
 }
 
-/// Of a block that is whole, with something in it that can be no record, all went from where the piece before it had ended: here everything.
+/// Of a block that is whole, with something in it that can be no record, all went from where the piece before it had ended: here
+/// everything.
 #[test]
 fn an_impossible_record_is_given_up_from_its_block_on() {
     let files = Arc::new(MemoryStorage::new());
@@ -349,8 +350,8 @@ fn what_a_crash_lost_does_not_come_back() {
     assert_eq!((third.get(&1).unwrap(), third.get(&2).unwrap(), third.get(&3).unwrap()), (Some(1), None, Some(3)));
 }
 
-/// Nor where the scar that says so is given up later, with what lies behind damage: what it excludes below the damage stays excluded, though the acceptance
-/// be cut short when its own scar has taken that one's place.
+/// Nor where the scar that says so is given up later, with what lies behind damage: what it excludes below the damage stays excluded,
+/// though the acceptance be cut short when its own scar has taken that one's place.
 #[test]
 fn what_a_crash_lost_does_not_come_back_with_a_loss() {
     [false, true].into_iter().for_each(lose_and_accept_a_loss);
@@ -402,8 +403,8 @@ fn with_small_files(files: &Arc<MemoryStorage>) -> Store<u64, u64> {
     Options::new().memory("16MiB").segment_bytes(256 << 10).background(false).open_in(files.clone()).unwrap()
 }
 
-/// The first line after a crash only moved the log's beginning: it ended where the scar began, and took its place. What the next lines told of
-/// themselves was not looked for.
+/// The first line after a crash only moved the log's beginning: it ended where the scar began, and took its place. What the next lines told
+/// of themselves was not looked for.
 #[test]
 fn lines_behind_one_that_wrote_nothing_count() {
     let files = Arc::new(MemoryStorage::new());
@@ -504,8 +505,8 @@ fn what_was_given_up_hides_older_scars() {
     assert!(found.is_sound() && found.scars == 1 && backup.is_ok() && compacted.is_ok(), "{found:?} {backup:?} {compacted:?}");
 }
 
-/// An opening that accepted a loss had told of it in the list, and was cut short. The next one went around the damage, wrote behind it, and nobody
-/// opened the store any more.
+/// An opening that accepted a loss had told of it in the list, and was cut short. The next one went around the damage, wrote behind it, and
+/// nobody opened the store any more.
 #[test]
 fn a_loss_whose_acceptance_was_cut_short_is_met_again() {
     [false, true].into_iter().for_each(accept_and_be_cut_short);
@@ -537,8 +538,8 @@ fn accept_and_be_cut_short(something_is_behind: bool) {
     assert!((0..1000).all(|n| store.get(&n).unwrap() == Some(77)) && store.get(&49_999).unwrap().is_none());
 }
 
-/// An image of a coarser table leaves tags too short for what it has become, so that each key that was put since has two entries. Where these do
-/// not fit the log is read as a whole.
+/// An image of a coarser table leaves tags too short for what it has become, so that each key that was put since has two entries. Where
+/// these do not fit the log is read as a whole.
 #[test]
 fn a_store_opens_with_its_own_budget_after_it_grew_and_crashed() {
     let files = Arc::new(MemoryStorage::new());

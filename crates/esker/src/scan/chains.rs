@@ -5,9 +5,9 @@
 //!        0                       kept          taken                          len
 //! waiting -> runs of near blocks -> one read each -> decided: over, or back on the list
 //! ```
-//! **A round** reads the next record of each chain. Where chains are many each block is read once a round, whatever it holds, and blocks that are
-//! near each other by one read: a round is a sweep over the log then, and not a read for each record. What goes on takes the place of what was
-//! read before it, so that all a round needs is the list, and what is under way.
+//! **A round** reads the next record of each chain. Where chains are many each block is read once a round, whatever it holds, and blocks
+//! that are near each other by one read: a round is a sweep over the log then, and not a read for each record. What goes on takes the place
+//! of what was read before it, so that all a round needs is the list, and what is under way.
 
 use crate::ahead::{joins_run, of_stream};
 use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
@@ -39,8 +39,8 @@ struct Chains<'a, T, D> {
     list: &'a mut Vec<(u64, T)>,
     taken: usize,
     kept: usize,
-    /// Those that are read one by one: more than their first bytes are needed, or they were read with others, and that failed: what lies between them may be
-    /// nobody's.
+    /// Those that are read one by one: more than their first bytes are needed, or they were read with others, and that failed: what lies
+    /// between them may be nobody's.
     apart: Vec<Job<T>>,
     reading: Places<Vec<Job<T>>>,
     blocks_under_way: usize,
@@ -51,8 +51,8 @@ struct Chains<'a, T, D> {
     result: Result<()>,
 }
 
-/// Follows each chain of the list from its address down to `begin`; the list is empty then. `decide(what, address, record)` is true if the chain is to be followed
-/// further. Not under a pin, but while what lies above `begin` is held.
+/// Follows each chain of the list from its address down to `begin`; the list is empty then. `decide(what, address, record)` is true if the
+/// chain is to be followed further. Not under a pin, but while what lies above `begin` is held.
 pub(super) fn follow<T: Default>(
     engine: &Engine,
     begin: u64,

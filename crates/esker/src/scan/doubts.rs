@@ -6,13 +6,13 @@
 //!                 |                  |------ asked: newer? ---->|      one sweep: each record strikes out what is older of its key
 //!                 |---- visited ---->|                                 another: those that are left
 //! ```
-//! **A few** are settled by their chains, which are read together (`chains.rs`). **Many** would have most blocks of the log read, and again for each
-//! step down their chains. So from one doubt for four blocks on the log itself settles them: all records that are newer pass by, in order, and the
-//! last that counts of a key is its newest, as recovery has it, too. No chain is followed then. (A cache drops what no chain leads to any more, and
-//! leaves it in the log for a moment: its doubts are few.)
+//! **A few** are settled by their chains, which are read together (`chains.rs`). **Many** would have most blocks of the log read, and again
+//! for each step down their chains. So from one doubt for four blocks on the log itself settles them: all records that are newer pass by,
+//! in order, and the last that counts of a key is its newest, as recovery has it, too. No chain is followed then. (A cache drops what no
+//! chain leads to any more, and leaves it in the log for a moment: its doubts are few.)
 //!
-//! **A table** holds many doubts, some 22 bytes each whatever their records, and the log lends half of its memory for it; when it is full those
-//! that it holds are settled, and what follows is the next part.
+//! **A table** holds many doubts, some 22 bytes each whatever their records, and the log lends half of its memory for it; when it is full
+//! those that it holds are settled, and what follows is the next part.
 
 use crate::engine::{Engine, Loan};
 use crate::error::Result;
@@ -42,8 +42,8 @@ pub(super) struct Doubt {
     pub(super) mark: u64,
 }
 
-/// Tells keys apart in eight bytes: by themselves, if they are short and of one length; else by a hash under a secret of this scan's own, for which nobody can
-/// have made keys that agree. It has as many bits as the checksum of a block.
+/// Tells keys apart in eight bytes: by themselves, if they are short and of one length; else by a hash under a secret of this scan's own,
+/// for which nobody can have made keys that agree. It has as many bits as the checksum of a block.
 pub(super) struct Marks {
     secret: RandomState,
     is_key: bool,
@@ -102,7 +102,8 @@ impl<'a> Doubts<'a> {
         self.few.len() as u64 > FEW_MAX.min(blocks / BLOCKS_A_DOUBT)
     }
 
-    /// Makes them many, if there is more than one for four blocks up to here; else they are to be settled, and gathered anew. Not under a pin.
+    /// Makes them many, if there is more than one for four blocks up to here; else they are to be settled, and gathered anew. Not under a
+    /// pin.
     pub(super) fn become_many(&mut self, until: u64) -> Result<bool> {
         let passed = std::mem::replace(&mut self.since, until)..until;
         let Some(shown) = self.shown.as_ref().filter(|_| self.few.len() as u64 * BLOCKS_A_DOUBT > blocks(&passed)) else {
@@ -136,8 +137,9 @@ type Slot = [u64; 2];
 /// A slot, at that load, and a byte of the filter.
 const BYTES_A_DOUBT: u64 = size_of::<Slot>() as u64 * LOAD_OF / LOAD + 1;
 
-/// Doubts by mark: a table with open addressing, to which records are shown in the order of the log, so that the last one of a key decides. Nearly all
-/// that passes by is not there, which a filter (two bits a doubt, of eight) says from a twentieth of the memory, most often from the processor's own.
+/// Doubts by mark: a table with open addressing, to which records are shown in the order of the log, so that the last one of a key decides.
+/// Nearly all that passes by is not there, which a filter (two bits a doubt, of eight) says from a twentieth of the memory, most often from
+/// the processor's own.
 pub(super) struct Many {
     slots: Zeroed<Slot>,
     filter: Zeroed<u64>,
@@ -283,7 +285,8 @@ impl<T: Word> Deref for Zeroed<T> {
 
     #[inline(always)]
     fn deref(&self) -> &[T] {
-        // SAFETY: the region is mapped, aligned to pages, long enough and this value's alone; its bytes are zeros, or were written as such words.
+        // SAFETY: the region is mapped, aligned to pages, long enough and this value's alone; its bytes are zeros, or were written as such
+        // words.
         unsafe { std::slice::from_raw_parts(self.region.base().cast(), self.count) }
     }
 }

@@ -123,8 +123,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
         Ok(())
     }
 
-    /// Shows a part of the log that begins and ends with a record, a piece after the other, each of which begins with one: `take(address, bytes, scars)`
-    /// says how many bytes whole records took.
+    /// Shows a part of the log that begins and ends with a record, a piece after the other, each of which begins with one: `take(address,
+    /// bytes, scars)` says how many bytes whole records took.
     fn walk_cold(&self, part: Range<u64>, mut take: impl FnMut(u64, &[u8], &[Scar]) -> Result<usize>) -> Result<()> {
         let engine = self.frame.engine();
         let end = part.end;
@@ -261,8 +261,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
         until.map_or(Ok(()), |until| self.make_room(work, until, visit))
     }
 
-    /// Shows a group to many doubts, in the order of the log: those of it that are `doubtful`, by their numbers, come to them, and what is older of each key is
-    /// struck out.
+    /// Shows a group to many doubts, in the order of the log: those of it that are `doubtful`, by their numbers, come to them, and what is
+    /// older of each key is struck out.
     fn note(&self, many: &mut Many, group: &[Candidate], doubtful: u64, bytes: &[u8]) {
         let mut records = [(Doubt::default(), Place::default()); GROUP];
         for (record, candidate) in records.iter_mut().zip(group) {
@@ -289,7 +289,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
         if work.doubts.become_many(until)? { Ok(()) } else { self.follow_chains(work, visit) }
     }
 
-    /// Settles many doubts, which all lie below `until`, where a record ends: lets all pass by that is newer, and visits those that are left.
+    /// Settles many doubts, which all lie below `until`, where a record ends: lets all pass by that is newer, and visits those that are
+    /// left.
     fn sweep(&self, work: &mut Work<'_>, until: u64, visit: &mut impl Visit) -> Result<()> {
         let Some(many) = work.doubts.many.as_mut().filter(|many| many.first > 0) else { return Ok(()) };
         let frame = self.frame;
@@ -370,7 +371,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
         }
     }
 
-    /// Settles a few doubts: their chains are read down to the records themselves, which are visited if nothing newer of their keys lay above.
+    /// Settles a few doubts: their chains are read down to the records themselves, which are visited if nothing newer of their keys lay
+    /// above.
     fn follow_chains(&self, work: &mut Work<'_>, visit: &mut impl Visit) -> Result<()> {
         let frame = self.frame;
         let mut read = 0u64;

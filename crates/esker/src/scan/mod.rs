@@ -136,8 +136,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
         self.store.hash(key)
     }
 
-    /// True if the view needs nothing of what lies below `copied`, where everything is dead now: who says that an entry's chain is of one key alone knows
-    /// nothing of that. To be asked after the entry was read.
+    /// True if the view needs nothing of what lies below `copied`, where everything is dead now: who says that an entry's chain is of one
+    /// key alone knows nothing of that. To be asked after the entry was read.
     fn sees_what_sole_means(&self) -> bool {
         // Acquire: it does not go back behind what he saw of it who says so.
         self.engine().log.bounds.copied.load(Acquire) <= self.view.begin
@@ -227,8 +227,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Way<'_, K, V> {
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
-    /// A scan through all keys with a value, as of the moment it is run. Conditions of different kinds must all hold; of one kind the one that was given last
-    /// counts.
+    /// A scan through all keys with a value, as of the moment it is run. Conditions of different kinds must all hold; of one kind the one
+    /// that was given last counts.
     pub fn scan(&self) -> Scan<'_, K, V> {
         self.scan_as_of(None)
     }
@@ -240,15 +240,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 }
 
 impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
-    /// Only these keys; list each once. One that is too long for a key is in no store. A scan that does not go by keys ([`Strategy::ByKeys`]) first gathers them in a set.
+    /// Only these keys; list each once. One that is too long for a key is in no store. A scan that does not go by keys
+    /// ([`Strategy::ByKeys`]) first gathers them in a set.
     pub fn keys<Q: Borrow<K> + Sync>(mut self, keys: &'a [Q]) -> Self {
         self.keys = Some(Box::new(Lent { keys, of: PhantomData::<fn(&K)> }));
         self
     }
 
-    /// Only these keys. `is_listed` must be true of exactly those of the store's keys that are in the list: a scan that goes by log or index asks it, instead of
-    /// gathering a set. Where list and test disagree, either may count. It may run inside the store: keep it short, and do not use the
-    /// store from it, which may be [`Error::Invalid`].
+    /// Only these keys. `is_listed` must be true of exactly those of the store's keys that are in the list: a scan that goes by log or
+    /// index asks it, instead of gathering a set. Where list and test disagree, either may count. It may run inside the store: keep it
+    /// short, and do not use the store from it, which may be [`Error::Invalid`].
     pub fn keys_where<Q: Borrow<K> + Sync>(
         mut self,
         keys: &'a [Q],
@@ -258,7 +259,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         self.keys(keys)
     }
 
-    /// Only keys that begin with these bytes. Keys are not ordered, so all keys are visited all the same; only the other keys' values are not looked at.
+    /// Only keys that begin with these bytes. Keys are not ordered, so all keys are visited all the same; only the other keys' values are
+    /// not looked at.
     pub fn prefix(mut self, prefix: impl Into<Vec<u8>>) -> Self {
         self.prefix = Some(prefix.into());
         self
@@ -288,8 +290,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         self
     }
 
-    /// The number of threads for [`Scan::fold`], [`Scan::collect`] and [`Scan::aggregate`], the calling one among them; at least one and at most 256, or as
-    /// many as the system grants. Default: 1.
+    /// The number of threads for [`Scan::fold`], [`Scan::collect`] and [`Scan::aggregate`], the calling one among them; at least one and at
+    /// most 256, or as many as the system grants. Default: 1.
     pub fn parallel(mut self, threads: usize) -> Self {
         self.threads = threads.clamp(1, THREADS_MAX);
         self
@@ -328,9 +330,9 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// cannot serve. Some keys may have been visited then.
     ///
     /// # Cost
-    /// [`Scan::explain`] estimates it. While it runs no space is given back, and each record that was there before is copied
-    /// once when it changes: a store in memory or a cache needs room for that, and answers `Full` to writers when it has none. Over a device, where keys share
-    /// index entries, a scan by log takes up to half of the log's memory meanwhile, and reads the log several times.
+    /// [`Scan::explain`] estimates it. While it runs no space is given back, and each record that was there before is copied once when it
+    /// changes: a store in memory or a cache needs room for that, and answers `Full` to writers when it has none. Over a device, where keys
+    /// share index entries, a scan by log takes up to half of the log's memory meanwhile, and reads the log several times.
     pub fn for_each(self, mut visit: impl for<'v> FnMut(K::View<'v>, V::View<'v>)) -> Result<()> {
         self.run(|way, filter| {
             way.work(|key, value| {
@@ -341,8 +343,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         })
     }
 
-    /// As [`Scan::for_each`], until `visit` breaks; what it broke with. It is not called again after that; the scan itself ends a little later (some ten thousand
-    /// pairs, which a `filter` may still be asked about).
+    /// As [`Scan::for_each`], until `visit` breaks; what it broke with. It is not called again after that; the scan itself ends a little
+    /// later (some ten thousand pairs, which a `filter` may still be asked about).
     ///
     /// # Errors
     /// As [`Scan::for_each`].

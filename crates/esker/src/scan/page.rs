@@ -78,8 +78,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
 impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// About `limit` pairs from a cursor on (the pairs of one bucket, five to ten as a rule, are not divided), as they are at some time
-    /// during this call, or in a transaction that only reads as of its beginning. Strategy and threads mean nothing here; progress is that of the walk
-    /// through all pages.
+    /// during this call, or in a transaction that only reads as of its beginning. Strategy and threads mean nothing here; progress is that
+    /// of the walk through all pages.
     ///
     /// From the first page to the last, a key that is there all the time is returned exactly once, whatever comes, changes,
     /// goes or grows meanwhile; one that comes or goes may be returned or not.
@@ -88,8 +88,9 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// As [`Store::get`]; [`Error::Cancelled`].
     ///
     /// # Cost
-    /// That of a `get_many` of its pairs and of those that its conditions leave out; more pairs where keys share index entries. It draws no snapshot. In a
-    /// store with transactions it first waits, as a commit does, for the calls that are under way. While it runs it holds space back, as a scan does: keep a filter short.
+    /// That of a `get_many` of its pairs and of those that its conditions leave out; more pairs where keys share index entries. It draws no
+    /// snapshot. In a store with transactions it first waits, as a commit does, for the calls that are under way. While it runs it holds
+    /// space back, as a scan does: keep a filter short.
     pub fn page(mut self, cursor: Cursor, limit: usize) -> Result<Page<K, V>> {
         let filter = self.filter.take();
         let (hold, index) = (self.store.engine.hold_space()?, &self.store.engine.index);
@@ -114,8 +115,9 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         Ok(Page { pairs, next: next.map(Cursor) })
     }
 
-    /// Deletes the pairs of the scan, page by page; how many. Not atomic: a pair that is there all the time is deleted, and one that is added or changed
-    /// meanwhile may be deleted or not. With a `filter` a pair is deleted only if it still has the value that the filter saw.
+    /// Deletes the pairs of the scan, page by page; how many. Not atomic: a pair that is there all the time is deleted, and one that is
+    /// added or changed meanwhile may be deleted or not. With a `filter` a pair is deleted only if it still has the value that the filter
+    /// saw.
     ///
     /// That is how a group of keys is deleted: those with a prefix, or those whose values say that they belong to it.
     ///
@@ -123,8 +125,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// As [`Store::delete_many`], [`Error::Cancelled`], and `Invalid` in a transaction that only reads. Some pairs may be gone then.
     ///
     /// # Cost
-    /// That of [`Scan::page`] over the whole store, and of [`Store::delete_many`]; with a `filter` of [`Store::compare_and_swap`] for each. Space is held
-    /// for some buckets at a time.
+    /// That of [`Scan::page`] over the whole store, and of [`Store::delete_many`]; with a `filter` of [`Store::compare_and_swap`] for each.
+    /// Space is held for some buckets at a time.
     ///
     /// # Examples
     /// ```

@@ -46,8 +46,8 @@ impl Group {
         if self.looks_again && self.firsts[i] != 0 { index.first_match(self.hashes[i]) } else { self.firsts[i] }
     }
 
-    /// A change was not made to the first record, and may have superseded it: while a line's cut is being looked for, say, when that record lies above the cut
-    /// and is mutable again as soon as that is known. For another change of the same key it is not the newest any more.
+    /// A change was not made to the first record, and may have superseded it: while a line's cut is being looked for, say, when that record
+    /// lies above the cut and is mutable again as soon as that is known. For another change of the same key it is not the newest any more.
     #[inline(always)]
     fn look_again(&mut self) {
         self.looks_again = true;
@@ -128,7 +128,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.written(())
     }
 
-    /// Puts the pairs of a group from `next` on, up to one that takes more than a look at what is there: that is to be put before this goes on.
+    /// Puts the pairs of a group from `next` on, up to one that takes more than a look at what is there: that is to be put before this goes
+    /// on.
     #[inline(always)]
     pub(super) fn put_group<Q: Borrow<K>, U: Borrow<V>>(
         &self,
@@ -359,8 +360,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     {
         let bounds = &self.engine.log.bounds;
         let line = bounds.line.load(SeqCst);
-        // What is superseded meanwhile may be mutable again as soon as the cut is known, and nothing in it says so. It is of the line whose cut that is. Who
-        // looks for it from here on finds it marked, or the number changed; or it is being marked, by somebody for whom the line waits.
+        // What is superseded meanwhile may be mutable again as soon as the cut is known, and nothing in it says so. It is of the line whose
+        // cut that is. Who looks for it from here on finds it marked, or the number changed; or it is being marked, by somebody for whom
+        // the line waits.
         let is_drawn = bounds.in_place() == NOWHERE || bounds.safe_read_only.load(Acquire) < bounds.floor.load(SeqCst);
         let mut hashes = [0; GROUP];
         let mut count = 0;
@@ -369,8 +371,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             self.engine.index.prefetch(*hash);
             count += 1;
         }
-        // A processor drops a prefetch for which it has no miss left to give (an AMD EPYC holds 24, and dropped one of seven in a row of 64), and who
-        // then needs the line waits for all of it. What is there or under way takes nothing from a second one.
+        // A processor drops a prefetch for which it has no miss left to give (an AMD EPYC holds 24, and dropped one of seven in a row of
+        // 64), and who then needs the line waits for all of it. What is there or under way takes nothing from a second one.
         hashes[..count].iter().for_each(|hash| self.engine.index.prefetch(*hash));
         let firsts = self.fetch_firsts(&hashes[..count]);
         Group { firsts, hashes, looks_again: is_drawn || bounds.line.load(SeqCst) != line }
@@ -547,8 +549,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 }
 
-/// What was looked up behind its first bucket may be newer than what an equal key after it found, if the entry came to the front meanwhile: for
-/// another change of the same key that is not the newest any more.
+/// What was looked up behind its first bucket may be newer than what an equal key after it found, if the entry came to the front meanwhile:
+/// for another change of the same key that is not the newest any more.
 #[cold]
 pub(super) fn tell_equal_keys(hashes: &[u64], firsts: &mut [u64; GROUP], of: usize) {
     for (at, hash) in hashes.iter().enumerate().skip(of + 1) {
@@ -690,7 +692,8 @@ where
     fn next(&mut self) -> Option<DeviceRead> {
         while self.result.is_ok() {
             match self.waiting.pop() {
-                // Its bucket was moving or held when it was looked up, or all has gone that lay there: "absent" would need another look anyway.
+                // Its bucket was moving or held when it was looked up, or all has gone that lay there: "absent" would need another look
+                // anyway.
                 Some(get) if get.walk.is_over() => self.unsettled.push(get),
                 Some(get) => {
                     let walk = get.walk;

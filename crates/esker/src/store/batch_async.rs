@@ -1,7 +1,8 @@
 //! Many keys at once, as futures: the batches of `batch.rs`, awaiting what they lack.
 //!
-//! A batch goes through memory inside one `poll`, group by group as the blocking one, and puts the keys aside that lack anything. Each of those is a future of
-//! its own then, as if it had been asked for alone; [`FUTURES`] of them are under way together. Puts keep their order, and await one at a time.
+//! A batch goes through memory inside one `poll`, group by group as the blocking one, and puts the keys aside that lack anything. Each of
+//! those is a future of its own then, as if it had been asked for alone; [`FUTURES`] of them are under way together. Puts keep their order,
+//! and await one at a time.
 
 use super::Store;
 use super::batch::{GROUP, PART};
@@ -16,14 +17,15 @@ use futures_util::stream::FuturesUnordered;
 use std::borrow::Borrow;
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
-    /// The values of many keys, as [`Store::get_many`], without ever blocking this thread. `visit(i, value)` is called once for each key, in any order,
-    /// inside a poll.
+    /// The values of many keys, as [`Store::get_many`], without ever blocking this thread. `visit(i, value)` is called once for each key,
+    /// in any order, inside a poll.
     ///
     /// # Errors
     /// As [`Store::get_async`], the first one met; some keys may not have been visited then.
     ///
     /// # Cost
-    /// One poll looks up 4,096 keys at most; their cache misses overlap. Up to 128 of those that are cold are read at a time, each as by [`Store::get_async`].
+    /// One poll looks up 4,096 keys at most; their cache misses overlap. Up to 128 of those that are cold are read at a time, each as by
+    /// [`Store::get_async`].
     ///
     /// # Examples
     /// ```
@@ -77,7 +79,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok((number, self.value_async(key, hash).await?))
     }
 
-    /// Many puts, as [`Store::put_many`], without ever blocking this thread. In order, also for others: they may see the first n pairs, for any n.
+    /// Many puts, as [`Store::put_many`], without ever blocking this thread. In order, also for others: they may see the first n pairs, for
+    /// any n.
     ///
     /// A future that is dropped before it was ready has put the first n pairs.
     ///
@@ -106,8 +109,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.written_async(()).await
     }
 
-    /// Many read-modify-writes, as [`Store::rmw_many`], without ever blocking this thread. `update(i, old)` runs inside a poll, and may run again; it must
-    /// not use this store.
+    /// Many read-modify-writes, as [`Store::rmw_many`], without ever blocking this thread. `update(i, old)` runs inside a poll, and may run
+    /// again; it must not use this store.
     ///
     /// A future that is dropped before it was ready has changed any part of the values, each of them wholly or not.
     ///

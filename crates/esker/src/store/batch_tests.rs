@@ -43,8 +43,8 @@ fn of_equal_keys_the_later_put_counts_though_a_line_is_drawn() {
     the_later_put_counts::<[u8]>([b"one", b"two", b"six"], |value| value == b"six");
 }
 
-/// A store in which key 1 has a record; in a batch of two changes of it, between the look-up and the first one, a line's cut begins to be looked for, another
-/// thread puts `later`, and the cut is found some time after.
+/// A store in which key 1 has a record; in a batch of two changes of it, between the look-up and the first one, a line's cut begins to be
+/// looked for, another thread puts `later`, and the cut is found some time after.
 fn in_a_cut<V: Value + ?Sized + Sync>(first: &V, later: &V, run: impl FnOnce(&Store<u64, V>, [Hooked<'_>; 2])) -> Option<V::Owned> {
     let store: Store<u64, V> = Options::new().memory(16 << 20).background(false).in_memory().unwrap();
     let bounds = &store.engine_for_test().log.bounds;
@@ -121,8 +121,8 @@ fn of_equal_keys_the_later_put_counts_though_an_end_found_no_room() {
     assert_eq!(store.get(&1).unwrap(), Some(3), "the later put was lost");
 }
 
-/// After a crash a key's full tag stands beside a shorter one that leads to what it held before (`Index::raise`). While a bucket moves a reader may find the
-/// one and not the other: here for the moment at which the batch looks the key up.
+/// After a crash a key's full tag stands beside a shorter one that leads to what it held before (`Index::raise`). While a bucket moves a
+/// reader may find the one and not the other: here for the moment at which the batch looks the key up.
 #[test]
 fn many_gets_show_nothing_superseded_while_a_bucket_moves() {
     let files = std::sync::Arc::new(crate::MemoryStorage::new());
@@ -310,8 +310,8 @@ fn updates_know_of_no_later_line() {
     an_update_knows_of_no_later_line::<[u8]>(|n| vec![n as u8; 9], |n| u64::from(n[0]));
 }
 
-/// Key 1 is asked for twice, with a new key and others before it; `then` runs between the look-up of the second and the change of what comes
-/// first.
+/// Key 1 is asked for twice, with a new key and others before it; `then` runs between the look-up of the second and the change of what
+/// comes first.
 fn twice_after_a_new_key(then: impl Fn(&Store<u64, u64>)) -> Option<u64> {
     let store: Store<u64, u64> = Options::new().memory(16 << 20).background(false).in_memory().unwrap();
     (2..40).for_each(|key| store.put(&key, &0).unwrap());
@@ -377,8 +377,8 @@ fn equal_keys_after_one_that_lay_behind_its_bucket_are_told() {
     assert_eq!(firsts[..6], [8, 16, 24, 16, 16, 0]);
 }
 
-/// While a line's cut is looked for another thread supersedes what the batch has found, and sees what the batch has not put yet: what the batch puts behind
-/// that comes after what the other one put.
+/// While a line's cut is looked for another thread supersedes what the batch has found, and sees what the batch has not put yet: what the
+/// batch puts behind that comes after what the other one put.
 fn puts_are_in_order<V: Value + ?Sized + Sync>(old: &V, others: &V, new: &V) -> [Option<V::Owned>; 2]
 where
     V::Owned: PartialEq + std::fmt::Debug,

@@ -101,8 +101,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(last.unwrap_or_else(|| unreachable!("a successful update ran the closure")))
     }
 
-    /// Counts it, and does it where the first record of the key's entry is the key's, and mutable; where values have one length, for the new one
-    /// must fit: the closure should not run twice because it did not.
+    /// Counts it, and does it where the first record of the key's entry is the key's, and mutable; where values have one length, for the
+    /// new one must fit: the closure should not run twice because it did not.
     #[inline(always)]
     pub(super) fn rmw_bytes_at_once(
         &self,

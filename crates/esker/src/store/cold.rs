@@ -6,8 +6,8 @@
 //!   v             |
 //! waits --> read, with others --> attempt again
 //! ```
-//! Where the calling thread must not wait ([`Waits::Later`]), the keys that wait become futures of their own, which a helper thread reads for;
-//! a key that lacks room waits like one that lacks its record.
+//! Where the calling thread must not wait ([`Waits::Later`]), the keys that wait become futures of their own, which a helper thread reads
+//! for; a key that lacks room waits like one that lacks its record.
 //!
 //! **Equal keys stay in order.** A key that comes while its hash waits is put off, and so is whatever follows of that hash; they
 //! have their turn, one by one, when all that waits is done. **After an error** no more is read together: what waits and comes
@@ -87,7 +87,8 @@ impl Cold {
         is_late
     }
 
-    /// Attempts the change of a key; should it lack what is on the device, it waits, in a batch of futures for whatever it lacks. The change's result if it is done.
+    /// Attempts the change of a key; should it lack what is on the device, it waits, in a batch of futures for whatever it lacks. The
+    /// change's result if it is done.
     #[inline(always)]
     pub(super) fn attempt<K: Key + ?Sized, V: Value + ?Sized, T>(
         &mut self,

@@ -136,7 +136,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.change_if_by(waits, key, new, |old| old.unwrap_or(NEVER), None, test).await
     }
 
-    /// `end`: when the new value ends, by the end of the one in whose place it is put. `lead`: of a load, whose key nobody must have deleted.
+    /// `end`: when the new value ends, by the end of the one in whose place it is put. `lead`: of a load, whose key nobody must have
+    /// deleted.
     pub(super) async fn change_if_by(
         &self,
         waits: Waits,

@@ -438,14 +438,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    /// A mutable word that has an end, this one, is to have another. False to look again: of the end that was seen not to have passed, for somebody may have
-    /// claimed it since (`claim_ended`).
+    /// A mutable word that has an end, this one, is to have another. False to look again: of the end that was seen not to have passed, for
+    /// somebody may have claimed it since (`claim_ended`).
     pub(super) fn move_end(&self, record: Record, from: u64, to: u64) -> bool {
         self.engine.expiry.watch_for(to);
         record.word_expiry(Self::KEY_WIDTH).compare_exchange(from, to, AcqRel, Relaxed).is_ok()
     }
 
-    /// Where nothing is found because it has ended: nobody puts off its end any more, before it is deleted or what takes its place is there. False to look again.
+    /// Where nothing is found because it has ended: nobody puts off its end any more, before it is deleted or what takes its place is
+    /// there. False to look again.
     pub(super) fn claim_ended(&self, found: &Found) -> bool {
         let Found::Memory { at, record } = found else { return true };
         let header = record.header().load(Acquire);
@@ -464,7 +465,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.has_passed(expires) && (expires == LONG_AGO || held.compare_exchange(expires, LONG_AGO, AcqRel, Relaxed).is_ok())
     }
 
-    /// A mutable word that is about to be deleted ends now, if it ends at all: of those who end it one alone is told so. False to look again.
+    /// A mutable word that is about to be deleted ends now, if it ends at all: of those who end it one alone is told so. False to look
+    /// again.
     pub(super) fn end_now(&self, record: Record) -> bool {
         if record.header().load(Acquire) & EXPIRES == 0 {
             return true;
@@ -492,8 +494,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    /// Under a pin. Not where another record has taken its place: a batch that looked this one up before would take it for the newest. Nobody
-    /// publishes meanwhile, and who does so later has it leave once more.
+    /// Under a pin. Not where another record has taken its place: a batch that looked this one up before would take it for the newest.
+    /// Nobody publishes meanwhile, and who does so later has it leave once more.
     fn let_stay(&self, key: &[u8], hash: u64, at: u64, record: Record) {
         if matches!(self.region(at), Region::Mutable) && record.header().load(Acquire) & ABSENT == 0 {
             self.engine.index.while_it_stands(hash, |first| {

@@ -42,8 +42,8 @@ impl Found {
         matches!(self, Self::Memory { .. })
     }
 
-    /// The same with what was read where it leads. A value that has ended is one, too: it dies now, unless compaction has dropped it since. Under the pin under
-    /// which a record is published over it.
+    /// The same with what was read where it leads. A value that has ended is one, too: it dies now, unless compaction has dropped it since.
+    /// Under the pin under which a record is published over it.
     pub(super) fn with(self, engine: &Engine, known: &Known) -> Self {
         match self {
             Self::Cold { at, .. } => {
@@ -110,8 +110,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         (self.is_of(record, key) && record.is_plain()).then_some(record)
     }
 
-    /// True if what [`Self::mutable_record_of`] found may change in place. To be asked once more after a user's closure: what that knows may be of a line that
-    /// began meanwhile, and must not get below its cut.
+    /// True if what [`Self::mutable_record_of`] found may change in place. To be asked once more after a user's closure: what that knows
+    /// may be of a line that began meanwhile, and must not get below its cut.
     #[inline(always)]
     pub(super) fn is_in_place_still(&self, at: u64) -> bool {
         at >= self.engine.log.bounds.in_place()
@@ -157,8 +157,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         (seen, found)
     }
 
-    /// [`Self::locate`] for who goes by what is in memory, or changes it there. `None` while the key's bucket moves, and a shorter tag may lead to what is
-    /// superseded, and while a cache drops what was found.
+    /// [`Self::locate`] for who goes by what is in memory, or changes it there. `None` while the key's bucket moves, and a shorter tag may
+    /// lead to what is superseded, and while a cache drops what was found.
     #[inline(always)]
     pub(super) fn locate_surely(&self, key: &[u8], hash: u64) -> Option<(Seen, Found)> {
         let (seen, found) = self.locate(key, hash);
@@ -169,8 +169,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         is_sure.then_some((seen, found))
     }
 
-    /// True for what is there yet, and must not be built on any more, for a cache is about to drop it: soon nobody finds it. Under a pin, which keeps
-    /// there what is not.
+    /// True for what is there yet, and must not be built on any more, for a cache is about to drop it: soon nobody finds it. Under a pin,
+    /// which keeps there what is not.
     #[inline(always)]
     pub(super) fn is_dropped_soon(&self, at: u64) -> bool {
         at < self.engine.log.bounds.dropping.load(Acquire)
@@ -183,8 +183,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         found.is_in_memory() && seen.is_full() || self.engine.index.is_settled(seen)
     }
 
-    /// True if a deletion has nothing to write: there is nothing, or a deletion, and a crash does not bring back what was. What has ended is deleted once
-    /// more: a clock may be set back.
+    /// True if a deletion has nothing to write: there is nothing, or a deletion, and a crash does not bring back what was. What has ended
+    /// is deleted once more: a clock may be set back.
     pub(super) fn is_deleted(&self, found: &Found, known: &Known) -> bool {
         let is_nothing = match found {
             Found::Absent => true,

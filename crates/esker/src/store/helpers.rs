@@ -6,9 +6,9 @@
 //! may be dropped at any time; a job whose reply is gone is skipped. A job that is dropped unanswered answers `Closed`:
 //! that is how closing the store ends every wait.
 //!
-//! The reader is one [`ReadSource`] over all its jobs: whatever was asked since the last read ended is under way
-//! together. Room and lines are made by threads of their own, because writing the log out would hold up the reads, and room in a cache waits
-//! for a backup, for which lines do not.
+//! The reader is one [`ReadSource`] over all its jobs: whatever was asked since the last read ended is under way together. Room and lines
+//! are made by threads of their own, because writing the log out would hold up the reads, and room in a cache waits for a backup, for which
+//! lines do not.
 //!
 //! Wakers are foreign code: they run without a lock held, and may panic or close the store. Who closes it on a thread of its own
 //! ([`is_own`]) waits for none of these: two that did would wait for each other.

@@ -6,10 +6,10 @@
 //! ```
 //! One who is to load *leads* (`cache/flights.rs`). A load that finds no value, or fails where there is one still, lets the key rest.
 //!
-//! **Others write meanwhile.** What was loaded may be older than what they put, so it takes the place only of what was there when the load began. A
-//! deletion leaves nothing to compare with: it marks the flight before it deletes, and waits for an attempt at the put that is under way. So either that finds
-//! the mark and leaves it, or the deletion finds what was put. A cache that drops the key's value meanwhile does the same: what had come in between may have
-//! been newer.
+//! **Others write meanwhile.** What was loaded may be older than what they put, so it takes the place only of what was there when the load
+//! began. A deletion leaves nothing to compare with: it marks the flight before it deletes, and waits for an attempt at the put that is
+//! under way. So either that finds the mark and leaves it, or the deletion finds what was put. A cache that drops the key's value meanwhile
+//! does the same: what had come in between may have been newer.
 
 use super::Store;
 use super::bytes::Old;
@@ -60,17 +60,18 @@ impl Loading {
         self
     }
 
-    /// From `span` before its expiry on a value is loaded anew: one caller does so, and the others get the present value without waiting (refresh ahead,
-    /// stale while revalidate). If that load fails its caller, too, gets the present value; until the expiry at most sixteen attempts are made in `span`.
+    /// From `span` before its expiry on a value is loaded anew: one caller does so, and the others get the present value without waiting
+    /// (refresh ahead, stale while revalidate). If that load fails its caller, too, gets the present value; until the expiry at most
+    /// sixteen attempts are made in `span`.
     #[must_use]
     pub fn renew_ahead(mut self, span: Duration) -> Self {
         self.ahead = span;
         self
     }
 
-    /// For this time the store remembers that the loader found no value (negative caching), for some ten thousand keys in a mebibyte of memory. A deletion
-    /// of the key ([`Store::delete`], [`Store::delete_many`], in a transaction, by [`Store::compare_and_swap`]) ends that at once, also for a load that is under
-    /// way: call one of them after a value was made at the source.
+    /// For this time the store remembers that the loader found no value (negative caching), for some ten thousand keys in a mebibyte of
+    /// memory. A deletion of the key ([`Store::delete`], [`Store::delete_many`], in a transaction, by [`Store::compare_and_swap`]) ends
+    /// that at once, also for a load that is under way: call one of them after a value was made at the source.
     #[must_use]
     pub fn absent_ttl(mut self, ttl: Duration) -> Self {
         self.absent = ttl;
@@ -107,9 +108,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The value of `key`; if it has none, what `load` returns, which is put. Of all callers that ask for the same key at the same time
     /// one loads, and the others wait for it. Works in every store; most useful in a cache.
     ///
-    /// A failure reaches all callers that wait, and the next call loads again. If `load` panics the panic propagates to its caller, and one of those that
-    /// wait loads instead. `load` runs outside the store and may use it, but must not ask it for the same key. **Two loaders that ask for each
-    /// other's keys wait for ever.**
+    /// A failure reaches all callers that wait, and the next call loads again. If `load` panics the panic propagates to its caller, and one
+    /// of those that wait loads instead. `load` runs outside the store and may use it, but must not ask it for the same key. **Two loaders
+    /// that ask for each other's keys wait for ever.**
     ///
     /// # Errors
     /// `Load` with what `load` failed with; as [`Store::get`] and [`Store::put`].
@@ -126,12 +127,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(value.unwrap_or_else(|| unreachable!("who takes no absence loads a value")))
     }
 
-    /// The value of `key`; if it has none, or is about to expire, what `load` returns, as [`Store::get_or_insert_with`], for as long as `loading` says. `None`
-    /// if `load` finds none.
+    /// The value of `key`; if it has none, or is about to expire, what `load` returns, as [`Store::get_or_insert_with`], for as long as
+    /// `loading` says. `None` if `load` finds none.
     ///
     /// What happens to the key while `load` runs:
-    /// * It is written: the written value stays, and is returned to all; `None` is if `load` returns that. (That the very value is written that was there before
-    ///   is not noticed.)
+    /// * It is written: the written value stays, and is returned to all; `None` is if `load` returns that. (That the very value is written
+    ///   that was there before is not noticed.)
     /// * It is deleted, or a cache drops what was put: what `load` returns goes to the callers that had asked before, and is not stored.
     /// * Nothing, and `load` returns `None`: an old value is deleted.
     ///
@@ -139,8 +140,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::get_or_insert_with`]. A failed reload of a value that is still there is returned to nobody; `Stats::loads` counts it.
     ///
     /// # Cost
-    /// A hit costs a `get`; two with [`Loading::renew_ahead`]. A miss takes a lock of its key's stripe, five times. The first value of at most eight bytes
-    /// that goes because `load` finds none makes the plain calls of the store somewhat slower, as by [`Store::compare_and_swap`].
+    /// A hit costs a `get`; two with [`Loading::renew_ahead`]. A miss takes a lock of its key's stripe, five times. The first value of at
+    /// most eight bytes that goes because `load` finds none makes the plain calls of the store somewhat slower, as by
+    /// [`Store::compare_and_swap`].
     ///
     /// # Examples
     /// ```
@@ -293,8 +295,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         }
     }
 
-    /// Puts what was loaded, to stay for so long, where there still is what was there when the load began; what everybody gets. What others put
-    /// meanwhile stands, and what they deleted was deleted after it.
+    /// Puts what was loaded, to stay for so long, where there still is what was there when the load began; what everybody gets. What others
+    /// put meanwhile stands, and what they deleted was deleted after it.
     async fn keep(
         &self,
         lead: &Lead<'_>,
@@ -370,7 +372,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         })
     }
 
-    /// Brings everybody what came; where there is a value still, nobody need hear that another one did not. It may have gone meanwhile, or be another's.
+    /// Brings everybody what came; where there is a value still, nobody need hear that another one did not. It may have gone meanwhile, or
+    /// be another's.
     async fn finish(&self, lead: Lead<'_>, result: Result<Option<V::Owned>>, old: Option<V::Owned>, ends: u64) -> Result<Option<V::Owned>> {
         let now = self.now();
         let rest = match &result {

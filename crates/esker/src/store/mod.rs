@@ -14,8 +14,8 @@
 //!
 //! Blocking calls wait themselves, asynchronous ones (`waiting.rs`) have it done by helper threads (`helpers.rs`).
 //!
-//! `find.rs` finds records, `chain.rs` those on the device, `read.rs` reads, `put.rs` puts in one attempt, `word.rs` and `bytes.rs` change the two layouts,
-//! `batch.rs` does many keys, `cold.rs` changes those of them that are cold, `batch_async.rs` has their futures,
+//! `find.rs` finds records, `chain.rs` those on the device, `read.rs` reads, `put.rs` puts in one attempt, `word.rs` and `bytes.rs` change
+//! the two layouts, `batch.rs` does many keys, `cold.rs` changes those of them that are cold, `batch_async.rs` has their futures,
 //! `history.rs` reads older versions, `expire.rs` ends keys, `load.rs` loads what is missed, `promote.rs` keeps what a cache reads.
 
 mod batch;
@@ -63,8 +63,9 @@ pub use load::Loading;
 use step::{Known, Step};
 pub use transaction::{ReadTransaction, Transaction};
 
-/// A key-value store, used through `&self` from any thread. Cloning it is cheap and gives the same store. Dropping the last clone closes it, and swallows
-/// the error that [`Store::close`] would return. Inside a closure that the store runs, a clock's or a cache's, the drop returns at once, and another thread closes when that has ended.
+/// A key-value store, used through `&self` from any thread. Cloning it is cheap and gives the same store. Dropping the last clone closes
+/// it, and swallows the error that [`Store::close`] would return. Inside a closure that the store runs, a clock's or a cache's, the drop
+/// returns at once, and another thread closes when that has ended.
 pub struct Store<K: Key + ?Sized, V: Value + ?Sized> {
     pub(crate) engine: Arc<Engine>,
     closer: Arc<Closer>,
@@ -107,7 +108,8 @@ impl Drop for Closer {
 }
 
 impl Closer {
-    /// From inside a closure that the store runs: the close waits for its end, so another thread closes. Without a thread the store stays open as long as the process.
+    /// From inside a closure that the store runs: the close waits for its end, so another thread closes. Without a thread the store stays
+    /// open as long as the process.
     fn close_elsewhere(&mut self) {
         let (driver, helpers, closed) = (take(&mut self.driver), take(&mut self.helpers), take(&mut self.closed));
         let rest = Self { engine: self.engine.clone(), driver, helpers, closed, flights: self.flights.clone(), process: self.process };
@@ -123,7 +125,8 @@ impl Closer {
         if self.is_forked() {
             return Err(Error::invalid("the store belongs to the process from which this one was forked"));
         }
-        // A store's own thread waits for none: two that closed each other's store would wait for each other. Nor does a listener, for which a close waits.
+        // A store's own thread waits for none: two that closed each other's store would wait for each other. Nor does a listener, for which
+        // a close waits.
         let may_wait = !helpers::is_own() && !cache::is_telling();
         let result = {
             let closed = if may_wait { Some(lock(&self.closed)) } else { try_lock(&self.closed) };
@@ -316,11 +319,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The value of `key`.
     ///
     /// # Errors
-    /// `Corruption` or `Io` when the record is cold and cannot be read; `Invalid` for a key above 64 KiB, and inside a closure that the store runs; `Closed`.
+    /// `Corruption` or `Io` when the record is cold and cannot be read; `Invalid` for a key above 64 KiB, and inside a closure that the
+    /// store runs; `Closed`.
     ///
     /// # Cost
-    /// Two cache misses in memory. Else one device read for each cold record that it passes on the key's chain: usually one, more where keys share
-    /// an index entry.
+    /// Two cache misses in memory. Else one device read for each cold record that it passes on the key's chain: usually one, more where
+    /// keys share an index entry.
     #[inline(always)]
     pub fn get(&self, key: &K) -> Result<Option<V::Owned>> {
         if Self::WORD {
@@ -361,9 +365,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Sets the value of `key`, whatever it was, without reading the old one from the device. An expiry that it had goes.
     ///
     /// # Errors
-    /// `Full` in memory, and in a cache beside a scan; `Invalid` for a key or value that is too large and inside a closure that the store runs: nothing was
-    /// changed then. `Io` when the log cannot be written any more, and `Closed`: the change may have been made, and may be there or not after a
-    /// reopening.
+    /// `Full` in memory, and in a cache beside a scan; `Invalid` for a key or value that is too large and inside a closure that the store
+    /// runs: nothing was changed then. `Io` when the log cannot be written any more, and `Closed`: the change may have been made, and may
+    /// be there or not after a reopening.
     ///
     /// # Cost
     /// In place: two cache misses. Otherwise a record at the log's tail; where memory is full that waits until older log is written.
@@ -377,8 +381,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Sets the value of `key` to what `update` makes of the old one (`None` if there is none); returns the new one. An expiry stays.
     ///
-    /// `update` may run again when another thread was quicker, or a commit began meanwhile; the last call counts. It runs inside the store, and must neither
-    /// use it (`Invalid`) nor take long: nothing is evicted or committed until it returns.
+    /// `update` may run again when another thread was quicker, or a commit began meanwhile; the last call counts. It runs inside the store,
+    /// and must neither use it (`Invalid`) nor take long: nothing is evicted or committed until it returns.
     ///
     /// # Errors
     /// As [`Store::put`] and, for a cold key, as [`Store::get`].
@@ -458,20 +462,22 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     // ---- the store itself ----------------------------------------------------------------------------------------
 
-    /// Changes the memory budget while operations go on. Lowering it evicts before it returns; in memory it compacts, if that may be enough.
+    /// Changes the memory budget while operations go on. Lowering it evicts before it returns; in memory it compacts, if that may be
+    /// enough.
     ///
     /// # Errors
-    /// `Invalid` for what is no number of bytes, below 16 MiB, above the address space that the system grants, or below what cannot be given back:
-    /// over a device the index and 6 MiB; in memory all that lives in the store, or is held by a scan, and compaction's reserve. `Full` for a cache
-    /// in memory whose oldest pairs a scan, an iterator or a read transaction will still show; `Io`. The budget is the old one then.
+    /// `Invalid` for what is no number of bytes, below 16 MiB, above the address space that the system grants, or below what cannot be
+    /// given back: over a device the index and 6 MiB; in memory all that lives in the store, or is held by a scan, and compaction's
+    /// reserve. `Full` for a cache in memory whose oldest pairs a scan, an iterator or a read transaction will still show; `Io`. The budget
+    /// is the old one then.
     pub fn set_memory(&self, budget: impl ByteCount) -> Result<()> {
         let bytes = budget.byte_count()?;
         self.engine.guarded(|| self.engine.set_budget(bytes))
     }
 
-    /// Goes once through the whole log: live records are copied to its tail, the space of all others comes back. Returns the bytes of log given back. It also
-    /// happens by itself, in the background, when the log is longer than [`Options::space_amplification`](crate::Options::space_amplification) says; other
-    /// operations go on meanwhile.
+    /// Goes once through the whole log: live records are copied to its tail, the space of all others comes back. Returns the bytes of log
+    /// given back. It also happens by itself, in the background, when the log is longer than
+    /// [`Options::space_amplification`](crate::Options::space_amplification) says; other operations go on meanwhile.
     ///
     /// # Errors
     /// `Io`, `Corruption` for a damaged block, by address; `Full` for a store in memory without room to move anything; `Closed`.
@@ -488,10 +494,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.guarded(|| self.engine.compact_once())
     }
 
-    /// Writes an image of the index, so that opening after a crash need not read the log below. It also happens by itself, in
-    /// the background, when the log behind the last image is twice as long as the index, and at least 64 MiB. Other operations
-    /// go on meanwhile; compaction and the index's growth wait. All that had returned before the call is durable afterwards. While a scan or snapshot holds what
-    /// compaction would give back, or a damaged block keeps a stretch of it from its end, there may be no image: then this is a commit.
+    /// Writes an image of the index, so that opening after a crash need not read the log below. It also happens by itself, in the
+    /// background, when the log behind the last image is twice as long as the index, and at least 64 MiB. Other operations go on meanwhile;
+    /// compaction and the index's growth wait. All that had returned before the call is durable afterwards. While a scan or snapshot holds
+    /// what compaction would give back, or a damaged block keeps a stretch of it from its end, there may be no image: then this is a
+    /// commit.
     ///
     /// # Errors
     /// As [`Store::commit`].
@@ -513,17 +520,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.stats()
     }
 
-    /// Returns when everything that had returned before this call is durable, as an exact cut: after a crash the store holds what came before some
-    /// moment, and nothing from after it. Other operations go on meanwhile; commits at the same time share the work.
+    /// Returns when everything that had returned before this call is durable, as an exact cut: after a crash the store holds what came
+    /// before some moment, and nothing from after it. Other operations go on meanwhile; commits at the same time share the work.
     ///
     /// # Errors
     /// `Io` when the device failed: from then on all writes refuse, reads go on, and opening the store again recovers what
     /// was durable. `Invalid` for a store in memory, and inside a closure that the store runs. `Closed`.
     ///
     /// # Cost
-    /// Writes what changed since the last commit, or next to nothing, and syncs once; the log's file and the manifest, one after the other, if that was more than
-    /// about a mebibyte, and now and then otherwise; each further file of the log that was begun. Each record is copied once when it changes for the first time
-    /// after a commit.
+    /// Writes what changed since the last commit, or next to nothing, and syncs once; the log's file and the manifest, one after the other,
+    /// if that was more than about a mebibyte, and now and then otherwise; each further file of the log that was begun. Each record is
+    /// copied once when it changes for the first time after a commit.
     ///
     /// # Examples
     /// ```
@@ -542,12 +549,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.commit()
     }
 
-    /// Writes everything to the device, so that opening the directory again finds it. Later calls answer `Closed`, but for [`Store::stats`],
-    /// [`Scan::explain`](crate::Scan::explain), batches of nothing, and another `close`, which waits for the first one and answers what that answered.
+    /// Writes everything to the device, so that opening the directory again finds it. Later calls answer `Closed`, but for
+    /// [`Store::stats`], [`Scan::explain`](crate::Scan::explain), batches of nothing, and another `close`, which waits for the first one
+    /// and answers what that answered.
     ///
     /// # Errors
-    /// `Io`: not all could be written. `Closed` from a waker or a listener while another thread closes, which they do not wait for. `Invalid` from inside a closure that the store runs, for the close would wait for itself: the store stays open then; and
-    /// in a process that was forked from the one that opened it.
+    /// `Io`: not all could be written. `Closed` from a waker or a listener while another thread closes, which they do not wait for.
+    /// `Invalid` from inside a closure that the store runs, for the close would wait for itself: the store stays open then; and in a
+    /// process that was forked from the one that opened it.
     ///
     /// # Cost
     /// Writes what of the log is in memory only, and an image of the index, with a few syncs. Nothing for a store in memory.

@@ -103,7 +103,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.mutable_record_of(at, key).is_some_and(|record| value.replace(record, key))
     }
 
-    /// A record for a key whose hash no entry has; in place, or over a frozen record, or before what is on the device if one has. False if nothing was done.
+    /// A record for a key whose hash no entry has; in place, or over a frozen record, or before what is on the device if one has. False if
+    /// nothing was done.
     #[inline(always)]
     pub(super) fn put_probing(&self, pin: &Pin<'_>, key: &[u8], hash: u64, value: impl Fresh) -> bool {
         let key = Self::of_known_length(key);
@@ -133,8 +134,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         true
     }
 
-    /// Makes a record that takes the place of a frozen one: the copy that each update is after a line was drawn. `over`: the entry, and what it
-    /// led to when the probe was made. False if somebody was quicker or there is no room: then nothing was done.
+    /// Makes a record that takes the place of a frozen one: the copy that each update is after a line was drawn. `over`: the entry, and
+    /// what it led to when the probe was made. False if somebody was quicker or there is no room: then nothing was done.
     #[inline(always)]
     pub(super) fn supersede_frozen(
         &self,
@@ -229,8 +230,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         false
     }
 
-    /// What dies when this record takes the place of what was found. A deletion is dead as soon as it is made, and so is what it stands for:
-    /// what comes after it kills nothing.
+    /// What dies when this record takes the place of what was found. A deletion is dead as soon as it is made, and so is what it stands
+    /// for: what comes after it kills nothing.
     fn dying_bytes(&self, found: &Found, record: Record) -> u64 {
         let is_deletion = |record: Record| record.header().load(Relaxed) & ABSENT != 0;
         let bytes = |record: Record| record.bytes(self.engine.layout);

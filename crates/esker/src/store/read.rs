@@ -30,7 +30,8 @@ pub(super) fn with_scratch<R>(run: impl FnOnce(&mut Vec<u8>) -> R) -> R {
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
-    /// What `read` makes of the value, outside of the store. Of the common case itself, not of what all cases come to: their results would be told apart once more.
+    /// What `read` makes of the value, outside of the store. Of the common case itself, not of what all cases come to: their results would
+    /// be told apart once more.
     #[inline(always)]
     pub(super) fn get_word<R>(&self, key: &[u8], read: impl FnOnce(u64) -> R) -> Result<Option<R>> {
         match self.get_word_at_once(key, self.hash(key)) {
@@ -53,7 +54,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.get_surely(key, self.hash(key), read, |held| super::to_word(&held.value))
     }
 
-    /// A get that was counted, by `read` of a record in memory, if that can, else by `own` of what was copied from there, or read from the device.
+    /// A get that was counted, by `read` of a record in memory, if that can, else by `own` of what was copied from there, or read from the
+    /// device.
     #[inline(always)]
     fn get_surely<R>(
         &self,
@@ -78,7 +80,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(self.get_slowly(key, hash)?.map(own))
     }
 
-    /// The record of the key's value, or that it has none, if memory alone can tell at one look: of what has ended `get_step` makes sure. Under a pin.
+    /// The record of the key's value, or that it has none, if memory alone can tell at one look: of what has ended `get_step` makes sure.
+    /// Under a pin.
     #[inline(always)]
     pub(super) fn record_if_known(&self, seen: &Seen, found: &Found) -> Option<Option<Record>> {
         match found {
@@ -197,8 +200,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         })
     }
 
-    /// True if the key's entry leads where it did. Who finds that a value has ended asks so after he has asked the clock: else it may have got another
-    /// end, or another value, in time.
+    /// True if the key's entry leads where it did. Who finds that a value has ended asks so after he has asked the clock: else it may have
+    /// got another end, or another value, in time.
     pub(super) fn leads_still(&self, hash: u64, seen: &Seen) -> bool {
         self.engine.index.lookup(hash).address() == seen.address()
     }

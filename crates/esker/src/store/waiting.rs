@@ -179,7 +179,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.get_bytes_async(key.bytes(), V::own).await
     }
 
-    /// What `read` makes of the value of `key`; as [`Store::get_with`], without ever blocking this thread. It runs inside a poll, on a copy.
+    /// What `read` makes of the value of `key`; as [`Store::get_with`], without ever blocking this thread. It runs inside a poll, on a
+    /// copy.
     ///
     /// # Errors
     /// As [`Store::get_async`].

@@ -4,9 +4,9 @@
 //! 0. **Make ahead** the records of values that most likely need one: to copy a value to fresh memory takes longer than all the rest,
 //!    and no other transaction has to wait for it. A step for time only: what turns out not to be needed is abandoned.
 //! 1. **Latch** the keys to be written, in the order of their latches; and those read whose version has moved.
-//! 2. **Validate**: of what was read, latched keys by their witness, the others by their version; and that none of it has ended by
-//!    now, by one look at the clock. A version that moves between the two may mean another key, which shares the latch: then all that was touched is
-//!    latched, and validated again. Who reads thousands of keys beside busy writers of others would never commit else.
+//! 2. **Validate**: of what was read, latched keys by their witness, the others by their version; and that none of it has ended by now, by
+//!    one look at the clock. A version that moves between the two may mean another key, which shares the latch: then all that was touched
+//!    is latched, and validated again. Who reads thousands of keys beside busy writers of others would never commit else.
 //! 3. **Plan**: a value that fits its mutable record will change in place; for any other a record is made at the log's tail,
 //!    if it is not made yet. Up to here everything can be given up: what was made is abandoned, the versions stay what they were.
 //! 4. **Publish** the records, then **change in place**. Nothing fails any more: who finds the one or the other finds the key
@@ -142,7 +142,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if writes(touched) { self.written_async(()).await } else { Ok(()) }
     }
 
-    /// What was loaded before the commit of a key that it deletes, or gives an end, is not kept, as for any deletion. `None` where nothing was loaded yet.
+    /// What was loaded before the commit of a key that it deletes, or gives an end, is not kept, as for any deletion. `None` where nothing
+    /// was loaded yet.
     fn outdate_loads(&self, touched: &[Touched<K, V>]) -> Result<Option<Vec<Ending<'_>>>> {
         if self.closer.flights.are_used() { self.begin_endings(touched).map(Some) } else { Ok(None) }
     }
@@ -274,8 +275,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(latches)
     }
 
-    /// What is written; and what was read if its version has moved, for only a latch tells whether it means this key. In a cache all that was read: what it
-    /// drops moves no version.
+    /// What is written; and what was read if its version has moved, for only a latch tells whether it means this key. In a cache all that
+    /// was read: what it drops moves no version.
     fn needs_latch(&self, touched: &Touched<K, V>) -> bool {
         let has_moved = |version| self.engine.caching.is_some() || !self.engine.latches.stands(LatchNumber::of(touched.hash), version);
         touched.write.is_some() || touched.read.is_some_and(|read| has_moved(read.version))

@@ -10,14 +10,15 @@ use crate::types::{Key, Value};
 use std::borrow::Borrow;
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
-    /// The values of many keys, each as [`Transaction::get`] gives it; their device reads overlap. `visit(i, value)` is called once for each key, in any
-    /// order, outside the store.
+    /// The values of many keys, each as [`Transaction::get`] gives it; their device reads overlap. `visit(i, value)` is called once for
+    /// each key, in any order, outside the store.
     ///
     /// # Errors
     /// As [`Transaction::get`], the first one met; some keys may not have been visited then.
     ///
     /// # Cost
-    /// As that of [`Store::get_many`](crate::Store::get_many), and that of [`Transaction::get`] for each key. The values that are read from the device are held until all have been.
+    /// As that of [`Store::get_many`](crate::Store::get_many), and that of [`Transaction::get`] for each key. The values that are read from
+    /// the device are held until all have been.
     ///
     /// # Examples
     /// ```

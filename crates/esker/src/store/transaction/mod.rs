@@ -115,9 +115,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// store somewhat slower from then on (`# Cost`).
     ///
     /// # Errors
-    /// The error that `body` returned, if all it had read was so at one moment (else it runs again): nothing was changed. [`Error::Conflict`] if others were
-    /// quicker every time. `Full`, `Io`, `Invalid` as [`Store::put`]; `Invalid` also for a transaction that the log's memory cannot take at
-    /// once, before it changes anything. With [`Durability::Always`](crate::Durability::Always) an `Io` may come after the change.
+    /// The error that `body` returned, if all it had read was so at one moment (else it runs again): nothing was changed.
+    /// [`Error::Conflict`] if others were quicker every time. `Full`, `Io`, `Invalid` as [`Store::put`]; `Invalid` also for a transaction
+    /// that the log's memory cannot take at once, before it changes anything. With [`Durability::Always`](crate::Durability::Always) an
+    /// `Io` may come after the change.
     ///
     /// # Cost
     /// A commit of n keys: what n puts cost, and some 40 ns a key. In a store where there ever was a transaction a plain call
@@ -170,7 +171,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     /// As [`Store::get`]; [`Error::Conflict`] if another writer has changed what this transaction read of it before.
     ///
     /// # Cost
-    /// As [`Store::get`]. Each cold key is read by itself: the reads of several keys are not overlapped, as those of [`Store::get_many`] are.
+    /// As [`Store::get`]. Each cold key is read by itself: the reads of several keys are not overlapped, as those of [`Store::get_many`]
+    /// are.
     pub fn get(&mut self, key: &K) -> Result<Option<V::Owned>> {
         self.read_bytes(key, V::own)
     }
@@ -238,7 +240,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
 
     fn set_deleted(&mut self, key: &K, is_there: bool) -> Result<()> {
         let at = self.touch(key)?;
-        // What a cache drops may come back in a crash, and what has ended when the clock is set back: whether anything need be written the commit knows.
+        // What a cache drops may come back in a crash, and what has ended when the clock is set back: whether anything need be written the
+        // commit knows.
         let may_come_back = self.store.engine.caching.is_some() || self.store.engine.expiry.has_ends();
         let touched = &mut self.touched[at];
         touched.is_deleted = true;

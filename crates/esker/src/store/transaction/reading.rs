@@ -26,7 +26,8 @@ use crate::sync::hint;
 use crate::types::{Key, Value};
 use std::borrow::Borrow;
 
-/// A transaction that only reads: the store as of the moment at which it began. It never conflicts, and once it has begun nobody waits for it.
+/// A transaction that only reads: the store as of the moment at which it began. It never conflicts, and once it has begun nobody waits for
+/// it.
 ///
 /// While it lives no space comes back that it could need, and each record that was there before is copied once when it changes: let it
 /// end soon.
