@@ -1,11 +1,11 @@
 //! The in-process hybrid cache: one data set in memory of a fraction of it, beside maps that hold all of it and caches that do not.
 //!
 //! Adds of 40-byte records (8 of key, 32 of value), then reads of keys chosen in several ways, by some threads that share
-//! the work. Resident bytes are the kernel's count, less what the process had before. Reads are done in passes over
-//! sequences of the same choice; the last one counts, so that what reading itself brings into memory shows. Few calls are timed one by one. For the
-//! Zipf choice the share of reads that had to wait for the device is printed beside that of the best static choice: as many
-//! of the most popular records as the log has room for in memory. What each of the others does with little memory: `engines.rs`; what
-//! Esker does with the bytes that each of them took: `equal.rs`.
+//! the work. Engines with the same memory and number of threads take turns (`turns.rs`). Resident bytes are the kernel's count, less
+//! what the process had before. Reads are done in passes over sequences of the same choice; the last one counts, so that what reading
+//! itself brings into memory shows. Few calls are timed one by one. For the Zipf choice the share of reads that had to wait for the
+//! device is printed beside that of the best static choice: as many of the most popular records as the log has room for in memory. What
+//! each of the others does with little memory: `engines.rs`; what Esker does with the bytes that each of them took: `equal.rs`.
 
 mod engines;
 mod equal;
@@ -18,7 +18,7 @@ use hdrhistogram::Histogram;
 
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, chart, memory, number, progress, run};
+use crate::{Outputs, chart, memory, number, progress, run, turns};
 use engines::{Cache, Name};
 
 const VALUE_BYTES: usize = 32;
@@ -149,6 +149,15 @@ impl Setting {
         format!("{}{how}", self.engine.text())
     }
 
+    fn text(&self) -> String {
+        format!("{}, {}, {} threads", self.name(), memory_text(self.percent), self.threads)
+    }
+
+    /// All but the engine, and what it does with cold records, is the same.
+    fn is_rival(&self, other: &Self) -> bool {
+        (self.percent, self.threads) == (other.percent, other.threads)
+    }
+
     /// One call of so many is timed, a power of two: a look at the clock is dear where calls are cheap.
     fn timed_of(&self) -> usize {
         if self.percent == 0 { 256 } else { 64 }
@@ -157,26 +166,18 @@ impl Setting {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let settings = settings(arguments);
-    let bar = progress::bar((settings.len() * arguments.runs) as u64);
-    let mut rows = Vec::new();
+    let mut measured: Vec<(Setting, Vec<Vec<Row>>)> = settings(arguments).into_iter().map(|setting| (setting, Vec::new())).collect();
+    let bar = progress::bar((measured.len() * arguments.runs) as u64);
     let draws: Vec<_> = arguments.threads.iter().map(|&threads| Draws::of(arguments, threads)).collect();
-    let mut runs: Vec<Vec<Vec<Row>>> = settings.iter().map(|_| Vec::new()).collect();
     for run in 0..arguments.runs {
-        let mut order: Vec<usize> = (0..settings.len()).collect();
-        // Who comes first finds another machine than who comes last.
-        if run % 2 == 1 {
-            order.reverse();
-        }
-        for at in order {
-            let setting = &settings[at];
+        for (setting, runs) in turns::of_run_in_groups(&mut measured, run, |one, other| one.0.is_rival(&other.0)) {
             let draws = draws.iter().find(|draws| draws.threads == setting.threads).context("keys for so many threads")?;
-            bar.set_message(format!("{}, {} %, {} threads", setting.name(), setting.percent, setting.threads));
-            runs[at].push(measure(arguments, setting, draws).with_context(|| setting.name())?);
+            bar.set_message(setting.text());
+            runs.push(measure(arguments, setting, draws).with_context(|| setting.text())?);
             bar.inc(1);
         }
     }
-    runs.into_iter().for_each(|runs| rows.extend(joined(runs)));
+    let mut rows: Vec<_> = measured.into_iter().flat_map(|(_, runs)| joined(runs)).collect();
     bar.finish_and_clear();
     report::compare(&mut rows);
     compare_with_maps(&mut rows);
@@ -233,6 +234,10 @@ fn drawing(title: &str, rows: &[Row]) -> String {
     chart::sheet(title, &panels.into_iter().map(|(_, panel)| panel).chain([resident]).collect::<Vec<_>>())
 }
 
+fn memory_text(percent: u64) -> String {
+    if percent == 0 { "memory".to_owned() } else { format!("{percent} %") }
+}
+
 fn fraction_text(row: &Row) -> String {
     row.operation.rsplit(", ").next().unwrap_or_default().to_owned()
 }
@@ -252,19 +257,21 @@ fn compare_with_maps(rows: &mut [Row]) {
     }
 }
 
+/// Every combination, those that are compared side by side.
 fn settings(arguments: &Arguments) -> Vec<Setting> {
+    let engines = arguments.engines.clone().unwrap_or_else(Name::all);
+    let others = [(arguments.without_promotion, Cold::Left), (arguments.with_read_cache, Cold::Cached)];
+    let is_asked = |percent: u64| arguments.percent.contains(&percent);
     let mut settings = Vec::new();
-    for engine in arguments.engines.clone().unwrap_or_else(Name::all) {
-        let percents: Vec<_> = match arguments.percent.iter().copied().filter(|percent| engine.can(*percent)).collect::<Vec<_>>() {
-            // A map is there to compare with, whatever the fractions.
-            none if none.is_empty() && engine.is_map() => vec![0],
-            percents => percents,
-        };
-        for (percent, threads) in percents.iter().flat_map(|&percent| arguments.threads.iter().map(move |&threads| (percent, threads))) {
-            let others = [(arguments.without_promotion, Cold::Left), (arguments.with_read_cache, Cold::Cached)];
-            let others = others.into_iter().filter(|(is_asked, _)| *is_asked && engine == Name::Esker && percent > 0);
-            let colds = [Cold::Promoted].into_iter().chain(others.map(|(_, cold)| cold));
-            settings.extend(colds.map(|cold| Setting { engine, percent, threads, cold }));
+    for percent in arguments.percent.iter().copied().chain((!is_asked(0)).then_some(0)) {
+        // A map is there to compare with, whatever the fractions.
+        let takes_part = |engine: &&Name| engine.can(percent) && (is_asked(percent) || engine.is_map());
+        for &threads in &arguments.threads {
+            for &engine in engines.iter().filter(takes_part) {
+                let others = others.iter().filter(|(is_asked, _)| *is_asked && engine == Name::Esker && percent > 0);
+                let colds = [Cold::Promoted].into_iter().chain(others.map(|(_, cold)| *cold));
+                settings.extend(colds.map(|cold| Setting { engine, percent, threads, cold }));
+            }
         }
     }
     settings
@@ -380,11 +387,10 @@ fn static_misses(keys: u64, held: u64) -> f64 {
 }
 
 fn row(arguments: &Arguments, setting: &Setting, operation: &str, choice: &'static str, pass: &Pass, resident: u64) -> Row {
-    let share = if setting.percent == 0 { "memory".to_owned() } else { format!("{} %", setting.percent) };
     Row {
         experiment: "hybrid",
         engine: setting.name(),
-        operation: format!("{operation} {choice}, {share}"),
+        operation: format!("{operation} {choice}, {}", memory_text(setting.percent)),
         reads_percent: if operation == "get" { 100 } else { 0 },
         distribution: choice,
         threads: setting.threads,
@@ -448,6 +454,21 @@ mod tests {
         assert_eq!(told(Name::Esker), 39_000_000);
         #[cfg(feature = "peers")]
         assert_eq!((told(Name::Foyer), told(Name::Moka)), (20_000_000, 20_000_000));
+    }
+
+    /// Maps come once, where they hold everything, and nobody else does there.
+    #[test]
+    fn engines_with_the_same_memory_stand_side_by_side() {
+        let line = "esker-bench hybrid --percent 10,25 --threads 1,6 --without-promotion";
+        let crate::Experiment::Hybrid(arguments) = crate::parsed(line) else { unreachable!() };
+        let all = settings(&arguments);
+        let groups: Vec<_> = all.chunk_by(Setting::is_rival).collect();
+        let names = |group: &[Setting]| group.iter().map(Setting::name).collect::<Vec<_>>();
+        let (fractions, maps) = groups.split_at(4);
+        assert!(names(fractions[0]).starts_with(&["esker".to_owned(), "esker without promotion".to_owned()]));
+        assert!(fractions.iter().all(|group| names(group) == names(fractions[0])));
+        assert_eq!(maps.len(), if cfg!(feature = "peers") { 2 } else { 0 });
+        assert!(maps.iter().flat_map(|group| group.iter()).all(|setting| setting.engine.is_map() && setting.percent == 0));
     }
 
     #[test]
