@@ -130,7 +130,7 @@ pub(crate) struct Row {
     /// The share of reads that the best static choice of records in memory would not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) static_misses: Option<f64>,
-    /// The memory budget against what the data take; 1 for what holds them all.
+    /// The memory that was given, which is no less than the least a store takes, against what the data take; 1 without a device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memory_fraction: Option<f64>,
     /// Growth of the resident set in all.

@@ -14,7 +14,7 @@
 use anyhow::Result;
 use esker::{Options, Store};
 
-use super::{Cold, INDEX_BYTES, PAIR_BYTES, RECORD_BYTES, Setting, Value};
+use super::{Cold, PAIR_BYTES, RECORD_BYTES, STORED_BYTES, Setting, Value};
 use crate::{memory, size};
 
 /// The stores, maps and caches.
@@ -117,16 +117,21 @@ pub(super) trait Cache: Sync {
 fn open_esker(setting: &Setting, adds: u64) -> Result<Box<dyn Cache>> {
     let options = Options::new().promotion(setting.cold == Cold::Promoted);
     Ok(match setting.percent {
-        _ if setting.cold == Cold::Cached => Box::new(ReadCached::open(options, setting.budget(adds))?),
+        _ if setting.cold == Cold::Cached => Box::new(ReadCached::open(options, setting.half(adds))?),
         0 => Box::new(options.memory(memory::physical_bytes() / 2).in_memory::<u64, Value>()?),
         _ => Box::new(options.memory(setting.budget(adds)).open_temporary::<u64, Value>()?),
     })
 }
 
 impl Setting {
-    /// The memory of a whole store: records with their headers, and the index.
+    /// The memory of a whole store.
     pub(super) fn budget(&self, adds: u64) -> u64 {
-        self.share(adds * (RECORD_BYTES + INDEX_BYTES)).max(size::LEAST)
+        self.share(adds * STORED_BYTES).max(size::LEAST)
+    }
+
+    /// Of each of two stores that have it together.
+    fn half(&self, adds: u64) -> u64 {
+        (self.budget(adds) / 2).max(size::LEAST)
     }
 
     /// The same part of the keys and values alone.
@@ -136,7 +141,17 @@ impl Setting {
 
     /// What the engine is told that it may take.
     pub(super) fn told(&self, adds: u64) -> u64 {
-        if self.engine.counts_payload() { self.payload(adds) } else { self.budget(adds) }
+        match self.cold {
+            Cold::Cached => 2 * self.half(adds),
+            _ if self.engine.counts_payload() => self.payload(adds),
+            _ => self.budget(adds),
+        }
+    }
+
+    /// That against what it takes to hold all.
+    pub(super) fn fraction(&self, adds: u64) -> f64 {
+        let all = adds * if self.engine.counts_payload() { PAIR_BYTES } else { STORED_BYTES };
+        if self.percent == 0 { 1.0 } else { self.told(adds) as f64 / all as f64 }
     }
 
     fn share(&self, bytes: u64) -> u64 {
@@ -151,8 +166,7 @@ struct ReadCached {
 }
 
 impl ReadCached {
-    fn open(options: Options, budget: u64) -> Result<Self> {
-        let part = (budget / 2).max(size::LEAST);
+    fn open(options: Options, part: u64) -> Result<Self> {
         let cache = Options::new().memory(part).cache(esker::Cache::new()).in_memory()?;
         Ok(Self { store: options.memory(part).open_temporary()?, cache })
     }

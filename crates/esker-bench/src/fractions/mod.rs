@@ -23,9 +23,9 @@ use engines::{Cache, Name};
 
 const VALUE_BYTES: usize = 32;
 const PAIR_BYTES: u64 = 8 + VALUE_BYTES as u64;
-/// A record of Esker's log: three words of header, key, value; and what the index has for it.
+/// A record of Esker's log: three words of header, key, value; and with what the index has for it.
 const RECORD_BYTES: u64 = 24 + PAIR_BYTES;
-const INDEX_BYTES: u64 = 14;
+const STORED_BYTES: u64 = RECORD_BYTES + 14;
 
 type Value = [u8; VALUE_BYTES];
 
@@ -402,7 +402,7 @@ fn row(arguments: &Arguments, setting: &Setting, operation: &str, choice: &'stat
         bytes_per_entry: resident as f64 / arguments.adds as f64,
         latency_ns: Some(pass.latency),
         memory_bytes: (setting.percent > 0).then(|| setting.told(arguments.adds)),
-        memory_fraction: Some(if setting.percent == 0 { 1.0 } else { setting.percent as f64 / 100.0 }),
+        memory_fraction: Some(setting.fraction(arguments.adds)),
         resident_bytes: Some(resident),
         ..Row::default()
     }
@@ -440,6 +440,7 @@ fn cells(row: &Row) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::size;
 
     #[test]
     fn a_static_choice_misses_what_it_does_not_hold() {
@@ -447,13 +448,22 @@ mod tests {
         assert!(static_misses(1_000_000, 250_000) < 0.12);
     }
 
-    /// Esker's budget has room for headers and index, a cache's for keys and values.
+    /// Esker's budget has room for headers and index, a cache's for keys and values; and no store takes less than the least.
     #[test]
     fn rows_say_what_an_engine_was_told() {
-        let told = |engine| Setting { engine, percent: 50, threads: 1, cold: Cold::Promoted }.told(1_000_000);
-        assert_eq!(told(Name::Esker), 39_000_000);
+        let crate::Experiment::Hybrid(arguments) = crate::parsed("esker-bench hybrid --adds 1000000") else { unreachable!() };
+        let pass = Pass { rate: 1.0, lost: 0.0, latency: Latency::of(&run::histogram()) };
+        let told = |engine, percent, cold| {
+            let row = row(&arguments, &Setting { engine, percent, threads: 1, cold }, "add", "scattered", &pass, 0);
+            (row.memory_bytes, row.memory_fraction.unwrap())
+        };
+        let (all, least) = (78e6, size::LEAST);
+        assert_eq!(told(Name::Esker, 50, Cold::Promoted), (Some(39_000_000), 0.5));
+        assert_eq!(told(Name::Esker, 10, Cold::Promoted), (Some(least), least as f64 / all));
+        assert_eq!(told(Name::Esker, 25, Cold::Cached), (Some(2 * least), 2.0 * least as f64 / all));
+        assert_eq!(told(Name::Esker, 0, Cold::Promoted), (None, 1.0));
         #[cfg(feature = "peers")]
-        assert_eq!((told(Name::Foyer), told(Name::Moka)), (20_000_000, 20_000_000));
+        assert_eq!([Name::Foyer, Name::Moka].map(|engine| told(engine, 10, Cold::Promoted)), [(Some(4_000_000), 0.1); 2]);
     }
 
     /// Maps come once, where they hold everything, and nobody else does there.
