@@ -1,5 +1,7 @@
 //! The caches compared, behind one trait.
 
+use std::time::Instant;
+
 use anyhow::{Result, ensure};
 
 use super::requests::first_counted;
@@ -73,10 +75,17 @@ impl Name {
 
 /// A cache under measurement.
 pub(super) trait Contestant: Sync {
-    /// Answers requests; how many were hits after the warm-up.
-    fn serve(&self, keys: &[u64]) -> Result<u64>;
+    /// Answers requests.
+    fn serve(&self, keys: &[u64]) -> Result<Served>;
     /// Bytes of the keys and values held.
     fn held_bytes(&self) -> u64;
+}
+
+/// What one thread's requests gave after the warm-up.
+pub(super) struct Served {
+    pub(super) hits: u64,
+    pub(super) begun: Instant,
+    pub(super) ended: Instant,
 }
 
 /// A cache of values that begin with their key.
@@ -90,10 +99,13 @@ fn word(value: &[u8]) -> u64 {
     u64::from_le_bytes(value[..8].try_into().expect("a value holds its key"))
 }
 
-fn serve<L: Lookup>(cache: &L, keys: &[u64], value_bytes: usize) -> Result<u64> {
+fn serve<L: Lookup>(cache: &L, keys: &[u64], value_bytes: usize) -> Result<Served> {
     let mut value = vec![7; value_bytes];
-    let (mut hits, first) = (0, first_counted(keys));
+    let (mut hits, mut begun, first) = (0, Instant::now(), first_counted(keys));
     for (number, &key) in keys.iter().enumerate() {
+        if number == first {
+            begun = Instant::now();
+        }
         match cache.look(key)? {
             Some(found) => {
                 ensure!(found == key, "the value of another key");
@@ -105,7 +117,7 @@ fn serve<L: Lookup>(cache: &L, keys: &[u64], value_bytes: usize) -> Result<u64> 
             }
         }
     }
-    Ok(hits)
+    Ok(Served { hits, begun, ended: Instant::now() })
 }
 
 struct Esker(esker::Store<u64, [u8]>, usize);
@@ -137,7 +149,7 @@ impl Lookup for Esker {
 }
 
 impl Contestant for Esker {
-    fn serve(&self, keys: &[u64]) -> Result<u64> {
+    fn serve(&self, keys: &[u64]) -> Result<Served> {
         serve(self, keys, self.1)
     }
 
@@ -148,7 +160,7 @@ impl Contestant for Esker {
 
 #[cfg(feature = "peers")]
 mod peers {
-    use super::{Contestant, Lookup, Result, Sized, serve, word};
+    use super::{Contestant, Lookup, Result, Served, Sized, serve, word};
     use std::sync::Arc;
 
     const KEY_BYTES: usize = 8;
@@ -178,7 +190,7 @@ mod peers {
     }
 
     impl Contestant for Moka {
-        fn serve(&self, keys: &[u64]) -> Result<u64> {
+        fn serve(&self, keys: &[u64]) -> Result<Served> {
             serve(self, keys, self.1)
         }
 
@@ -210,12 +222,44 @@ mod peers {
     }
 
     impl Contestant for Foyer {
-        fn serve(&self, keys: &[u64]) -> Result<u64> {
+        fn serve(&self, keys: &[u64]) -> Result<Served> {
             serve(self, keys, self.1)
         }
 
         fn held_bytes(&self) -> u64 {
             self.0.usage() as u64
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Finds each key, the first hundred of them slowly.
+    struct Slow(Cell<u32>);
+
+    impl Lookup for Slow {
+        fn look(&self, key: u64) -> Result<Option<u64>> {
+            if self.0.replace(self.0.get() + 1) < 100 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(Some(key))
+        }
+
+        fn put(&self, _: u64, _: &[u8]) -> Result<()> {
+            unreachable!("each key is found")
+        }
+    }
+
+    #[test]
+    fn neither_hits_nor_time_of_the_warm_up_count() {
+        let start = Instant::now();
+        let served = serve(&Slow(Cell::new(0)), &[7; 400], 8).unwrap();
+        assert_eq!(served.hits, 300);
+        assert!(served.begun - start >= Duration::from_millis(100) && served.begun < served.ended);
     }
 }

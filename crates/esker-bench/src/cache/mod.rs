@@ -4,15 +4,13 @@
 //! and values only, so `resident` tells what they really take) and gets the same requests: a look, and where nothing is found a
 //! put. Requests follow a Zipf law whose hot set moves on, new favourites coming in at the top, as the shapes of public traces
 //! do; mixed with scans, a part of them walk through keys that come back no sooner than all others have passed. Loops go through
-//! somewhat more keys than fit, over and over, which is the worst for whoever keeps what is newest. The hit rate counts once the
-//! cache has had a quarter of the run to fill; beside it stands the best that a cache of as many pairs could reach which knows what
-//! comes (`best.rs`).
+//! somewhat more keys than fit, over and over, which is the worst for whoever keeps what is newest. Hits count, and the clock
+//! of the rate runs, once the cache has had a quarter of the run to fill; beside the hits stands the best that a cache of as many pairs
+//! could reach which knows what comes (`best.rs`).
 
 mod best;
 mod engines;
 mod requests;
-
-use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
@@ -140,15 +138,16 @@ impl Shape {
 fn measure(name: Name, arguments: &Arguments, requests: &Requests) -> Result<Measured> {
     let base = memory::settled_bytes();
     let cache = name.open(Sized { memory: arguments.memory, value_bytes: arguments.value_bytes })?;
-    let begun = Instant::now();
-    let hits = std::thread::scope(|scope| {
+    let served = std::thread::scope(|scope| {
         let threads: Vec<_> = requests.threads().map(|keys| scope.spawn(|| cache.serve(keys))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("a cache does not panic")).sum::<Result<u64>>()
+        threads.into_iter().map(|thread| thread.join().expect("a cache does not panic")).collect::<Result<Vec<_>>>()
     })?;
-    let seconds = begun.elapsed().as_secs_f64();
+    let begun = served.iter().map(|served| served.begun).min().context("no threads")?;
+    let ended = served.iter().map(|served| served.ended).max().context("no threads")?;
     let resident = memory::resident_bytes().saturating_sub(base);
-    let hit_rate = hits as f64 / requests.counted() as f64;
-    Ok(Measured { rate: requests.count() as f64 / seconds, hit_rate, resident, held: cache.held_bytes() })
+    let (hits, counted) = (served.iter().map(|served| served.hits).sum::<u64>(), requests.counted() as f64);
+    let rate = counted / (ended - begun).as_secs_f64();
+    Ok(Measured { rate, hit_rate: hits as f64 / counted, resident, held: cache.held_bytes() })
 }
 
 fn row(arguments: &Arguments, name: Name, shape: Shape, threads: usize, runs: &[Measured]) -> Row {
