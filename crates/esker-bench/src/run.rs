@@ -34,8 +34,8 @@ const GETS_BEHIND_SCAN: u64 = 500_000;
 const GETS_AT_ONCE: usize = 1024;
 
 /// The phases of a timed run.
-const WARMING: u8 = 0;
-const MEASURED: u8 = 1;
+pub(crate) const WARMING: u8 = 0;
+pub(crate) const MEASURED: u8 = 1;
 const OVER: u8 = 2;
 
 /// What the writing part of a mix does.
@@ -323,8 +323,8 @@ fn on_threads<I: Sync, R: Send>(items: &[I], work: impl Fn(&I) -> R + Sync) -> R
     })
 }
 
-/// Leads the threads of a mix through its phases.
-fn conduct(phase: &AtomicU8, barrier: &Barrier, seconds: f64) {
+/// Leads threads through the phases, once all of them wait at the barrier.
+pub(crate) fn conduct(phase: &AtomicU8, barrier: &Barrier, seconds: f64) {
     barrier.wait();
     std::thread::sleep(Duration::from_secs_f64(seconds * WARM_UP));
     phase.store(MEASURED, Ordering::Relaxed);

@@ -2,14 +2,15 @@
 //!
 //! Each transaction reads a few keys and adds one to each. One that another was quicker than begins again, with the same keys, until
 //! it commits; such attempts are reported beside the rate of commits. The keys of one transaction are in ascending order, so that
-//! engines which lock as they go do not deadlock. At the end the sum of all values must be the number of commits times the keys of each:
-//! a lost update ends the experiment.
+//! engines which lock as they go do not deadlock. The clock starts after a warm-up. At the end the sum of all values must be the number of
+//! commits, the warm-up's as well, times the keys of each: a lost update ends the experiment.
 //!
 //! With `--sync off` nothing is made durable (RocksDB writes no log then); with `--sync on` each commit is durable when it returns.
 
 mod ledgers;
 
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -18,6 +19,7 @@ use hdrhistogram::Histogram;
 use crate::engines::Settings;
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
+use crate::run::{MEASURED, WARMING};
 use crate::{Outputs, Place, Switch, chart, number, progress, run, size, turns};
 use ledgers::{Kind, Ledger};
 
@@ -92,6 +94,15 @@ impl Tally {
     }
 }
 
+/// One thread.
+struct Lane {
+    tally: Tally,
+    /// Commits before the clock started.
+    warm_up: u64,
+    begun: Instant,
+    ended: Instant,
+}
+
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     ensure!((1..=1024).contains(&arguments.per_transaction), "a transaction has one to 1024 keys");
@@ -151,38 +162,37 @@ impl Setting {
         let batches = || (0..arguments.keys).step_by(LOAD_BATCH);
         let batch = |from: u64| (from..(from + LOAD_BATCH as u64).min(arguments.keys)).map(keys::key).collect::<Vec<_>>();
         batches().try_for_each(|from| ledger.load(&batch(from)))?;
-        let (tally, seconds) = self.drive(&*ledger, arguments, sequence)?;
+        let lanes = self.drive(&*ledger, arguments, sequence)?;
         let sum = batches().try_fold(0, |sum, from| Ok::<_, anyhow::Error>(sum + ledger.sum(&batch(from))?))?;
-        ensure!(sum == tally.commits * arguments.per_transaction as u64, "{} lost updates: {sum}", self.kind.name());
-        self.rates.push(tally.commits as f64 / seconds);
-        self.tally.add(&tally);
+        let made = lanes.iter().map(|lane| lane.warm_up + lane.tally.commits).sum::<u64>();
+        ensure!(sum == made * arguments.per_transaction as u64, "{} lost updates: {sum}", self.kind.name());
+        let begun = lanes.iter().map(|lane| lane.begun).min().context("no threads")?;
+        let ended = lanes.iter().map(|lane| lane.ended).max().context("no threads")?;
+        let commits = lanes.iter().map(|lane| lane.tally.commits).sum::<u64>();
+        self.rates.push(commits as f64 / (ended - begun).as_secs_f64());
+        lanes.iter().for_each(|lane| self.tally.add(&lane.tally));
         Ok(())
     }
 
-    fn drive(&self, ledger: &dyn Ledger, arguments: &Arguments, sequence: &Sequence) -> Result<(Tally, f64)> {
-        let barrier = Barrier::new(self.threads);
+    /// All threads begin together, and the clock starts when they have warmed up.
+    fn drive(&self, ledger: &dyn Ledger, arguments: &Arguments, sequence: &Sequence) -> Result<Vec<Lane>> {
+        let (phase, barrier) = (AtomicU8::new(WARMING), Barrier::new(self.threads + 1));
         let part = sequence.keys.len() / self.threads;
         // Durable ones take long enough for a look at the clock.
         let timed_of = if self.sync { 1 } else { TIMED };
-        let begun = Instant::now();
-        let tallies: Vec<Result<Tally>> = std::thread::scope(|scope| {
-            let barrier = &barrier;
+        std::thread::scope(|scope| {
+            let (phase, barrier) = (&phase, &barrier);
             let work = |thread: usize| {
                 let keys = &sequence.keys[thread * part..][..part];
                 move || {
                     barrier.wait();
-                    work(ledger, keys, arguments, timed_of)
+                    work(ledger, keys, arguments.per_transaction, timed_of, phase)
                 }
             };
             let threads: Vec<_> = (0..self.threads).map(|thread| scope.spawn(work(thread))).collect();
+            run::conduct(phase, barrier, arguments.seconds);
             threads.into_iter().map(|thread| thread.join().expect("a worker does not panic")).collect()
-        });
-        let seconds = begun.elapsed().as_secs_f64();
-        let mut all = Tally::default();
-        for tally in tallies {
-            all.add(&tally?);
-        }
-        Ok((all, seconds))
+        })
     }
 
     fn row(&self, arguments: &Arguments) -> Row {
@@ -206,27 +216,31 @@ impl Setting {
     }
 }
 
-fn work(ledger: &dyn Ledger, keys: &[u64], arguments: &Arguments, timed_of: u64) -> Result<Tally> {
-    let mut tally = Tally::default();
-    let mut chosen = Vec::with_capacity(arguments.per_transaction);
-    let start = Instant::now();
-    for part in keys.chunks_exact(arguments.per_transaction).cycle() {
-        let timed = tally.commits.is_multiple_of(timed_of).then(Instant::now);
-        if timed.is_some_and(|begun| (begun - start).as_secs_f64() >= arguments.seconds) {
-            break;
+/// Commits until the run is over.
+fn work(ledger: &dyn Ledger, keys: &[u64], per_transaction: usize, timed_of: u64, phase: &AtomicU8) -> Result<Lane> {
+    let mut chosen = Vec::with_capacity(per_transaction);
+    let mut parts = keys.chunks_exact(per_transaction).cycle();
+    let mut commit_while = |own: u8| -> Result<Tally> {
+        let mut tally = Tally::default();
+        while phase.load(Ordering::Relaxed) == own {
+            let timed = tally.commits.is_multiple_of(timed_of).then(Instant::now);
+            chosen.clear();
+            chosen.extend_from_slice(parts.next().context("fewer keys than a transaction has")?);
+            chosen.sort_unstable();
+            while !ledger.add_one_to_each(&chosen)? {
+                tally.aborts += 1;
+            }
+            tally.commits += 1;
+            if let Some(begun) = timed {
+                tally.latency.saturating_record(begun.elapsed().as_nanos() as u64);
+            }
         }
-        chosen.clear();
-        chosen.extend_from_slice(part);
-        chosen.sort_unstable();
-        while !ledger.add_one_to_each(&chosen)? {
-            tally.aborts += 1;
-        }
-        tally.commits += 1;
-        if let Some(begun) = timed {
-            tally.latency.saturating_record(begun.elapsed().as_nanos() as u64);
-        }
-    }
-    Ok(tally)
+        Ok(tally)
+    };
+    let warm_up = commit_while(WARMING)?.commits;
+    let begun = Instant::now();
+    let tally = commit_while(MEASURED)?;
+    Ok(Lane { tally, warm_up, begun, ended: Instant::now() })
 }
 
 fn cells(row: &Row) -> Vec<String> {
@@ -252,7 +266,37 @@ fn draw(arguments: &Arguments, rows: &[Row]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::*;
+
+    struct Sum(AtomicU64);
+
+    impl Ledger for Sum {
+        fn load(&self, _: &[u64]) -> Result<()> {
+            Ok(())
+        }
+
+        fn add_one_to_each(&self, keys: &[u64]) -> Result<bool> {
+            self.0.fetch_add(keys.len() as u64, Ordering::Relaxed);
+            Ok(true)
+        }
+
+        fn sum(&self, _: &[u64]) -> Result<u64> {
+            Ok(self.0.load(Ordering::Relaxed))
+        }
+    }
+
+    #[test]
+    fn the_sum_has_the_commits_of_the_warm_up() {
+        let line = "esker-bench transactions --threads 3 --seconds 0.5 --sync off";
+        let crate::Experiment::Transactions(arguments) = crate::parsed(line) else { unreachable!() };
+        let (ledger, sequence) = (Sum(AtomicU64::new(0)), Sequence::draw(Distribution::Uniform, 1000, 0));
+        let lanes = settings(&arguments)[0].drive(&ledger, &arguments, &sequence).unwrap();
+        let made: u64 = lanes.iter().map(|lane| lane.warm_up + lane.tally.commits).sum();
+        assert_eq!(ledger.sum(&[]).unwrap(), made * 4);
+        assert!(lanes.len() == 3 && lanes.iter().any(|lane| lane.warm_up > 0));
+    }
 
     #[test]
     fn engines_under_one_load_stand_side_by_side() {
