@@ -200,7 +200,7 @@ fn row(arguments: &Arguments, name: Name, runs: &[Once]) -> Row {
         batch: 1,
         runs: runs.len(),
         ops_per_second: Spread::of(&totals),
-        bytes_per_entry: Spread::of(&bytes).median,
+        bytes_per_entry: Some(Spread::of(&bytes).median),
         memory_bytes: arguments.memory.filter(|_| name == Name::Esker),
         million_ops_per_second: median_course(runs),
         records: Some(arguments.records),
@@ -241,7 +241,7 @@ fn cells(row: &Row) -> Vec<String> {
         report::rate(row.ops_per_second.max),
         report::rate(course.first().copied().unwrap_or(0.0)),
         report::rate(course.last().copied().unwrap_or(0.0)),
-        format!("{:.1}", row.bytes_per_entry),
+        report::bytes(row.bytes_per_entry),
         report::optional(row.ratio_to_best_peer),
     ]
 }

@@ -195,7 +195,7 @@ fn base_row(arguments: &Arguments, engine: &str, operation: &str, rate: Spread) 
 
 fn engine_row(arguments: &Arguments, measurement: &Measurement, operation: &str, rate: Spread) -> Row {
     Row {
-        bytes_per_entry: measurement.bytes_per_entry,
+        bytes_per_entry: Some(measurement.bytes_per_entry),
         memory_bytes: measurement.name.takes_memory().then_some(arguments.memory),
         ..base_row(arguments, measurement.name.text(), operation, rate)
     }

@@ -87,8 +87,8 @@ pub(crate) struct Row {
     pub(crate) runs: usize,
     /// The rate.
     pub(crate) ops_per_second: Spread,
-    /// Growth of the resident set.
-    pub(crate) bytes_per_entry: f64,
+    /// Growth of the resident set, where it was measured.
+    pub(crate) bytes_per_entry: Option<f64>,
     /// The time of calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) latency_ns: Option<Latency>,
@@ -342,6 +342,11 @@ pub(crate) fn nanoseconds(ns: u64) -> String {
 /// Whole mebibytes, or a dash.
 pub(crate) fn mebibytes(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "-".to_owned(), |bytes| (bytes >> 20).to_string())
+}
+
+/// Bytes with a digit behind the point, or a dash.
+pub(crate) fn bytes(bytes: Option<f64>) -> String {
+    bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{bytes:.1}"))
 }
 
 /// A number, or a dash where there is none.

@@ -244,7 +244,7 @@ impl<'a> Experiment<'a> {
             batch: setting.batch,
             runs: results.rates.len(),
             ops_per_second: Spread::of(&results.rates),
-            bytes_per_entry: Spread::of(&results.bytes_per_entry).median,
+            bytes_per_entry: Some(Spread::of(&results.bytes_per_entry).median),
             latency_ns: Some(Latency::of(&results.latency)),
             memory_bytes: self.arguments.memory.filter(|_| setting.engine.takes_memory()),
             ..Row::default()
@@ -323,7 +323,7 @@ fn cells(row: &Row) -> Vec<String> {
         report::rate(row.ops_per_second.min),
         report::rate(row.ops_per_second.max),
         report::optional(row.ratio_to_best_peer),
-        format!("{:.1}", row.bytes_per_entry),
+        report::bytes(row.bytes_per_entry),
     ];
     let latency = row.latency_ns.map(|l| [l.p50, l.p99, l.p999, l.max]).unwrap_or_default();
     cells.extend(latency.map(report::nanoseconds));

@@ -399,7 +399,7 @@ fn row(arguments: &Arguments, setting: &Setting, operation: &str, choice: &'stat
         batch: 1,
         runs: arguments.runs,
         ops_per_second: Spread::of(&[pass.rate]),
-        bytes_per_entry: resident as f64 / arguments.adds as f64,
+        bytes_per_entry: Some(resident as f64 / arguments.adds as f64),
         latency_ns: Some(pass.latency),
         memory_bytes: (setting.percent > 0).then(|| setting.told(arguments.adds)),
         memory_fraction: Some(setting.fraction(arguments.adds)),

@@ -235,7 +235,7 @@ impl Results {
             batch: setting.batch,
             runs: series.rates.len(),
             ops_per_second: Spread::of(&series.rates),
-            bytes_per_entry: Spread::of(&self.bytes_per_entry).median,
+            bytes_per_entry: Some(Spread::of(&self.bytes_per_entry).median),
             latency_ns: Some(Latency::of(&series.latency)),
             memory_bytes: Some(arguments.memory).filter(|_| setting.engine.takes_memory()),
             records: Some(series.operations / series.rates.len().max(1) as u64),
