@@ -345,6 +345,11 @@ impl Commits {
         }
     }
 
+    /// How keys are chosen.
+    fn distribution(&self) -> &'static str {
+        if self.promise == Promise::AtOnce { "in turn" } else { Distribution::Uniform.name() }
+    }
+
     fn keys(&self, arguments: &Arguments) -> u64 {
         if self.promise == Promise::AtOnce { COMMIT_KEYS * self.threads as u64 } else { arguments.keys }
     }
@@ -490,11 +495,13 @@ fn update_rows(arguments: &Arguments, updates: &[Updates]) -> Vec<Row> {
 
 fn commit_rows(arguments: &Arguments, commits: &[Commits], syncs: &[f64]) -> Vec<Row> {
     let sync = Spread::of(syncs);
-    let plain = Row { value_bytes: 4096, keys: 0, memory_bytes: None, ..base_row(arguments, "plain file", "fdatasync", 1, sync) };
+    let plain = base_row(arguments, "plain file", "fdatasync", 1, sync);
+    let plain = Row { distribution: "in order", value_bytes: 4096, keys: 0, memory_bytes: None, ..plain };
     let row = |commits: &Commits| {
         let rate = Spread::of(&commits.rates);
         let is_at_once = commits.promise == Promise::AtOnce;
         Row {
+            distribution: commits.distribution(),
             keys: commits.keys(arguments),
             ratio_to_fdatasync: is_at_once.then(|| rate.median / sync.median),
             line_seconds: (!is_at_once).then_some(arguments.line_seconds),
@@ -624,6 +631,13 @@ mod tests {
             let first = [Name::Esker, Name::Rocksdb, Name::Lmdb][run];
             assert!(order.len() == 9 && order.iter().step_by(3).all(|engine| *engine == first), "{order:?}");
         }
+    }
+
+    #[test]
+    fn rows_of_durable_calls_say_where_they_go() {
+        let crate::Experiment::Commit(arguments) = crate::parsed("esker-bench commit --commit-threads 1,8") else { unreachable!() };
+        let rows = commit_rows(&arguments, &commits(&arguments), &[1.0]);
+        assert!(rows.iter().map(|row| row.distribution).eq(["in order", "in turn", "in turn", "uniform"]));
     }
 
     /// Keys are drawn before the clock starts: who has 50 ms and nothing to do makes many puts.
