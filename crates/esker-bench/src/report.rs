@@ -130,6 +130,9 @@ pub(crate) struct Row {
     /// The share of reads that the best static choice of records in memory would not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) static_misses: Option<f64>,
+    /// The memory asked for, in hundredths of what the data take; 0: a store without a device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) memory_percent: Option<u64>,
     /// The memory that was given, which is no less than the least a store takes, against what the data take; 1 without a device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memory_fraction: Option<f64>,
@@ -233,6 +236,7 @@ fn rivals(row: &Row, other: &Row) -> bool {
         && row.reads_percent == other.reads_percent
         && row.distribution == other.distribution
         && row.threads == other.threads
+        && row.memory_percent == other.memory_percent
         && (row.integrity, row.durability) == (other.integrity, other.durability);
     let batch = other.batch == 1 || other.batch == row.batch;
     same && batch && other.engine != row.engine && !other.engine.starts_with("esker")
@@ -369,6 +373,14 @@ mod tests {
         compare(&mut rows);
         let ratios: Vec<_> = rows.iter().map(|row| row.ratio_to_best_peer.unwrap()).collect();
         assert_eq!(ratios, [2.0, 2.0 / 3.0, 1.5]);
+    }
+
+    #[test]
+    fn rivals_have_the_same_memory() {
+        let with = |percent, row| Row { memory_percent: Some(percent), ..row };
+        let mut rows = [with(10, row("esker", 1, 6.0)), with(10, row("foyer", 1, 2.0)), with(25, row("foyer", 1, 3.0))];
+        compare(&mut rows);
+        assert_eq!(rows.map(|row| row.ratio_to_best_peer), [Some(3.0), None, None]);
     }
 
     #[test]

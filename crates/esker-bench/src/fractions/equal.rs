@@ -5,7 +5,7 @@
 //! measured, the closer these come to the peer's bytes; they never pass them. What is in memory alone is compared with what is; bytes are those at the end
 //! of a row's work.
 
-use super::fraction_text;
+use super::memory_text;
 use crate::report::{self, Row, Spread};
 
 /// A peer's row and Esker's.
@@ -51,7 +51,8 @@ pub(super) fn print(rows: &[Row]) {
         return;
     }
     report::say!("\nAt the bytes that each of the others took, or fewer:");
-    let head = ["engine", "operation", "threads", "MiB", "median", "lost/get", "esker with", "MiB", "median", "times as fast"];
+    let head =
+        ["engine", "operation", "keys", "memory", "threads", "MiB", "median", "lost/get", "esker with", "MiB", "median", "times as fast"];
     report::print_table(&head, &pairs.iter().map(|pair| cells(*pair)).collect::<Vec<_>>());
     let mut peers: Vec<_> = pairs.iter().map(|(peer, _)| peer.engine.as_str()).collect();
     peers.sort_unstable();
@@ -67,11 +68,13 @@ fn cells((peer, own): Pair<'_>) -> Vec<String> {
     vec![
         peer.engine.clone(),
         peer.operation.clone(),
+        peer.distribution.to_owned(),
+        memory_text(peer),
         peer.threads.to_string(),
         report::mebibytes(peer.resident_bytes),
         report::rate(rate(peer)),
         peer.lost_per_get.map_or_else(|| "-".to_owned(), |lost| format!("{lost:.3}")),
-        fraction_text(own),
+        memory_text(own),
         report::mebibytes(own.resident_bytes),
         report::rate(rate(own)),
         format!("{:.2}", ratio((peer, own))),

@@ -150,7 +150,7 @@ impl Setting {
     }
 
     fn text(&self) -> String {
-        format!("{}, {}, {} threads", self.name(), memory_text(self.percent), self.threads)
+        format!("{}, {}, {} threads", self.name(), percent_text(self.percent), self.threads)
     }
 
     /// All but the engine, and what it does with cold records, is the same.
@@ -166,7 +166,7 @@ impl Setting {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let mut measured: Vec<(Setting, Vec<Vec<Row>>)> = settings(arguments).into_iter().map(|setting| (setting, Vec::new())).collect();
+    let mut measured: Vec<(Setting, Vec<Vec<Measured>>)> = settings(arguments).into_iter().map(|setting| (setting, Vec::new())).collect();
     let bar = progress::bar((measured.len() * arguments.runs) as u64);
     let draws: Vec<_> = arguments.threads.iter().map(|&threads| Draws::of(arguments, threads)).collect();
     for run in 0..arguments.runs {
@@ -189,6 +189,8 @@ fn finish(arguments: &Arguments, rows: &[Row]) -> Result<()> {
     let head = [
         "engine",
         "operation",
+        "keys",
+        "memory",
         "told MiB",
         "threads",
         "median",
@@ -223,23 +225,24 @@ fn drawing(title: &str, rows: &[Row]) -> String {
                 if row.reads_percent == 0 { "adds a second".to_owned() } else { format!("gets a second, {}", row.distribution) };
             let threads = if row.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", row.threads) };
             let of = rows.iter().filter(|other| panel_of(other) == name);
-            let points = of.map(|row| (row.engine.clone(), fraction_text(row), row.ops_per_second));
+            let points = of.map(|row| (row.engine.clone(), memory_text(row), row.ops_per_second));
             panels.push((name, chart::Panel::of_rates(&format!("{operation}, {threads}"), points)));
         }
     }
     let threads = rows.iter().map(|row| row.threads).max();
     let adds = rows.iter().filter(|row| row.reads_percent == 0 && Some(row.threads) == threads);
-    let resident = adds.map(|row| (row.engine.clone(), fraction_text(row), Spread::of(&[(row.resident_bytes.unwrap_or(0) >> 20) as f64])));
+    let resident = adds.map(|row| (row.engine.clone(), memory_text(row), Spread::of(&[(row.resident_bytes.unwrap_or(0) >> 20) as f64])));
     let resident = chart::Panel::new("MiB resident after the adds", "MiB", resident);
     chart::sheet(title, &panels.into_iter().map(|(_, panel)| panel).chain([resident]).collect::<Vec<_>>())
 }
 
-fn memory_text(percent: u64) -> String {
-    if percent == 0 { "memory".to_owned() } else { format!("{percent} %") }
+/// What was asked for; what was given may be more.
+fn memory_text(row: &Row) -> String {
+    percent_text(row.memory_percent.unwrap_or(0))
 }
 
-fn fraction_text(row: &Row) -> String {
-    row.operation.rsplit(", ").next().unwrap_or_default().to_owned()
+fn percent_text(percent: u64) -> String {
+    if percent == 0 { "memory".to_owned() } else { format!("{percent} %") }
 }
 
 /// Rates against the fastest map's, and bytes against the smallest one's: maps hold all in memory, whatever the fraction.
@@ -277,13 +280,19 @@ fn settings(arguments: &Arguments) -> Vec<Setting> {
     settings
 }
 
+/// A row of one run, and the calls that were timed for it.
+struct Measured {
+    row: Row,
+    latency: Histogram<u64>,
+}
+
 /// The rows of one run: the adds, then the reads of each choice.
-fn measure(arguments: &Arguments, setting: &Setting, draws: &Draws) -> Result<Vec<Row>> {
+fn measure(arguments: &Arguments, setting: &Setting, draws: &Draws) -> Result<Vec<Measured>> {
     let base = memory::settled_bytes();
     let cache = setting.engine.open(setting, arguments.adds)?;
     let added = add(&*cache, arguments.adds, setting)?;
     let resident = || memory::resident_bytes().saturating_sub(base);
-    let mut rows = vec![row(arguments, setting, "add", "scattered", &added, resident())];
+    let mut rows = vec![Measured { row: row(arguments, setting, "add", "scattered", &added, resident()), latency: added.latency }];
     for (choice, drawn) in &draws.keys {
         let (choice, count) = (*choice, draws.count);
         let mut last = None;
@@ -298,7 +307,7 @@ fn measure(arguments: &Arguments, setting: &Setting, draws: &Draws) -> Result<Ve
                 (row.device_reads_per_get, row.promotions_per_get) = (Some(per_get(0)), Some(per_get(1)));
                 row.static_misses = (choice == Choice::Zipf).then(|| static_misses(arguments.adds, after[2]));
             }
-            last = Some(row);
+            last = Some(Measured { row, latency: found.latency });
         }
         rows.extend(last);
     }
@@ -344,7 +353,7 @@ struct Pass {
     /// The part of the calls that found nothing.
     lost: f64,
     /// Of one call in so many.
-    latency: Latency,
+    latency: Histogram<u64>,
 }
 
 impl Pass {
@@ -376,7 +385,7 @@ impl Pass {
             lost += count;
             all += latency;
         }
-        Ok(Self { rate: calls as f64 / elapsed, lost: lost as f64 / calls as f64, latency: Latency::of(&all) })
+        Ok(Self { rate: calls as f64 / elapsed, lost: lost as f64 / calls as f64, latency: all })
     }
 }
 
@@ -390,7 +399,7 @@ fn row(arguments: &Arguments, setting: &Setting, operation: &str, choice: &'stat
     Row {
         experiment: "hybrid",
         engine: setting.name(),
-        operation: format!("{operation} {choice}, {}", memory_text(setting.percent)),
+        operation: operation.to_owned(),
         reads_percent: if operation == "get" { 100 } else { 0 },
         distribution: choice,
         threads: setting.threads,
@@ -400,26 +409,32 @@ fn row(arguments: &Arguments, setting: &Setting, operation: &str, choice: &'stat
         runs: arguments.runs,
         ops_per_second: Spread::of(&[pass.rate]),
         bytes_per_entry: Some(resident as f64 / arguments.adds as f64),
-        latency_ns: Some(pass.latency),
         memory_bytes: (setting.percent > 0).then(|| setting.told(arguments.adds)),
+        memory_percent: Some(setting.percent),
         memory_fraction: Some(setting.fraction(arguments.adds)),
         resident_bytes: Some(resident),
         ..Row::default()
     }
 }
 
-/// The rows of several runs as one each: the rates of all, and what else the last one gave.
-fn joined(runs: Vec<Vec<Row>>) -> Vec<Row> {
-    let rates = |at: usize| runs.iter().map(|run| run[at].ops_per_second.median).collect::<Vec<_>>();
-    let spreads: Vec<_> = (0..runs[0].len()).map(|at| Spread::of(&rates(at))).collect();
-    let last = runs.into_iter().next_back().unwrap_or_default();
-    last.into_iter().zip(spreads).map(|(row, ops_per_second)| Row { ops_per_second, ..row }).collect()
+/// The rows of several runs as one each: the rates and the timed calls of all, and what else the last one gave.
+fn joined(mut runs: Vec<Vec<Measured>>) -> Vec<Row> {
+    let last = runs.pop().unwrap_or_default();
+    let join = |(at, Measured { row, mut latency }): (usize, Measured)| {
+        runs.iter().for_each(|run| latency += &run[at].latency);
+        let rates = runs.iter().map(|run| run[at].row.ops_per_second.median).chain([row.ops_per_second.median]);
+        let ops_per_second = Spread::of(&rates.collect::<Vec<_>>());
+        Row { ops_per_second, latency_ns: Some(Latency::of(&latency)), ..row }
+    };
+    last.into_iter().enumerate().map(join).collect()
 }
 
 fn cells(row: &Row) -> Vec<String> {
     vec![
         row.engine.clone(),
         row.operation.clone(),
+        row.distribution.to_owned(),
+        memory_text(row),
         report::mebibytes(row.memory_bytes),
         row.threads.to_string(),
         report::rate(row.ops_per_second.median),
@@ -452,7 +467,7 @@ mod tests {
     #[test]
     fn rows_say_what_an_engine_was_told() {
         let crate::Experiment::Hybrid(arguments) = crate::parsed("esker-bench hybrid --adds 1000000") else { unreachable!() };
-        let pass = Pass { rate: 1.0, lost: 0.0, latency: Latency::of(&run::histogram()) };
+        let pass = Pass { rate: 1.0, lost: 0.0, latency: run::histogram() };
         let told = |engine, percent, cold| {
             let row = row(&arguments, &Setting { engine, percent, threads: 1, cold }, "add", "scattered", &pass, 0);
             (row.memory_bytes, row.memory_fraction.unwrap())
@@ -464,6 +479,18 @@ mod tests {
         assert_eq!(told(Name::Esker, 0, Cold::Promoted), (None, 1.0));
         #[cfg(feature = "peers")]
         assert_eq!([Name::Foyer, Name::Moka].map(|engine| told(engine, 10, Cold::Promoted)), [(Some(4_000_000), 0.1); 2]);
+    }
+
+    #[test]
+    fn runs_are_joined_with_all_their_calls() {
+        let measured = |rate: f64, nanoseconds: u64| {
+            let mut latency = run::histogram();
+            latency.record(nanoseconds).unwrap();
+            vec![Measured { row: Row { ops_per_second: Spread::of(&[rate]), ..Row::default() }, latency }]
+        };
+        let rows = joined(vec![measured(1.0, 900), measured(3.0, 100), measured(2.0, 500)]);
+        let (rate, latency) = (rows[0].ops_per_second, rows[0].latency_ns.unwrap());
+        assert_eq!(([rate.median, rate.min, rate.max], [latency.p50, latency.max]), ([2.0, 1.0, 3.0], [500, 900]));
     }
 
     /// Maps come once, where they hold everything, and nobody else does there.
