@@ -2,7 +2,7 @@
 //!
 //! A map that doubles by copying everything shows it here twice: as dips of the rate, and as one
 //! insert that waits for the copy. Timing every insert slows all of them, so the rate and the
-//! slowest insert come from two passes over fresh maps. Beside the slowest insert stands what a
+//! times of inserts come from two passes over fresh maps. Beside the slowest insert stands what a
 //! thread sees that only looks at the clock: a machine that others use stops now and then, too.
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 
 use crate::engines::{Name, Settings};
-use crate::report::{self, Row, Spread};
+use crate::report::{self, Latency, Row, Spread};
 use crate::run::{Growth, MILLION};
 use crate::{Outputs, chart, memory, number, progress, size};
 
@@ -51,7 +51,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 fn grow(arguments: &Arguments, name: Name, bar: &ProgressBar) -> Result<Row> {
     bar.set_message(name.text());
     let Pass { growth: course, bytes_per_entry, peak, seen_in } = pass(arguments, name, false, bar)?;
-    let inserts = pass(arguments, name, true, bar)?.growth.pauses;
+    let Growth { pauses: inserts, latency, .. } = pass(arguments, name, true, bar)?.growth;
     bar.set_message("the machine by itself");
     let machine = inserts.of_the_machine();
     let seconds: f64 = course.rates.iter().zip(sizes(arguments.keys)).map(|(r, n)| n / r).sum();
@@ -68,6 +68,7 @@ fn grow(arguments: &Arguments, name: Name, bar: &ProgressBar) -> Result<Row> {
         runs: 1,
         ops_per_second: Spread::of(&[rate]),
         bytes_per_entry: Some(bytes_per_entry),
+        latency_ns: Some(Latency::of(&latency)),
         memory_bytes: arguments.memory.filter(|_| name.takes_memory()),
         million_ops_per_second: course.rates,
         slowest_insert_ns: Some(u64::try_from(inserts.longest.as_nanos())?),

@@ -105,12 +105,12 @@ impl Measured {
 }
 
 /// The course of a growing map.
-#[derive(Clone, Debug, Default)]
 pub(crate) struct Growth {
     /// The rate of each million of inserts, per second.
     pub(crate) rates: Vec<f64>,
     /// What the inserts took, where each was timed.
     pub(crate) pauses: Pauses,
+    pub(crate) latency: Histogram<u64>,
 }
 
 /// What took long between one look at the clock and the next.
@@ -225,13 +225,13 @@ impl<E: Engine> Contestant for E {
     }
 
     fn grow(&self, keys: u64, time_each: bool, progress: &dyn Fn(u64)) -> Growth {
-        let mut growth = Growth::default();
+        let mut growth = Growth { rates: Vec::new(), pauses: Pauses::default(), latency: histogram() };
         let mut session = self.session();
         for from in (0..keys).step_by(MILLION as usize) {
             let range = from..(from + MILLION).min(keys);
             let (inserts, start) = (range.end - range.start, Instant::now());
             if time_each {
-                insert_timed(&mut session, range, &mut growth.pauses);
+                insert_timed(&mut session, range, &mut growth);
             } else {
                 insert(&mut session, range);
             }
@@ -508,7 +508,7 @@ fn insert(session: &mut impl Session, range: std::ops::Range<u64>) {
 }
 
 /// Inserts the keys of a range of indices and notes what each took.
-fn insert_timed(session: &mut impl Session, range: std::ops::Range<u64>, pauses: &mut Pauses) {
+fn insert_timed(session: &mut impl Session, range: std::ops::Range<u64>, growth: &mut Growth) {
     let mut last = Instant::now();
     for index in range {
         let key = keys::key(index);
@@ -517,7 +517,8 @@ fn insert_timed(session: &mut impl Session, range: std::ops::Range<u64>, pauses:
             session.refresh();
         }
         let now = Instant::now();
-        pauses.note(now - last);
+        growth.pauses.note(now - last);
+        growth.latency.saturating_record((now - last).as_nanos() as u64);
         last = now;
     }
 }
