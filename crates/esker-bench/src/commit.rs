@@ -524,7 +524,7 @@ fn update_cells(row: &Row) -> Vec<String> {
     cells.push(row.ratio_to_no_lines.map_or_else(|| "-".to_owned(), spread));
     cells.push(row.lowest_interval_to_median.map_or_else(|| "-".to_owned(), spread));
     cells.push(report::optional(row.log_bytes_per_update));
-    cells.extend(latencies(row));
+    cells.extend(report::latencies(row));
     cells
 }
 
@@ -537,7 +537,7 @@ fn commit_cells(row: &Row) -> Vec<String> {
     let mut cells = vec![format!("{}, {}", row.engine, row.operation), row.threads.to_string()];
     cells.extend(rates(row));
     cells.push(report::optional(row.ratio_to_fdatasync));
-    cells.extend(latencies(row));
+    cells.extend(report::latencies(row));
     cells
 }
 
@@ -547,13 +547,6 @@ fn rates(row: &Row) -> [String; 3] {
 
 fn spread(values: Spread) -> String {
     format!("{:.2} ({:.2}-{:.2})", values.median, values.min, values.max)
-}
-
-fn latencies(row: &Row) -> [String; 4] {
-    match row.latency_ns {
-        Some(latency) => [latency.p50, latency.p99, latency.p999, latency.max].map(report::nanoseconds),
-        None => ["-"; 4].map(str::to_owned),
-    }
 }
 
 /// The course of the first run of each setting.

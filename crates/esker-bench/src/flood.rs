@@ -17,7 +17,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::answers::Answers;
-use crate::report::{self, Latency};
+use crate::report::{self, Latency, Spread};
 use crate::{Place, Rows, keys, number, progress, run, size};
 
 /// Of the records a cache's disk holds one in so many.
@@ -99,17 +99,11 @@ impl Arguments {
 /// What became of a flood.
 #[derive(Debug, Serialize)]
 struct Row {
-    experiment: &'static str,
-    engine: &'static str,
+    #[serde(flatten)]
+    common: report::Row,
     kind: &'static str,
-    records: u64,
-    value_bytes: u64,
-    memory_bytes: u64,
     /// As asked for; 0: as fast as they are taken.
     rate: u64,
-    /// Records that were taken: what was refused does not count.
-    ops_per_second: f64,
-    latency_ns: Latency,
     /// Puts that ended with `Full`.
     refused: u64,
     /// Records that were taken and are not there.
@@ -140,7 +134,8 @@ fn measure(arguments: &Arguments, kind: Kind, rate: u64, directory: &Path) -> Re
     let mut latency = run::histogram();
     let begun = Instant::now();
     let refused = flood(&store, arguments, rate, begun, &mut latency)?;
-    let ops_per_second = (arguments.records - refused) as f64 / begun.elapsed().as_secs_f64();
+    // What was refused does not count.
+    let taken_per_second = (arguments.records - refused) as f64 / begun.elapsed().as_secs_f64();
     let count = || store.stats().cache.map_or(0, |cache| cache.evictions);
     let (missing, counted) = loop {
         let before = count();
@@ -156,20 +151,23 @@ fn measure(arguments: &Arguments, kind: Kind, rate: u64, directory: &Path) -> Re
     ensure!(missing >= refused, "a refused record is there");
     let lost = missing - refused;
     ensure!(lost == 0 || matches!(kind, Kind::Cache | Kind::DiskCache), "a store lost {lost} records");
-    Ok(Row {
+    let common = report::Row {
         experiment: "flood",
-        engine: "esker",
-        kind: kind.name(),
-        records: arguments.records,
+        engine: "esker".to_owned(),
+        operation: "put".to_owned(),
+        distribution: "scattered",
+        threads: 1,
+        keys: arguments.records,
         value_bytes: arguments.value_bytes,
-        memory_bytes: arguments.memory(),
-        rate,
-        ops_per_second,
-        latency_ns: Latency::of(&latency),
-        refused,
-        lost,
-        counted,
-    })
+        batch: 1,
+        runs: 1,
+        ops_per_second: Spread::of(&[taken_per_second]),
+        latency_ns: Some(Latency::of(&latency)),
+        memory_bytes: Some(arguments.memory()),
+        records: Some(arguments.records),
+        ..report::Row::default()
+    };
+    Ok(Row { common, kind: kind.name(), rate, refused, lost, counted })
 }
 
 /// Puts all records; how many were refused.
@@ -214,8 +212,8 @@ fn print(rows: &[Row]) {
     let head = ["who", "asked", "taken", "p50", "p99", "p99.9", "max", "refused", "lost", "counted"];
     let body = rows.iter().map(|row| {
         let asked = if row.rate == 0 { "all there is".to_owned() } else { report::rate(row.rate as f64) };
-        let mut cells = vec![row.kind.to_owned(), asked, report::rate(row.ops_per_second)];
-        cells.extend([row.latency_ns.p50, row.latency_ns.p99, row.latency_ns.p999, row.latency_ns.max].map(report::nanoseconds));
+        let mut cells = vec![row.kind.to_owned(), asked, report::rate(row.common.ops_per_second.median)];
+        cells.extend(report::latencies(&row.common));
         cells.extend([row.refused, row.lost, row.counted].map(|count| count.to_string()));
         cells
     });
@@ -244,7 +242,7 @@ mod tests {
         let memory = of(Kind::Memory, 150_000);
         assert!(memory.refused > 40_000);
         // No put begins before it is due, so less than a third of the rate is taken.
-        assert!(memory.ops_per_second < 50_000.0, "{}", memory.ops_per_second);
+        assert!(memory.common.ops_per_second.median < 50_000.0, "{memory:?}");
         let cache = of(Kind::Cache, 0);
         assert!(cache.lost > 40_000 && cache.refused == 0);
         assert_eq!(cache.lost, cache.counted);

@@ -343,6 +343,14 @@ pub(crate) fn nanoseconds(ns: u64) -> String {
     }
 }
 
+/// The times of a row's calls, or dashes.
+pub(crate) fn latencies(row: &Row) -> [String; 4] {
+    match row.latency_ns {
+        Some(latency) => [latency.p50, latency.p99, latency.p999, latency.max].map(nanoseconds),
+        None => ["-"; 4].map(str::to_owned),
+    }
+}
+
 /// Whole mebibytes, or a dash.
 pub(crate) fn mebibytes(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "-".to_owned(), |bytes| (bytes >> 20).to_string())

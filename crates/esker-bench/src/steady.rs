@@ -22,7 +22,7 @@ use serde::Serialize;
 use crate::answers::Answers;
 use crate::append::{RECORD, check, record};
 use crate::keys::{self, Distribution, Popular};
-use crate::report::{self, Latency};
+use crate::report::{self, Latency, Spread};
 use crate::{Outputs, Place, chart, progress, run, size};
 
 /// The pieces of the longest list: 16 KiB.
@@ -86,20 +86,13 @@ impl Arguments {
 /// How it went.
 #[derive(Debug, Serialize)]
 struct Row {
-    experiment: &'static str,
-    engine: &'static str,
-    distribution: &'static str,
-    keys: u64,
-    threads: u64,
-    batch: u64,
+    #[serde(flatten)]
+    common: report::Row,
     list_bytes: u64,
-    memory_bytes: u64,
     rate: f64,
-    ops_per_second: f64,
     slowest_second: f64,
     /// The standard deviation of a second's updates to their mean.
     variation: f64,
-    latency_ns: Latency,
     /// Of the first tenth of the time, and of the last.
     p99_first_ns: u64,
     p99_last_ns: u64,
@@ -339,20 +332,27 @@ fn measure(arguments: &Arguments) -> Result<Row> {
     let second_ops: Vec<f64> = whole.iter().map(|updates| *updates as f64).collect();
     let mean = second_ops.iter().sum::<f64>() / second_ops.len() as f64;
     let variance = second_ops.iter().map(|updates| (updates - mean).powi(2)).sum::<f64>() / second_ops.len() as f64;
-    Ok(Row {
+    let common = report::Row {
         experiment: "steady",
-        engine: "esker",
+        engine: "esker".to_owned(),
+        operation: "update".to_owned(),
         distribution: arguments.distribution.name(),
+        threads: arguments.threads as usize,
         keys: arguments.keys,
-        threads: arguments.threads,
-        batch: arguments.batch,
+        value_bytes: RECORD as u64,
+        batch: arguments.batch as usize,
+        runs: 1,
+        ops_per_second: Spread::of(&[all.len() as f64 / took]),
+        latency_ns: Some(Latency::of(&all)),
+        memory_bytes: Some(memory_bytes),
+        ..report::Row::default()
+    };
+    Ok(Row {
+        common,
         list_bytes,
-        memory_bytes,
         rate: arguments.rate,
-        ops_per_second: all.len() as f64 / took,
         slowest_second: second_ops.iter().copied().fold(f64::INFINITY, f64::min),
         variation: variance.sqrt() / mean,
-        latency_ns: Latency::of(&all),
         p99_first_ns: seen.parts[0].value_at_quantile(0.99),
         p99_last_ns: seen.parts[PARTS - 1].value_at_quantile(0.99),
         device_reads_per_update: (stats.operations.device_reads - reads_before) as f64 / all.len() as f64,
@@ -366,9 +366,9 @@ fn measure(arguments: &Arguments) -> Result<Row> {
 fn print(row: &Row) {
     report::say!(
         "{} lists of {} MiB, memory {} MiB, {} asked for",
-        row.keys,
+        row.common.keys,
         row.list_bytes >> 20,
-        row.memory_bytes >> 20,
+        report::mebibytes(row.common.memory_bytes),
         report::rate(row.rate)
     );
     let head = [
@@ -385,9 +385,9 @@ fn print(row: &Row) {
         "pruned",
         "files MiB",
     ];
-    let mut cells = vec![report::rate(row.ops_per_second), report::rate(row.slowest_second), format!("{:.1} %", row.variation * 100.0)];
-    let Latency { p50, p99, p999, max, .. } = row.latency_ns;
-    cells.extend([p50, p99, p999, max, row.p99_first_ns, row.p99_last_ns].map(report::nanoseconds));
+    let rates = [row.common.ops_per_second.median, row.slowest_second].map(report::rate);
+    let mut cells = [&rates[..], &[format!("{:.1} %", row.variation * 100.0)], &report::latencies(&row.common)].concat();
+    cells.extend([row.p99_first_ns, row.p99_last_ns].map(report::nanoseconds));
     cells.extend([format!("{:.2}", row.device_reads_per_update), row.pruned.to_string(), (row.file_bytes >> 20).to_string()]);
     report::print_table(&head, &[cells]);
 }
@@ -418,8 +418,8 @@ mod tests {
     fn lists_are_kept_up_to_date() {
         for distribution in [Distribution::Zipf, Distribution::Uniform] {
             let row = measure(&Arguments { distribution, ..arguments() }).unwrap();
-            assert!((24 << 20..40 << 20).contains(&row.list_bytes) && row.memory_bytes == size::LEAST, "{row:?}");
-            assert!(row.device_reads_per_update > 0.0 && row.ops_per_second > 0.0 && row.pruned > 10_000, "{row:?}");
+            assert!((24 << 20..40 << 20).contains(&row.list_bytes) && row.common.memory_bytes == Some(size::LEAST), "{row:?}");
+            assert!(row.device_reads_per_update > 0.0 && row.common.ops_per_second.median > 0.0 && row.pruned > 10_000, "{row:?}");
         }
     }
 
@@ -428,7 +428,7 @@ mod tests {
     fn no_more_is_told_than_was_asked_for() {
         let few = Arguments { keys: 2_000, rate: 1000.0, batch: 500, threads: 1, seconds: 1.0, ..arguments() };
         let row = measure(&few).unwrap();
-        assert!(row.ops_per_second <= 1000.1 && row.second_ops.len() <= 2, "{row:?}");
+        assert!(row.common.ops_per_second.median <= 1000.1 && row.second_ops.len() <= 2, "{row:?}");
     }
 
     /// An hour at a tenth more than the device bears ends six minutes late.

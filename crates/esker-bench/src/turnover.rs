@@ -83,17 +83,14 @@ pub(crate) struct Arguments {
 /// What a setting did.
 #[derive(Debug, Serialize)]
 struct Row {
-    experiment: &'static str,
+    /// Its rate is that of whole turnovers, its calls are batches that are replaced.
+    #[serde(flatten)]
+    common: report::Row,
     home: &'static str,
     order: &'static str,
     live_percent: u64,
-    records: u64,
-    value_bytes: u64,
-    memory_bytes: u64,
     /// Records replaced a second, turnover by turnover.
     turnover_per_second: Vec<f64>,
-    /// Of a batch that is replaced.
-    latency_ns: Latency,
     /// The median rate of the later half of the turnovers to that of the earlier; the first, which finds a store with room to spare, is of neither.
     #[serde(skip_serializing_if = "Option::is_none")]
     late_to_early: Option<f64>,
@@ -124,13 +121,15 @@ impl Order {
     fn name(self) -> &'static str {
         ["oldest", "random", "none, uniform", "none, zipf"][self as usize]
     }
+
+    fn operation(self) -> &'static str {
+        if self.distribution().is_some() { "put" } else { "replace" }
+    }
 }
 
 impl Row {
-    /// All records replaced a second, of whole turnovers.
     fn rate(&self) -> f64 {
-        let seconds: f64 = self.turnover_per_second.iter().map(|rate| 1.0 / rate).sum();
-        self.turnover_per_second.len() as f64 / seconds
+        self.common.ops_per_second.median
     }
 }
 
@@ -147,7 +146,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                 bar.set_message(format!("{}, {} goes, {live} % live", home.name(), order.name()));
                 let mut row = measure(arguments, home, order, live, &bar)?;
                 let emptiest = rows.get(first).unwrap_or(&row).rate();
-                row.ratio_to_emptiest = Some(row.rate() / emptiest).filter(|ratio| ratio.is_finite());
+                row.ratio_to_emptiest = Some(row.rate() / emptiest).filter(|ratio| ratio.is_normal());
                 rows.push(row);
             }
         }
@@ -192,17 +191,29 @@ fn measure(arguments: &Arguments, home: Home, order: Order, live: u64, bar: &Pro
     };
     records.check()?;
     bar.inc(arguments.turnovers - rates.len() as u64);
-    let row = Row {
+    let common = report::Row {
         experiment: "turnover",
+        engine: "esker".to_owned(),
+        operation: order.operation().to_owned(),
+        distribution: order.distribution().map_or(order.name(), Distribution::name),
+        threads: 1,
+        keys: records.live.len() as u64,
+        value_bytes: arguments.value_bytes,
+        batch: BATCH,
+        runs: 1,
+        ops_per_second: Spread::of(rate(&rates).as_slice()),
+        latency_ns: Some(Latency::of(&latency)),
+        memory_bytes: Some(arguments.memory),
+        records: Some(records.live.len() as u64),
+        ..report::Row::default()
+    };
+    let row = Row {
+        common,
         home: home.name(),
         order: order.name(),
         live_percent: live,
-        records: records.live.len() as u64,
-        value_bytes: arguments.value_bytes,
-        memory_bytes: arguments.memory,
         late_to_early: late_to_early(&rates),
         turnover_per_second: rates,
-        latency_ns: Latency::of(&latency),
         ratio_to_emptiest: None,
         full_after,
     };
@@ -309,6 +320,12 @@ impl Records {
     }
 }
 
+/// All records replaced a second, if there was a whole turnover.
+fn rate(rates: &[f64]) -> Option<f64> {
+    let seconds: f64 = rates.iter().map(|rate| 1.0 / rate).sum();
+    (!rates.is_empty()).then(|| rates.len() as f64 / seconds)
+}
+
 fn late_to_early(rates: &[f64]) -> Option<f64> {
     let rates = rates.get(1..)?;
     let (early, late) = rates.split_at(rates.len() / 2);
@@ -318,11 +335,10 @@ fn late_to_early(rates: &[f64]) -> Option<f64> {
 fn print(rows: &[Row]) {
     let head = ["home", "goes", "live", "records", "replaced", "late/early", "to emptiest", "p50", "p99", "p99.9", "max", "full after"];
     let body = rows.iter().map(|row| {
-        let mut cells = vec![row.home.to_owned(), row.order.to_owned(), format!("{} %", row.live_percent), row.records.to_string()];
-        cells.push(report::rate(Some(row.rate()).filter(|rate| rate.is_finite()).unwrap_or(0.0)));
+        let mut cells = vec![row.home.to_owned(), row.order.to_owned(), format!("{} %", row.live_percent), row.common.keys.to_string()];
+        cells.push(report::rate(row.rate()));
         cells.extend([row.late_to_early, row.ratio_to_emptiest].map(report::optional));
-        let Latency { p50, p99, p999, max } = row.latency_ns;
-        cells.extend([p50, p99, p999, max].map(report::nanoseconds));
+        cells.extend(report::latencies(&row.common));
         cells.push(row.full_after.map_or("-".to_owned(), |turnovers| format!("{turnovers:.1}")));
         cells
     });

@@ -14,7 +14,7 @@ const BELOW: f64 = 74.0;
 const PANELS_A_ROW: usize = 3;
 
 /// A panel: its rows are of one state, value size and selectivity.
-type Panel<'a> = (&'static str, usize, f64, Vec<&'a Row>);
+type Panel<'a> = (&'static str, u64, f64, Vec<&'a Row>);
 
 /// Draws the rows of one thread.
 pub(super) fn draw(rows: &[Row]) -> String {
@@ -41,10 +41,10 @@ pub(super) fn draw(rows: &[Row]) -> String {
 
 fn panels(rows: &[Row]) -> Vec<Panel<'_>> {
     let mut panels: Vec<Panel<'_>> = Vec::new();
-    for row in rows.iter().filter(|row| row.threads == 1) {
-        match panels.iter_mut().find(|panel| (panel.0, panel.1, panel.2) == (row.state, row.value_bytes, row.selectivity)) {
+    for row in rows.iter().filter(|row| row.common.threads == 1) {
+        match panels.iter_mut().find(|panel| (panel.0, panel.1, panel.2) == (row.state, row.common.value_bytes, row.selectivity)) {
             Some(panel) => panel.3.push(row),
-            None => panels.push((row.state, row.value_bytes, row.selectivity, vec![row])),
+            None => panels.push((row.state, row.common.value_bytes, row.selectivity, vec![row])),
         }
     }
     panels
@@ -63,12 +63,12 @@ fn names(rows: &[Row]) -> Vec<String> {
 }
 
 fn points(rows: &[&Row], name: &str) -> Vec<(f64, f64)> {
-    rows.iter().filter(|row| row.strategy == name).map(|row| (row.keys as f64, row.nanoseconds_per_object)).collect()
+    rows.iter().filter(|row| row.strategy == name).map(|row| (row.common.keys as f64, row.nanoseconds_per_object)).collect()
 }
 
 fn published(rows: &[&Row], name: &str) -> Vec<(f64, f64)> {
     let own = rows.iter().filter(|row| row.strategy == name);
-    own.filter_map(|row| Some((row.keys as f64, row.document_nanoseconds_per_object?))).collect()
+    own.filter_map(|row| Some((row.common.keys as f64, row.document_nanoseconds_per_object?))).collect()
 }
 
 fn legend(svg: &mut String, names: &[String]) {
@@ -91,7 +91,7 @@ struct Axes {
 
 impl Axes {
     fn of(rows: &[Row]) -> Self {
-        let across = rows.iter().map(|row| row.keys as f64);
+        let across = rows.iter().map(|row| row.common.keys as f64);
         let up = rows.iter().flat_map(|row| [Some(row.nanoseconds_per_object), row.document_nanoseconds_per_object]).flatten();
         Self { across: powers(across), up: powers(up) }
     }

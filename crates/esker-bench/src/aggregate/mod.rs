@@ -30,7 +30,8 @@ use esker::aggregate::Sum;
 use esker::{Store, Strategy};
 use serde::Serialize;
 
-use crate::{Outputs, Place, memory, number, processor, progress, report, size};
+use crate::report::{self, Spread};
+use crate::{Outputs, Place, memory, number, processor, progress, size};
 use peers::Peer;
 use stores::{Amount, Setting, State};
 
@@ -76,16 +77,14 @@ pub(crate) struct Arguments {
 /// One sum.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Row {
-    experiment: &'static str,
+    /// Its keys are in the store; its rate is that of objects asked for.
+    #[serde(flatten)]
+    common: report::Row,
     strategy: String,
     state: &'static str,
-    value_bytes: usize,
     selectivity: f64,
-    /// In the store.
-    keys: u64,
     /// Asked for.
     objects: u64,
-    threads: usize,
     nanoseconds_per_object: f64,
     /// Of processor time, all threads of the process together.
     busy_nanoseconds_per_object: f64,
@@ -112,11 +111,6 @@ struct Row {
     /// Bytes of log that left memory meanwhile.
     #[serde(skip_serializing_if = "Option::is_none")]
     evicted_bytes: Option<u64>,
-    /// The budget, and the highest growth of the resident set since the store was opened, the list of keys included.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    memory_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    peak_bytes: Option<u64>,
 }
 
 /// Runs the experiment.
@@ -191,24 +185,39 @@ fn measure<V: Amount + ?Sized>(arguments: &Arguments, setting: &Setting, rows: &
             continue;
         }
         let first = rows.len();
-        let row = |strategy: &str, threads, answer: Answer| Row {
-            experiment: "aggregate",
-            strategy: strategy.to_owned(),
-            state: setting.state.name(),
-            value_bytes: setting.value_bytes,
-            selectivity,
-            keys: setting.keys,
-            objects: listed.len() as u64,
-            threads,
-            nanoseconds_per_object: answer.seconds * 1e9 / listed.len() as f64,
-            busy_nanoseconds_per_object: answer.busy * 1e9 / listed.len() as f64,
-            sum: answer.sum,
-            memory_bytes: filled.memory,
-            ..Row::default()
+        let objects = listed.len() as f64;
+        let row = |engine: &str, strategy: &str, threads, answers: &[Answer]| -> Result<Row> {
+            let answer = Answer::middle(answers)?;
+            let common = report::Row {
+                experiment: "aggregate",
+                engine: engine.to_owned(),
+                operation: "sum".to_owned(),
+                reads_percent: 100,
+                distribution: "scattered",
+                threads,
+                keys: setting.keys,
+                value_bytes: setting.value_bytes as u64,
+                batch: 1,
+                runs: answers.len(),
+                ops_per_second: Spread::of(&answers.iter().map(|answer| objects / answer.seconds).collect::<Vec<_>>()),
+                memory_bytes: filled.memory,
+                ..report::Row::default()
+            };
+            Ok(Row {
+                common,
+                strategy: strategy.to_owned(),
+                state: setting.state.name(),
+                selectivity,
+                objects: listed.len() as u64,
+                nanoseconds_per_object: answer.seconds * 1e9 / objects,
+                busy_nanoseconds_per_object: answer.busy * 1e9 / objects,
+                sum: answer.sum,
+                ..Row::default()
+            })
         };
         // One get at a time is of no one moment: beside the writer it has no sum to agree with.
         if arguments.client_objects > 0 && setting.state != State::Writer {
-            rows.push(row("client", 1, client::sum(store, &listed, arguments.client_objects)?));
+            rows.push(row("esker", "client", 1, &[client::sum(store, &listed, arguments.client_objects)?])?);
         }
         let question = Question { store, selectivity, listed: &listed };
         filled.beside_writer(&listed, || -> Result<()> {
@@ -223,15 +232,15 @@ fn measure<V: Amount + ?Sized>(arguments: &Arguments, setting: &Setting, rows: &
                         }
                         answers.push(Answer::time(|| question.sum(strategy, threads))?);
                     }
-                    let answer = Answer::middle(&answers)?;
                     let after = store.stats().log;
-                    let mut row = row(name, threads, answer);
+                    let mut row = row("esker", name, threads, &answers)?;
                     row.choice = strategy.is_none().then(|| question.choice());
                     row.evicted_bytes = filled.memory.map(|_| after.head - before.head);
-                    row.peak_bytes = filled.memory.map(|_| memory::peak_bytes().saturating_sub(filled.base));
+                    // Since the store was opened, the list of keys included.
+                    row.common.peak_bytes = filled.memory.map(|_| memory::peak_bytes().saturating_sub(filled.base));
                     if strategy == Some(Strategy::ByLog) {
-                        row.bytes_per_second = Some((before.tail - before.begin) as f64 / answer.seconds);
-                        row.device_bytes_per_second = (!device.is_empty()).then(|| report::Spread::of(&device).median);
+                        row.bytes_per_second = Some((before.tail - before.begin) as f64 * 1e9 / (row.nanoseconds_per_object * objects));
+                        row.device_bytes_per_second = (!device.is_empty()).then(|| Spread::of(&device).median);
                     }
                     rows.push(row);
                 }
@@ -239,8 +248,8 @@ fn measure<V: Amount + ?Sized>(arguments: &Arguments, setting: &Setting, rows: &
             Ok(())
         })?;
         for peer in &mut peers {
-            let answer = Answer::median(arguments.runs, || peer.sum(selectivity, &listed))?;
-            rows.push(row(peer.name(), 1, answer));
+            let answers = (0..arguments.runs).map(|_| Answer::time(|| peer.sum(selectivity, &listed))).collect::<Result<Vec<_>>>()?;
+            rows.push(row(peer.name(), peer.name(), 1, &answers)?);
         }
         let sums: Vec<_> = rows[first..].iter().map(|row| (row.strategy.as_str(), row.sum)).collect();
         ensure!(sums.windows(2).all(|pair| pair[0].1 == pair[1].1), "the sums differ: {sums:?}");
@@ -301,16 +310,11 @@ impl Answer {
         Ok(Self { seconds: start.elapsed().as_secs_f64(), busy: processor::seconds() - busy, sum })
     }
 
-    /// The median of some runs.
-    fn median(runs: usize, mut ask: impl FnMut() -> Result<i128>) -> Result<Self> {
-        Self::middle(&(0..runs).map(|_| Self::time(&mut ask)).collect::<Result<Vec<_>>>()?)
-    }
-
     /// The median of some answers, whose sums must be equal, by each kind of time.
     fn middle(answers: &[Self]) -> Result<Self> {
         let sum = answers[0].sum;
         ensure!(answers.iter().all(|answer| answer.sum == sum), "sums of the same objects differ: {answers:?}");
-        let middle = |time: fn(&Self) -> f64| report::Spread::of(&answers.iter().map(time).collect::<Vec<_>>()).median;
+        let middle = |time: fn(&Self) -> f64| Spread::of(&answers.iter().map(time).collect::<Vec<_>>()).median;
         Ok(Self { seconds: middle(|answer| answer.seconds), busy: middle(|answer| answer.busy), sum })
     }
 }
@@ -339,19 +343,19 @@ fn document(strategy: &str, objects: u64, selectivity: f64) -> Option<f64> {
 fn compare(rows: &mut [Row]) {
     let all = rows.to_vec();
     for row in rows {
-        let same = |other: &&Row| {
-            (other.state, other.value_bytes, other.keys, other.selectivity) == (row.state, row.value_bytes, row.keys, row.selectivity)
-        };
+        let setting = |row: &Row| (row.state, row.common.value_bytes, row.common.keys, row.selectivity);
+        let own_setting = setting(row);
+        let same = |other: &&Row| setting(other) == own_setting;
         let time = |strategy: &str, threads| {
-            let found = all.iter().filter(same).find(|other| other.strategy == strategy && other.threads == threads);
+            let found = all.iter().filter(same).find(|other| other.strategy == strategy && other.common.threads == threads);
             found.map(|other| other.nanoseconds_per_object)
         };
         let own = row.nanoseconds_per_object;
         row.document_nanoseconds_per_object = document(&row.strategy, row.objects, row.selectivity);
         row.times_the_client = time("client", 1).filter(|_| row.strategy != "client").map(|client| client / own);
-        row.times_one_thread = time(&row.strategy, 1).filter(|_| row.threads > 1).map(|one| one / own);
+        row.times_one_thread = time(&row.strategy, 1).filter(|_| row.common.threads > 1).map(|one| one / own);
         if row.strategy == "auto" {
-            let best = ["keys", "index", "log"].iter().filter_map(|strategy| time(strategy, row.threads)).min_by(f64::total_cmp);
+            let best = ["keys", "index", "log"].iter().filter_map(|strategy| time(strategy, row.common.threads)).min_by(f64::total_cmp);
             row.ratio_to_best = best.map(|best| own / best);
         }
     }
@@ -380,10 +384,10 @@ fn print(rows: &[Row]) {
         vec![
             row.choice.as_ref().map_or_else(|| row.strategy.clone(), |choice| format!("auto: {choice}")),
             row.state.to_owned(),
-            row.value_bytes.to_string(),
-            row.keys.to_string(),
+            row.common.value_bytes.to_string(),
+            row.common.keys.to_string(),
             row.selectivity.to_string(),
-            row.threads.to_string(),
+            row.common.threads.to_string(),
             format!("{:.2}", row.nanoseconds_per_object),
             format!("{:.2}", row.busy_nanoseconds_per_object),
             report::optional(row.document_nanoseconds_per_object),
@@ -415,8 +419,8 @@ mod tests {
     #[test]
     fn rows_are_compared_with_their_own() {
         let row = |strategy: &str, threads, nanoseconds_per_object| Row {
+            common: report::Row { threads, ..report::Row::default() },
             strategy: strategy.to_owned(),
-            threads,
             nanoseconds_per_object,
             ..Row::default()
         };
