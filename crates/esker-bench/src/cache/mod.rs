@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     /// Of a hundred requests, how many belong to scans: fewer than every other one, as they are mixed
     #[arg(long, value_delimiter = ',', default_value = "0,25", value_parser = clap::value_parser!(u8).range(0..=i64::from(requests::SCANS_MAX)))]
     scans: Vec<u8>,
-    /// Loops through so many keys, in hundredths of what fits
+    /// Loops through so many keys, in hundredths of what fits; 0: none
     #[arg(long, value_delimiter = ',', default_value = "110,150")]
     loops: Vec<u64>,
     /// Requests between two steps of the hot set, by one key each; 0: it stays
@@ -114,7 +114,8 @@ fn shapes(arguments: &Arguments) -> Vec<(Shape, usize)> {
     let zipf = |exponent| arguments.scans.iter().map(move |&scans| Shape::Zipf { exponent, scans });
     let with_threads = |shape| arguments.threads.iter().map(move |&threads| (shape, threads));
     let all = arguments.exponents.iter().flat_map(|&exponent| zipf(exponent)).flat_map(with_threads);
-    all.chain(arguments.loops.iter().map(|&percent| (Shape::Loop { percent }, 1))).collect()
+    let loops = arguments.loops.iter().copied().filter(|&percent| percent > 0);
+    all.chain(loops.map(|percent| (Shape::Loop { percent }, 1))).collect()
 }
 
 impl Shape {
@@ -232,4 +233,19 @@ fn cells(row: &Row) -> Vec<String> {
         row.payload_bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{:.1}", bytes as f64 / f64::from(1 << 20))),
         report::mebibytes(row.resident_bytes),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_no_loops_of_no_keys() {
+        let loops = |text: &str| {
+            let line = format!("esker-bench cache --loops {text}");
+            let crate::Experiment::Cache(arguments) = crate::parsed(&line) else { unreachable!() };
+            shapes(&arguments).into_iter().filter(|(shape, _)| matches!(shape, Shape::Loop { .. })).count()
+        };
+        assert_eq!(["0", "0,110", "110,150"].map(loops), [0, 1, 2]);
+    }
 }
