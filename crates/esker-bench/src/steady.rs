@@ -1,5 +1,5 @@
 //! Updates at a steady rate, for as long as one likes, over more data than memory: does each second keep up, and do calls take as long at
-//! the end as at the beginning (ACCEPTANCE D14)?
+//! the end as at the beginning?
 //!
 //! The shape of a large index that is kept up to date. A key has a list of 16-byte pieces; how many it may have is drawn once for each key, from one
 //! to 1,024, where a list of four times the length is an eighth as likely (32 in the mean). An update appends a piece. A list that is full is begun
