@@ -43,8 +43,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "48", value_parser = number::threads)]
     threads: Vec<usize>,
     /// Engines, all that were built if not given
-    #[arg(long, value_delimiter = ',')]
-    engine: Vec<Kind>,
+    #[arg(long, alias = "engine", value_delimiter = ',')]
+    engines: Vec<Kind>,
     /// Whether each commit is durable when it returns
     #[arg(long, value_delimiter = ',', default_value = "off,on")]
     sync: Vec<Switch>,
@@ -130,7 +130,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn settings(arguments: &Arguments) -> Vec<Setting> {
-    let kinds = if arguments.engine.is_empty() { Kind::all() } else { arguments.engine.clone() };
+    let kinds = if arguments.engines.is_empty() { Kind::all() } else { arguments.engines.clone() };
     let mut settings = Vec::new();
     for &sync in &arguments.sync {
         for &distribution in &arguments.distribution {
@@ -306,5 +306,14 @@ mod tests {
         let groups: Vec<_> = all.chunk_by(Setting::is_rival).collect();
         assert_eq!(groups.len(), 8);
         assert!(groups.iter().all(|group| group.iter().map(|setting| setting.kind).eq(Kind::all())));
+    }
+
+    #[test]
+    fn engines_have_the_option_that_they_have_elsewhere() {
+        for option in ["--engines", "--engine"] {
+            let line = format!("esker-bench transactions {option} esker,esker");
+            let crate::Experiment::Transactions(arguments) = crate::parsed(&line) else { unreachable!() };
+            assert_eq!(arguments.engines, [Kind::Esker; 2]);
+        }
     }
 }
