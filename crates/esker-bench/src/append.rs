@@ -15,7 +15,7 @@ use rand::{RngExt, SeedableRng};
 use crate::engines::{Appender, Settings, esker::EskerVectors};
 use crate::report::{self, Row, Spread};
 use crate::run::MILLION;
-use crate::{Outputs, chart, keys, memory, number, progress, size, turns};
+use crate::{Outputs, Place, chart, keys, memory, number, progress, size, turns};
 
 /// The size of a record.
 pub(crate) const RECORD: usize = 16;
@@ -80,6 +80,8 @@ pub(crate) struct Arguments {
     /// Memory of a hybrid store in a temporary directory; memory only if not given
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     memory: Option<u64>,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -176,7 +178,7 @@ struct Once {
 }
 
 fn once(arguments: &Arguments, name: Name, order: &[u64], bar: &ProgressBar) -> Result<Once> {
-    let settings = Settings { hybrid_bytes: arguments.memory, ..Settings::default() };
+    let settings = Settings { hybrid_bytes: arguments.memory, place: arguments.place.clone(), ..Settings::default() };
     let base = memory::settled_bytes();
     let mut contestant = name.open(&settings)?;
     let rates = contestant.append_all(order, bar);

@@ -13,7 +13,7 @@ use indicatif::ProgressBar;
 use crate::engines::{Name, Settings};
 use crate::report::{self, Latency, Row, Spread};
 use crate::run::{Growth, MILLION};
-use crate::{Outputs, chart, memory, number, progress, size};
+use crate::{Outputs, Place, chart, memory, number, progress, size};
 
 /// The options of `growth`.
 #[derive(clap::Args)]
@@ -30,6 +30,8 @@ pub(crate) struct Arguments {
     /// Look once more at all keys when they are in: by a scan where the engine has one, and by gets
     #[arg(long)]
     verify: bool,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -91,7 +93,7 @@ struct Pass {
 }
 
 fn pass(arguments: &Arguments, name: Name, time_each: bool, bar: &ProgressBar) -> Result<Pass> {
-    let settings = Settings { hybrid_bytes: arguments.memory, ..Settings::default() };
+    let settings = Settings { hybrid_bytes: arguments.memory, place: arguments.place.clone(), ..Settings::default() };
     let base = memory::settled_bytes();
     memory::reset_peak();
     let contestant = name.open(&settings).with_context(|| name.text())?;

@@ -244,6 +244,12 @@ mod tests {
     }
 
     #[test]
+    fn who_keeps_files_takes_a_place_for_them() {
+        let takes = |experiment| Arguments::try_parse_from(["esker-bench", experiment, "--directory", "/tmp"]).is_ok();
+        assert!(["ycsb", "growth", "append", "hybrid", "hybrid-reads", "commit", "steady"].into_iter().all(takes));
+    }
+
+    #[test]
     fn the_command_line_is_consistent() {
         <Arguments as clap::CommandFactory>::command().debug_assert();
     }

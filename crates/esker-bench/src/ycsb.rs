@@ -14,7 +14,7 @@ use crate::engines::{Name, Settings};
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
 use crate::run::{Contestant, Measured, Mix, Operation};
-use crate::{Outputs, chart, memory, number, progress, size, turns};
+use crate::{Outputs, Place, chart, memory, number, progress, size, turns};
 
 /// The options of `ycsb`.
 #[derive(clap::Args)]
@@ -56,6 +56,8 @@ pub(crate) struct Arguments {
     /// Skip reading all keys back after each session
     #[arg(long)]
     no_audit: bool,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -162,7 +164,8 @@ impl<'a> Experiment<'a> {
 
     fn settings(&self) -> Settings {
         let capacity = self.arguments.presize.then_some(self.arguments.keys);
-        Settings { hybrid_bytes: self.arguments.memory, capacity, ..Settings::default() }
+        let (hybrid_bytes, place) = (self.arguments.memory, self.arguments.place.clone());
+        Settings { hybrid_bytes, place, capacity, ..Settings::default() }
     }
 
     fn load(&mut self, session: &Session, batch: usize) -> Result<()> {

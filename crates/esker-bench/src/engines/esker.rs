@@ -3,10 +3,12 @@
 //! Without `--memory` the store is memory only and its budget a share of the machine's memory: a
 //! bound, not a hint of the number of keys. With it the store is hybrid in a temporary directory.
 
+use anyhow::Result;
 use esker::{Durability, Key, Options, Store, Value};
 use tempfile::TempDir;
 
 use super::{Appender, Engine, Pairs, Session, Settings};
+use crate::Place;
 use crate::pairs::values::{self, Values};
 
 /// A store, of integers unless said.
@@ -18,7 +20,7 @@ pub(crate) struct Esker<K: Key + ?Sized = u64, V: Value + ?Sized = u64> {
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Esker<K, V> {
     /// Opens an empty store.
-    pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
+    pub(crate) fn open(settings: &Settings) -> Result<Self> {
         let atomic_batches = settings.atomic_batches;
         let durability = if settings.durable { Durability::Always } else { Durability::None };
         let options = Options::new().memory(settings.memory_bytes()).io_uring(!settings.no_io_uring);
@@ -26,13 +28,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Esker<K, V> {
         if settings.hybrid_bytes.is_none() {
             return Ok(Self { store: options.in_memory()?, atomic_batches, _directory: None });
         }
-        if settings.place.directory.is_none() {
-            return Ok(Self { store: options.open_temporary()?, atomic_batches, _directory: None });
-        }
-        let directory = settings.place.temporary()?;
-        let store = options.open(directory.path().join("store"))?;
-        Ok(Self { store, atomic_batches, _directory: Some(directory) })
+        let (store, directory) = open_hybrid(options, &settings.place)?;
+        Ok(Self { store, atomic_batches, _directory: directory })
     }
+}
+
+/// An empty store on a device, and the directory that it needs at a place of ours.
+pub(crate) fn open_hybrid<K: Key + ?Sized, V: Value + ?Sized>(options: Options, place: &Place) -> Result<(Store<K, V>, Option<TempDir>)> {
+    if place.directory.is_none() {
+        return Ok((options.open_temporary()?, None));
+    }
+    let directory = place.temporary()?;
+    Ok((options.open(directory.path().join("store"))?, Some(directory)))
 }
 
 impl Esker {
@@ -122,25 +129,50 @@ impl Pairs for Esker<values::Key, [u8]> {
 }
 
 /// A store of byte strings.
-pub(crate) struct EskerVectors(Store<u64, [u8]>);
+pub(crate) struct EskerVectors {
+    store: Store<u64, [u8]>,
+    _directory: Option<TempDir>,
+}
 
 impl EskerVectors {
     /// Opens an empty store.
-    pub(crate) fn open(settings: &Settings) -> anyhow::Result<Self> {
+    pub(crate) fn open(settings: &Settings) -> Result<Self> {
         let options = Options::new().memory(settings.memory_bytes());
-        Ok(Self(if settings.hybrid_bytes.is_some() { options.open_temporary()? } else { options.in_memory()? }))
+        if settings.hybrid_bytes.is_none() {
+            return Ok(Self { store: options.in_memory()?, _directory: None });
+        }
+        let (store, directory) = open_hybrid(options, &settings.place)?;
+        Ok(Self { store, _directory: directory })
     }
 }
 
 impl Appender for EskerVectors {
     #[inline(always)]
     fn append(&mut self, key: u64, bytes: &[u8]) {
-        must(self.0.append(&key, bytes));
+        must(self.store.append(&key, bytes));
     }
 
     fn read(&self, key: u64, f: &mut dyn FnMut(&[u8])) {
-        if must(self.0.get_with(&key, |bytes| f(bytes))).is_none() {
+        if must(self.store.get_with(&key, |bytes| f(bytes))).is_none() {
             f(&[]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::size;
+
+    #[test]
+    fn files_are_where_they_were_asked_for_until_the_store_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place { directory: Some(folder.path().to_owned()) };
+        let settings = Settings { hybrid_bytes: Some(size::LEAST), place, ..Settings::default() };
+        let count = || std::fs::read_dir(folder.path()).unwrap().count();
+        let stores = (Esker::<u64, u64>::open(&settings).unwrap(), EskerVectors::open(&settings).unwrap());
+        assert_eq!(count(), 2);
+        drop(stores);
+        assert_eq!(count(), 0);
     }
 }

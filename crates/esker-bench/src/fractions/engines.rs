@@ -13,9 +13,11 @@
 
 use anyhow::Result;
 use esker::{Options, Store};
+use tempfile::TempDir;
 
 use super::{Cold, PAIR_BYTES, RECORD_BYTES, STORED_BYTES, Setting, Value};
-use crate::{memory, size};
+use crate::engines::esker::open_hybrid;
+use crate::{Place, memory, size};
 
 /// The stores, maps and caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -83,9 +85,9 @@ impl Name {
     }
 
     /// An empty one.
-    pub(super) fn open(self, setting: &Setting, adds: u64) -> Result<Box<dyn Cache>> {
+    pub(super) fn open(self, setting: &Setting, adds: u64, place: &Place) -> Result<Box<dyn Cache>> {
         Ok(match self {
-            Self::Esker => open_esker(setting, adds)?,
+            Self::Esker => open_esker(setting, adds, place)?,
             #[cfg(feature = "peers")]
             Self::Dashmap => Box::new(dashmap::DashMap::with_hasher(foldhash::fast::FixedState::default())),
             #[cfg(feature = "peers")]
@@ -93,9 +95,9 @@ impl Name {
             #[cfg(feature = "peers")]
             Self::Moka => Box::new(peers::open_moka(setting, adds)),
             #[cfg(feature = "peers")]
-            Self::Foyer => Box::new(peers::Foyer::open(setting, adds)?),
+            Self::Foyer => Box::new(peers::Foyer::open(setting, adds, place)?),
             #[cfg(feature = "peers-disk")]
-            Self::Rocksdb => Box::new(disk::Rocksdb::open(setting, adds)?),
+            Self::Rocksdb => Box::new(disk::Rocksdb::open(setting, adds, place)?),
         })
     }
 }
@@ -114,12 +116,12 @@ pub(super) trait Cache: Sync {
     }
 }
 
-fn open_esker(setting: &Setting, adds: u64) -> Result<Box<dyn Cache>> {
+fn open_esker(setting: &Setting, adds: u64, place: &Place) -> Result<Box<dyn Cache>> {
     let options = Options::new().promotion(setting.cold == Cold::Promoted);
     Ok(match setting.percent {
-        _ if setting.cold == Cold::Cached => Box::new(ReadCached::open(options, setting.half(adds))?),
+        _ if setting.cold == Cold::Cached => Box::new(ReadCached::open(options, setting.half(adds), place)?),
         0 => Box::new(options.memory(memory::physical_bytes() / 2).in_memory::<u64, Value>()?),
-        _ => Box::new(options.memory(setting.budget(adds)).open_temporary::<u64, Value>()?),
+        _ => Box::new(open_hybrid::<u64, Value>(options.memory(setting.budget(adds)), place)?),
     })
 }
 
@@ -159,16 +161,33 @@ impl Setting {
     }
 }
 
+/// A store, and the directory that goes with it.
+type Placed = (Store<u64, Value>, Option<TempDir>);
+
+impl Cache for Placed {
+    fn add(&self, key: u64, value: Value) {
+        self.0.add(key, value);
+    }
+
+    fn find(&self, key: u64) -> Option<Value> {
+        self.0.find(key)
+    }
+
+    fn counts(&self) -> Option<[u64; 3]> {
+        self.0.counts()
+    }
+}
+
 /// A store that leaves what is cold on the device, behind a cache of half its memory that takes whatever it does not have.
 struct ReadCached {
-    store: Store<u64, Value>,
+    store: Placed,
     cache: Store<u64, Value>,
 }
 
 impl ReadCached {
-    fn open(options: Options, part: u64) -> Result<Self> {
+    fn open(options: Options, part: u64, place: &Place) -> Result<Self> {
         let cache = Options::new().memory(part).cache(esker::Cache::new()).in_memory()?;
-        Ok(Self { store: options.memory(part).open_temporary()?, cache })
+        Ok(Self { store: open_hybrid(options.memory(part), place)?, cache })
     }
 }
 
@@ -214,7 +233,7 @@ impl Cache for Store<u64, Value> {
 #[cfg(feature = "peers")]
 mod peers {
     use super::super::{PAIR_BYTES, VALUE_BYTES};
-    use super::{Cache, Result, Setting, Value};
+    use super::{Cache, Place, Result, Setting, Value};
     use foyer::{BlockEngineConfig, Code, DeviceBuilder, FsDeviceBuilder, HybridCache, HybridCacheBuilder};
     use std::io::{Read, Write};
     use tempfile::TempDir;
@@ -300,9 +319,9 @@ mod peers {
     }
 
     impl Foyer {
-        pub(super) fn open(setting: &Setting, adds: u64) -> Result<Self> {
+        pub(super) fn open(setting: &Setting, adds: u64, place: &Place) -> Result<Self> {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-            let directory = tempfile::tempdir()?;
+            let directory = place.temporary()?;
             let memory = HybridCacheBuilder::new().memory(payload(setting, adds)).with_hash_builder(Hasher::default());
             let builder = memory.with_weighter(|_, _| PAIR_BYTES as usize).storage();
             let cache = if setting.percent == 0 {
@@ -346,7 +365,7 @@ mod peers {
 
 #[cfg(feature = "peers-disk")]
 mod disk {
-    use super::{Cache, Result, Setting, Value};
+    use super::{Cache, Place, Result, Setting, Value};
     use crate::engines::rocksdb::options;
     use rocksdb::{DB, WriteOptions};
     use tempfile::TempDir;
@@ -358,8 +377,8 @@ mod disk {
     }
 
     impl Rocksdb {
-        pub(super) fn open(setting: &Setting, adds: u64) -> Result<Self> {
-            let directory = tempfile::tempdir()?;
+        pub(super) fn open(setting: &Setting, adds: u64, place: &Place) -> Result<Self> {
+            let directory = place.temporary()?;
             let database = DB::open(&options(setting.budget(adds), false)?, directory.path())?;
             Ok(Self { database, _directory: directory })
         }

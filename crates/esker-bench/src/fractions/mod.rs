@@ -18,7 +18,7 @@ use hdrhistogram::Histogram;
 
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
-use crate::{Outputs, chart, memory, number, progress, run, turns};
+use crate::{Outputs, Place, chart, memory, number, progress, run, turns};
 use engines::{Cache, Name};
 
 const VALUE_BYTES: usize = 32;
@@ -62,6 +62,8 @@ pub(crate) struct Arguments {
     /// Number of runs
     #[arg(long, default_value_t = 1, value_parser = number::count)]
     runs: usize,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -289,7 +291,7 @@ struct Measured {
 /// The rows of one run: the adds, then the reads of each choice.
 fn measure(arguments: &Arguments, setting: &Setting, draws: &Draws) -> Result<Vec<Measured>> {
     let base = memory::settled_bytes();
-    let cache = setting.engine.open(setting, arguments.adds)?;
+    let cache = setting.engine.open(setting, arguments.adds, &arguments.place)?;
     let added = add(&*cache, arguments.adds, setting)?;
     let resident = || memory::resident_bytes().saturating_sub(base);
     let mut rows = vec![Measured { row: row(arguments, setting, "add", "scattered", &added, resident()), latency: added.latency }];
