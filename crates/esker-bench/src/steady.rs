@@ -96,6 +96,8 @@ struct Row {
     /// Of the first tenth of the time, and of the last.
     p99_first_ns: u64,
     p99_last_ns: u64,
+    /// Of each tenth, in turn.
+    p99_by_tenth_ns: [u64; PARTS],
     device_reads_per_update: f64,
     pruned: u64,
     file_bytes: u64,
@@ -330,6 +332,7 @@ fn measure(arguments: &Arguments) -> Result<Row> {
     let took = took.max(arguments.batches() as f64 * arguments.pause());
     let whole = &seen.seconds[..((took + 1e-6) as usize).clamp(1, seen.seconds.len())];
     let second_ops: Vec<f64> = whole.iter().map(|updates| *updates as f64).collect();
+    let p99_by_tenth_ns = seen.parts.each_ref().map(|part| part.value_at_quantile(0.99));
     let mean = second_ops.iter().sum::<f64>() / second_ops.len() as f64;
     let variance = second_ops.iter().map(|updates| (updates - mean).powi(2)).sum::<f64>() / second_ops.len() as f64;
     let common = report::Row {
@@ -353,8 +356,9 @@ fn measure(arguments: &Arguments) -> Result<Row> {
         rate: arguments.rate,
         slowest_second: second_ops.iter().copied().fold(f64::INFINITY, f64::min),
         variation: variance.sqrt() / mean,
-        p99_first_ns: seen.parts[0].value_at_quantile(0.99),
-        p99_last_ns: seen.parts[PARTS - 1].value_at_quantile(0.99),
+        p99_first_ns: p99_by_tenth_ns[0],
+        p99_last_ns: p99_by_tenth_ns[PARTS - 1],
+        p99_by_tenth_ns,
         device_reads_per_update: (stats.operations.device_reads - reads_before) as f64 / all.len() as f64,
         pruned: seen.pruned,
         file_bytes: stats.space.file_bytes,
@@ -419,6 +423,8 @@ mod tests {
         for distribution in [Distribution::Zipf, Distribution::Uniform] {
             let row = measure(&Arguments { distribution, ..arguments() }).unwrap();
             assert!((24 << 20..40 << 20).contains(&row.list_bytes) && row.common.memory_bytes == Some(size::LEAST), "{row:?}");
+            let tenths = row.p99_by_tenth_ns;
+            assert_eq!((tenths[0], tenths[PARTS - 1]), (row.p99_first_ns, row.p99_last_ns));
             assert!(row.device_reads_per_update > 0.0 && row.common.ops_per_second.median > 0.0 && row.pruned > 10_000, "{row:?}");
         }
     }
