@@ -1,7 +1,7 @@
 //! Whether each question of a batch got its answer.
 //!
-//! A store that calls back for no more than some of the keys that it was asked for would be quick, and no value would be wrong. Measured loops
-//! count the answers; audits, which nobody times, look that each place got one.
+//! A store that calls back for no more than some of the keys that it was asked for would be quick, and no value would be wrong. Measured
+//! loops count the answers; audits, which nobody times, look that each place got one.
 
 use anyhow::{Result, ensure};
 

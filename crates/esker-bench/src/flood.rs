@@ -5,8 +5,8 @@
 //! * A **store in memory** refuses what it has no room for, by name; what it took stays.
 //! * A **cache** takes all and drops what is old. What is missing afterwards is compared with what it counted.
 //!
-//! Open loop where a rate is given: a put's latency counts from the time it was due. Afterwards all keys are asked for, and each value found is
-//! compared with what was put.
+//! Open loop where a rate is given: a put's latency counts from the time it was due. Afterwards all keys are asked for, and each value
+//! found is compared with what was put.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

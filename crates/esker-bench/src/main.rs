@@ -101,8 +101,8 @@ struct Outputs {
     svg: Option<PathBuf>,
 }
 
-/// Esker asks the system for huge pages. So that the peers' memory has them as well, this program starts itself once more with the C library's allocator
-/// told to ask for them, unless its settings were given.
+/// Esker asks the system for huge pages. So that the peers' memory has them as well, this program starts itself once more with the C
+/// library's allocator told to ask for them, unless its settings were given.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn give_peers_huge_pages() {
     use std::os::unix::process::CommandExt;

@@ -3,8 +3,9 @@
 //! What a map costs is the growth of the resident set between an empty and a full map. For that to
 //! be the map's own, memory freed by an earlier contestant goes back to the kernel first.
 //!
-//! A virtual machine may hand freed memory back to its host within seconds, and whoever touches it next waits for the host: loading went at a
-//! quarter of its rate where another contestant's files had been deleted before. So whoever is asked for the base of a measurement touches memory first.
+//! A virtual machine may hand freed memory back to its host within seconds, and whoever touches it next waits for the host: loading went at
+//! a quarter of its rate where another contestant's files had been deleted before. So whoever is asked for the base of a measurement
+//! touches memory first.
 
 use std::fs;
 

@@ -9,8 +9,8 @@
 //!   Both stores are loaded and overwritten alike before the clock starts, until the one with compaction is at its target and compacts.
 //! * **Sums.** One thread adds up all objects, again and again; the sum must be right each time. In the setting without, a thread
 //!   computes something else as busily: that two threads want the processors of the machine is no matter of the store.
-//! * **Everything.** Compaction as above; a line each second; sums; and one call in eight puts a new key that ends after some seconds, so that the
-//!   index grows and space expires. Without: the same calls, a busy loop, and keys that do not end, for nothing takes them away.
+//! * **Everything.** Compaction as above; a line each second; sums; and one call in eight puts a new key that ends after some seconds, so
+//!   that the index grows and space expires. Without: the same calls, a busy loop, and keys that do not end, for nothing takes them away.
 //!
 //! Afterwards each key is read back.
 

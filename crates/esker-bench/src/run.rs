@@ -165,8 +165,8 @@ pub(crate) trait Contestant: Send + Sync {
     fn audit(&self, keys: &[u64], threads: usize) -> Result<u64>;
     /// Inserts so many keys from one thread and samples the rate. Timing each insert costs speed.
     fn grow(&self, keys: u64, time_each: bool, progress: &dyn Fn(u64)) -> Growth;
-    /// Checks that all of so many keys that were inserted are there, once each and with their values, and nothing else. Gives the time that it took to
-    /// see them all.
+    /// Checks that all of so many keys that were inserted are there, once each and with their values, and nothing else. Gives the time that
+    /// it took to see them all.
     fn check_grown(&self, keys: u64, progress: &dyn Fn(u64)) -> Result<Duration>;
 }
 

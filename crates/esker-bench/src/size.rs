@@ -1,4 +1,5 @@
-//! Sizes on the command line: plain bytes, or a number with a unit such as `512MiB`, as the library reads them; digits may be grouped with `_`.
+//! Sizes on the command line: plain bytes, or a number with a unit such as `512MiB`, as the library reads them; digits may be grouped with
+//! `_`.
 
 use esker::ByteCount;
 

@@ -1,12 +1,14 @@
 //! Updates at a steady rate, for as long as one likes, over more data than memory: does each second keep up, and do calls take as long at
 //! the end as at the beginning?
 //!
-//! The shape of a large index that is kept up to date. A key has a list of 16-byte pieces; how many it may have is drawn once for each key, from one
-//! to 1,024, where a list of four times the length is an eighth as likely (32 in the mean). An update appends a piece. A list that is full is begun
-//! anew; and list after list, in turn, is pruned: deleted, as so many in a hundred each minute. Lines are drawn meanwhile, and what dies is compacted.
+//! The shape of a large index that is kept up to date. A key has a list of 16-byte pieces; how many it may have is drawn once for each key,
+//! from one to 1,024, where a list of four times the length is an eighth as likely (32 in the mean). An update appends a piece. A list that
+//! is full is begun anew; and list after list, in turn, is pruned: deleted, as so many in a hundred each minute. Lines are drawn meanwhile,
+//! and what dies is compacted.
 //!
 //! Open loop: a batch is due at its time whether the one before has ended or not, and each of its updates counts from then to the batch's
-//! end. A key comes once in a batch. Afterwards each list is read back: so many pieces as were appended to it, in order, all of them its own.
+//! end. A key comes once in a batch. Afterwards each list is read back: so many pieces as were appended to it, in order, all of them its
+//! own.
 
 use std::ops::{AddAssign, Range};
 use std::time::{Duration, Instant};

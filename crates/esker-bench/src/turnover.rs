@@ -1,14 +1,13 @@
 //! Records that come and go at a constant number: what it costs to win back the room, the fuller the store is.
 //!
-//! A step puts new records, 64 in a call, and deletes as many, the oldest or any; or it gives records that stay another value as long as the
-//! old one, which takes no room where it may change in place. As many as there are records are a *turnover*. The
-//! room is the memory budget of a store in memory, and on a device what the space target allows: so the `live` part of it holds
-//! records, in memory with their index, and the rest is what was deleted and not won back yet. A store in memory that has no room
-//! left says so: its row tells after how many turnovers.
+//! A step puts new records, 64 in a call, and deletes as many, the oldest or any; or it gives records that stay another value as long as
+//! the old one, which takes no room where it may change in place. As many as there are records are a *turnover*. The room is the memory
+//! budget of a store in memory, and on a device what the space target allows: so the `live` part of it holds records, in memory with their
+//! index, and the rest is what was deleted and not won back yet. A store in memory that has no room left says so: its row tells after how
+//! many turnovers.
 //!
-//! The later turnovers' rate against the earlier ones' says whether anything piles up; the rate against the row with the smallest live part,
-//! what a full store costs. Afterwards each record is read back, and as many that were
-//! deleted are asked for in vain.
+//! The later turnovers' rate against the earlier ones' says whether anything piles up; the rate against the row with the smallest live
+//! part, what a full store costs. Afterwards each record is read back, and as many that were deleted are asked for in vain.
 
 use std::ops::Range;
 use std::path::Path;
@@ -91,7 +90,8 @@ struct Row {
     live_percent: u64,
     /// Records replaced a second, turnover by turnover.
     turnover_per_second: Vec<f64>,
-    /// The median rate of the later half of the turnovers to that of the earlier; the first, which finds a store with room to spare, is of neither.
+    /// The median rate of the later half of the turnovers to that of the earlier; the first, which finds a store with room to spare, is of
+    /// neither.
     #[serde(skip_serializing_if = "Option::is_none")]
     late_to_early: Option<f64>,
     /// The rate of all against that at the smallest live part.

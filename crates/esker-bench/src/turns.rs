@@ -1,7 +1,7 @@
 //! Whose turn it is.
 //!
-//! Run 1 of all rivals comes before run 2 of any, and from run to run the next one begins, so that neither a slow minute of the machine nor what
-//! a rival leaves behind for the one after it falls on one alone.
+//! Run 1 of all rivals comes before run 2 of any, and from run to run the next one begins, so that neither a slow minute of the machine nor
+//! what a rival leaves behind for the one after it falls on one alone.
 
 /// The rivals in the order of a run.
 pub(crate) fn of_run<T>(rivals: &mut [T], run: usize) -> impl Iterator<Item = &mut T> {

@@ -11,12 +11,12 @@
 //! **All sums of a setting must be equal**, or the experiment ends with an error. The writer of the state `writer` moves amounts from
 //! object to object in transactions, which no scan may see half of: so the sum stays, although every scan meets another store.
 //!
-//! *Selectivity* is the part of the objects that is asked for: client and keys have a list of them, index and log ask each key
-//! whether it is one; `auto` is given both, or neither for all of them, and `best` says how much longer it took than the best of the three. Times are per
-//! object asked for, snapshot included; `busy` is processor time, of all threads, which others on the machine disturb less.
-//! `document` is what was published for as many objects; two threads are told in multiples of one.
-//! `log` and `device` are the bytes of log that were read a second, and those of plain sequential reads of the same device, in
-//! turns with them; `evicted` is how far the scan drove what was in memory out of it.
+//! *Selectivity* is the part of the objects that is asked for: client and keys have a list of them, index and log ask each key whether it
+//! is one; `auto` is given both, or neither for all of them, and `best` says how much longer it took than the best of the three. Times are
+//! per object asked for, snapshot included; `busy` is processor time, of all threads, which others on the machine disturb less. `document`
+//! is what was published for as many objects; two threads are told in multiples of one. `log` and `device` are the bytes of log that were
+//! read a second, and those of plain sequential reads of the same device, in turns with them; `evicted` is how far the scan drove what was
+//! in memory out of it.
 
 mod client;
 mod drawing;

@@ -1,8 +1,8 @@
 //! What the disk engines share: the division of their memory, the locks of increments, and the end at a failure.
 //!
 //! Every engine lives in a temporary directory of its own and syncs only where an experiment asks each call to be durable: otherwise what
-//! is compared is the work of the engine and of the device, not the time to make a write durable. Memory is `--memory` where that is given, otherwise
-//! three quarters of the machine's.
+//! is compared is the work of the engine and of the device, not the time to make a write durable. Memory is `--memory` where that is given,
+//! otherwise three quarters of the machine's.
 
 use std::fmt::Display;
 use std::sync::{Mutex, MutexGuard};

@@ -1,8 +1,8 @@
 //! libmdbx through the crate `libmdbx`: LMDB's design, developed further.
 //!
-//! Settings as for `lmdb`: a writable map, but where commits are to be durable they are written and synced; not read ahead. Without syncs it may leave a
-//! damaged file at a crash of the system (`UtterlyNoSync`), as LMDB. The crate begins and ends each write transaction on a thread of
-//! its own, and opens the table anew in every transaction.
+//! Settings as for `lmdb`: a writable map, but where commits are to be durable they are written and synced; not read ahead. Without syncs
+//! it may leave a damaged file at a crash of the system (`UtterlyNoSync`), as LMDB. The crate begins and ends each write transaction on a
+//! thread of its own, and opens the table anew in every transaction.
 
 use libmdbx::{
     Database, DatabaseKind, DatabaseOptions, Decodable, Mode, NoWriteMap, RO, RW, ReadWriteOptions, SyncMode, Table, TableFlags,

@@ -1,9 +1,9 @@
 //! `rocksdb`: the LSM tree in C++.
 //!
 //! Settings for point reads of keys that exist: a filter in all levels but the last, a hash index in data blocks, no compression, one
-//! background thread per core. Writes go without a log, unless they are to be durable: then the log is synced. Reads, flushes and compactions are direct, past the
-//! page cache; the directory must be on a file system which can do that. The memory holds the block cache, index and filter blocks
-//! in it, and two write buffers. Increments take a lock of the benchmark, a get and a put.
+//! background thread per core. Writes go without a log, unless they are to be durable: then the log is synced. Reads, flushes and
+//! compactions are direct, past the page cache; the directory must be on a file system which can do that. The memory holds the block cache,
+//! index and filter blocks in it, and two write buffers. Increments take a lock of the benchmark, a get and a put.
 //!
 //! Batches are one `WriteBatch` and one batched `MultiGet`, whose reads the device sees one after another: the crate's feature
 //! `io-uring` (needs liburing) only lets reads of the same file overlap, and is off. The build needs libclang (`libclang-dev`) and a C++

@@ -242,7 +242,8 @@ mod peers {
     type Hasher = foldhash::fast::FixedState;
     type Moka = moka::sync::Cache<u64, Value, Hasher>;
 
-    /// Foyer gives each entry pages of its own on the device, which has room for twice the data so that it never runs out of it. The file is sparse.
+    /// Foyer gives each entry pages of its own on the device, which has room for twice the data so that it never runs out of it. The file
+    /// is sparse.
     const DISK_BYTES: usize = 2 * 4096;
     const DISK_BYTES_MIN: usize = 1 << 30;
 

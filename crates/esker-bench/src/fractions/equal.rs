@@ -1,9 +1,9 @@
 //! Rates at equal bytes: what Esker does with as much memory as another really took.
 //!
-//! Budgets mean different things: a cache that is given the bytes of keys and values takes several times as many. So each row of a
-//! peer is also compared with the fastest of Esker's rows of the same work that took no more resident bytes than it did. The more fractions are
-//! measured, the closer these come to the peer's bytes; they never pass them. What is in memory alone is compared with what is; bytes are those at the end
-//! of a row's work.
+//! Budgets mean different things: a cache that is given the bytes of keys and values takes several times as many. So each row of a peer is
+//! also compared with the fastest of Esker's rows of the same work that took no more resident bytes than it did. The more fractions are
+//! measured, the closer these come to the peer's bytes; they never pass them. What is in memory alone is compared with what is; bytes are
+//! those at the end of a row's work.
 
 use super::memory_text;
 use crate::report::{self, Row, Spread};
