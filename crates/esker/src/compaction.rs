@@ -181,7 +181,7 @@ impl Engine {
         // Where a block cannot be read, too, or somebody holds what was superseded: those who write cannot help it.
         if !matches!(moved, Ok(true)) {
             self.rest_compaction();
-            self.sweep_what_is_left(IDLE_PART_AT_REST);
+            self.sweep_what_is_left(one, IDLE_PART_AT_REST);
         }
         moved
     }
@@ -248,7 +248,7 @@ impl Engine {
         if self.waiting_bytes() > 0 {
             self.begin_at_compacted(&self.running()?)?;
         }
-        self.sweep_what_is_left(u64::MAX);
+        self.sweep_what_is_left(&self.running()?, u64::MAX);
         while self.shrink_index(&self.running()?)? {}
         let given_back = self.log.bounds.begin.load(Acquire) - begin;
         Ok(given_back.saturating_sub(self.moved_bytes().saturating_sub(copied)))
@@ -513,7 +513,7 @@ impl Engine {
     }
 
     /// Nothing below `compacted` is needed any more. False if the store was closed meanwhile.
-    fn begin_at_compacted(&self, _: &MutexGuard<'_, ()>) -> Result<bool> {
+    fn begin_at_compacted(&self, one: &MutexGuard<'_, ()>) -> Result<bool> {
         let bounds = &self.log.bounds;
         let (from, to) = (bounds.begin.load(Relaxed), bounds.compacted.load(Relaxed));
         let given_back = || lock(&self.compaction.done).given_back_bytes += to - from;
@@ -523,7 +523,7 @@ impl Engine {
             self.evict(to);
             drop(guard);
             given_back();
-            self.sweep_index(to - from);
+            self.sweep_index(one, to - from);
             return Ok(true);
         }
         // What goes with the store needs no line.
@@ -539,32 +539,33 @@ impl Engine {
         }
         bounds.discarded.store(to, Relaxed);
         given_back();
-        self.sweep_index(to - from);
+        self.sweep_index(one, to - from);
         Ok(true)
     }
 
     /// The entries of what is deleted outlive it: a deletion goes by its entry until the log begins above it. While the log's beginning
     /// goes once through the log, this goes once through the index, and [`IDLE_PART`] times as fast where all of that were deletions. And
     /// at once where there are more entries than the log can have records.
-    fn sweep_index(&self, given_back: u64) {
+    fn sweep_index(&self, one: &MutexGuard<'_, ()>, given_back: u64) {
         let (buckets, extent, entries) = (self.index.buckets(), self.log_extent(), self.index.entries());
         let part = |of: u64, all: u64| (u128::from(buckets) * u128::from(of) / u128::from(all).max(1)) as u64;
         let idle = self.compaction.idle_soon.swap(0, Relaxed);
         self.compaction.idle.fetch_add(idle, Relaxed);
         let of_log = part(given_back, extent + given_back).max(part(IDLE_PART * idle, entries)) + 1;
-        self.sweep(if entries > extent / RECORD_BYTES_MIN { buckets } else { of_log.min(buckets) });
+        self.sweep(one, if entries > extent / RECORD_BYTES_MIN { buckets } else { of_log.min(buckets) });
     }
 
     /// Where nothing else is due: all of the index, if one entry in so many leads nowhere.
-    fn sweep_what_is_left(&self, one_in: u64) {
+    fn sweep_what_is_left(&self, one: &MutexGuard<'_, ()>, one_in: u64) {
         let idle = &self.compaction.idle;
         if idle.load(Relaxed).saturating_mul(one_in) > self.index.entries() {
-            self.sweep(self.index.buckets());
+            self.sweep(one, self.index.buckets());
             idle.store(0, Relaxed);
         }
     }
 
-    fn sweep(&self, count: u64) {
+    /// The table does not shrink meanwhile.
+    fn sweep(&self, _: &MutexGuard<'_, ()>, count: u64) {
         let (buckets, begin) = (self.index.buckets(), self.log.bounds.begin.load(Relaxed));
         let (first, mut dropped) = (self.compaction.swept.fetch_add(count, Relaxed), 0);
         for from in (0..count).step_by(SWEPT_AT_ONCE) {

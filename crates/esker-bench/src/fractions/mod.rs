@@ -1,8 +1,9 @@
 //! The in-process hybrid cache: one data set in memory of a fraction of it, beside maps that hold all of it and caches that do not.
 //!
 //! Adds of 40-byte records (8 of key, 32 of value), then reads of keys chosen in several ways, by some threads that share
-//! the work. Engines with the same memory and number of threads take turns (`turns.rs`). Resident bytes are the kernel's count, less
-//! what the process had before. Reads are done in passes over sequences of the same choice; the last one counts, so that what reading
+//! the work. Engines with the same memory and number of threads take turns (`turns.rs`), each time in a process of its own: what
+//! another one left in this one's heap would be counted. Resident bytes are the kernel's count, less what the process had before. Reads
+//! are done in passes over sequences of the same choice; the last one counts, so that what reading
 //! itself brings into memory shows. Few calls are timed one by one. For the Zipf choice the share of reads that had to wait for the
 //! device is printed beside that of the best static choice: as many of the most popular records as the log has room for in memory. What
 //! each of the others does with little memory: `engines.rs`; what Esker does with the bytes that each of them took: `equal.rs`.
@@ -10,11 +11,13 @@
 mod engines;
 mod equal;
 
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
 
 use crate::keys::{self, Distribution, Sequence};
 use crate::report::{self, Latency, Row, Spread};
@@ -62,6 +65,9 @@ pub(crate) struct Arguments {
     /// Number of runs
     #[arg(long, default_value_t = 1, value_parser = number::count)]
     runs: usize,
+    /// Measure this setting only, once, and print figures for the process that asked
+    #[arg(long, hide = true)]
+    part: Option<usize>,
     #[command(flatten)]
     place: Place,
     #[command(flatten)]
@@ -69,7 +75,7 @@ pub(crate) struct Arguments {
 }
 
 /// Which keys are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 enum Choice {
     /// All alike.
     Uniform,
@@ -107,9 +113,8 @@ impl Choice {
     }
 }
 
-/// The keys that are read, drawn once for all who read them with so many threads: they are no engine's bytes.
+/// The keys that are read, drawn before memory is counted: they are no engine's bytes.
 struct Draws {
-    threads: usize,
     /// Reads of a thread in a pass.
     count: usize,
     keys: Vec<(Choice, Vec<Vec<u64>>)>,
@@ -120,7 +125,7 @@ impl Draws {
         let count = (arguments.reads as usize / threads).clamp(1, keys::SEQUENCE_LENGTH / arguments.passes);
         let of_thread = |choice: Choice, thread| choice.draw(arguments.adds, count * arguments.passes, thread);
         let of_choice = |choice: Choice| (choice, (0..threads as u64).map(|thread| of_thread(choice, thread)).collect());
-        Self { threads, count, keys: arguments.choices.iter().copied().map(of_choice).collect() }
+        Self { count, keys: arguments.choices.iter().copied().map(of_choice).collect() }
     }
 }
 
@@ -168,18 +173,22 @@ impl Setting {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let mut measured: Vec<(Setting, Vec<Vec<Measured>>)> = settings(arguments).into_iter().map(|setting| (setting, Vec::new())).collect();
+    if let Some(part) = arguments.part {
+        let setting = settings(arguments).into_iter().nth(part).context("no such setting")?;
+        println!("{}", serde_json::to_string(&measure(arguments, &setting)?)?);
+        return Ok(());
+    }
+    let numbered = settings(arguments).into_iter().enumerate();
+    let mut measured: Vec<(usize, Setting, Vec<Vec<Figures>>)> = numbered.map(|(part, setting)| (part, setting, Vec::new())).collect();
     let bar = progress::bar((measured.len() * arguments.runs) as u64);
-    let draws: Vec<_> = arguments.threads.iter().map(|&threads| Draws::of(arguments, threads)).collect();
     for run in 0..arguments.runs {
-        for (setting, runs) in turns::of_run_in_groups(&mut measured, run, |one, other| one.0.is_rival(&other.0)) {
-            let draws = draws.iter().find(|draws| draws.threads == setting.threads).context("keys for so many threads")?;
+        for (part, setting, runs) in turns::of_run_in_groups(&mut measured, run, |one, other| one.1.is_rival(&other.1)) {
             bar.set_message(setting.text());
-            runs.push(measure(arguments, setting, draws).with_context(|| setting.text())?);
+            runs.push(measured_apart(arguments, setting, *part).with_context(|| setting.text())?);
             bar.inc(1);
         }
     }
-    let mut rows: Vec<_> = measured.into_iter().flat_map(|(_, runs)| joined(runs)).collect();
+    let mut rows: Vec<_> = measured.into_iter().flat_map(|(_, setting, runs)| joined(arguments, &setting, runs)).collect();
     bar.finish_and_clear();
     report::compare(&mut rows);
     compare_with_maps(&mut rows);
@@ -282,19 +291,49 @@ fn settings(arguments: &Arguments) -> Vec<Setting> {
     settings
 }
 
-/// A row of one run, and the calls that were timed for it.
-struct Measured {
-    row: Row,
-    latency: Histogram<u64>,
+/// What one run gave of the adds, or of the reads of a choice.
+#[derive(Serialize, Deserialize)]
+struct Figures {
+    /// None: the adds.
+    choice: Option<Choice>,
+    rate: f64,
+    resident: u64,
+    lost_per_get: Option<f64>,
+    device_reads_per_get: Option<f64>,
+    promotions_per_get: Option<f64>,
+    static_misses: Option<f64>,
+    /// How long calls took, in nanoseconds, and how many.
+    latency: Vec<(u64, u64)>,
 }
 
-/// The rows of one run: the adds, then the reads of each choice.
-fn measure(arguments: &Arguments, setting: &Setting, draws: &Draws) -> Result<Vec<Measured>> {
+impl Figures {
+    fn of(choice: Option<Choice>, pass: &Pass, resident: u64) -> Self {
+        let latency = pass.latency.iter_recorded().map(|step| (step.value_iterated_to(), step.count_at_value())).collect();
+        let (lost_per_get, device_reads_per_get, promotions_per_get, static_misses) = (None, None, None, None);
+        Self { choice, rate: pass.rate, resident, lost_per_get, device_reads_per_get, promotions_per_get, static_misses, latency }
+    }
+}
+
+/// Measures in a process of its own.
+fn measured_apart(arguments: &Arguments, setting: &Setting, part: usize) -> Result<Vec<Figures>> {
+    // Tests have no program to run.
+    if cfg!(test) {
+        return measure(arguments, setting);
+    }
+    let mut process = Command::new(std::env::current_exe()?);
+    let done = process.args(std::env::args_os().skip(1)).arg("--part").arg(part.to_string()).stderr(Stdio::inherit()).output()?;
+    ensure!(done.status.success(), "{}", done.status);
+    Ok(serde_json::from_slice(&done.stdout)?)
+}
+
+/// The figures of one run: the adds, then the reads of each choice.
+fn measure(arguments: &Arguments, setting: &Setting) -> Result<Vec<Figures>> {
+    let draws = Draws::of(arguments, setting.threads);
     let base = memory::settled_bytes();
     let cache = setting.engine.open(setting, arguments.adds, &arguments.place)?;
     let added = add(&*cache, arguments.adds, setting)?;
     let resident = || memory::resident_bytes().saturating_sub(base);
-    let mut rows = vec![Measured { row: row(arguments, setting, "add", "scattered", &added, resident()), latency: added.latency }];
+    let mut all = vec![Figures::of(None, &added, resident())];
     for (choice, drawn) in &draws.keys {
         let (choice, count) = (*choice, draws.count);
         let mut last = None;
@@ -302,18 +341,18 @@ fn measure(arguments: &Arguments, setting: &Setting, draws: &Draws) -> Result<Ve
             let drawn: Vec<_> = drawn.iter().map(|drawn| &drawn[pass * count..(pass + 1) * count]).collect();
             let before = cache.counts();
             let found = find(&*cache, &drawn, setting)?;
-            let mut row = row(arguments, setting, "get", choice.name(), &found, resident());
-            row.lost_per_get = cache.is_lossy().then_some(found.lost);
+            let mut figures = Figures::of(Some(choice), &found, resident());
+            figures.lost_per_get = cache.is_lossy().then_some(found.lost);
             if let (Some(before), Some(after)) = (before, cache.counts()) {
                 let per_get = |at: usize| (after[at] - before[at]) as f64 / (count * setting.threads) as f64;
-                (row.device_reads_per_get, row.promotions_per_get) = (Some(per_get(0)), Some(per_get(1)));
-                row.static_misses = (choice == Choice::Zipf).then(|| static_misses(arguments.adds, after[2]));
+                (figures.device_reads_per_get, figures.promotions_per_get) = (Some(per_get(0)), Some(per_get(1)));
+                figures.static_misses = (choice == Choice::Zipf).then(|| static_misses(arguments.adds, after[2]));
             }
-            last = Some(Measured { row, latency: found.latency });
+            last = Some(figures);
         }
-        rows.extend(last);
+        all.extend(last);
     }
-    Ok(rows)
+    Ok(all)
 }
 
 fn value_of(key: u64) -> Value {
@@ -397,38 +436,38 @@ fn static_misses(keys: u64, held: u64) -> f64 {
     1.0 - weight(held.min(keys)) / weight(keys)
 }
 
-fn row(arguments: &Arguments, setting: &Setting, operation: &str, choice: &'static str, pass: &Pass, resident: u64) -> Row {
-    Row {
-        experiment: "hybrid",
-        engine: setting.name(),
-        operation: operation.to_owned(),
-        reads_percent: if operation == "get" { 100 } else { 0 },
-        distribution: choice,
-        threads: setting.threads,
-        keys: arguments.adds,
-        value_bytes: VALUE_BYTES as u64,
-        batch: 1,
-        runs: arguments.runs,
-        ops_per_second: Spread::of(&[pass.rate]),
-        bytes_per_entry: Some(resident as f64 / arguments.adds as f64),
-        memory_bytes: (setting.percent > 0).then(|| setting.told(arguments.adds)),
-        memory_percent: Some(setting.percent),
-        memory_fraction: Some(setting.fraction(arguments.adds)),
-        resident_bytes: Some(resident),
-        ..Row::default()
-    }
-}
-
-/// The rows of several runs as one each: the rates and the timed calls of all, and what else the last one gave.
-fn joined(mut runs: Vec<Vec<Measured>>) -> Vec<Row> {
-    let last = runs.pop().unwrap_or_default();
-    let join = |(at, Measured { row, mut latency }): (usize, Measured)| {
-        runs.iter().for_each(|run| latency += &run[at].latency);
-        let rates = runs.iter().map(|run| run[at].row.ops_per_second.median).chain([row.ops_per_second.median]);
-        let ops_per_second = Spread::of(&rates.collect::<Vec<_>>());
-        Row { ops_per_second, latency_ns: Some(Latency::of(&latency)), ..row }
+/// The rows of several runs, one each for the adds and each choice: the rates and the timed calls of all, and what else the last one gave.
+fn joined(arguments: &Arguments, setting: &Setting, runs: Vec<Vec<Figures>>) -> Vec<Row> {
+    let row = |(at, last): (usize, &Figures)| {
+        let of_all = || runs.iter().map(|run| &run[at]);
+        let mut latency = run::histogram();
+        of_all().flat_map(|figures| &figures.latency).for_each(|(took, count)| latency.saturating_record_n(*took, *count));
+        Row {
+            experiment: "hybrid",
+            engine: setting.name(),
+            operation: if last.choice.is_some() { "get" } else { "add" }.to_owned(),
+            reads_percent: if last.choice.is_some() { 100 } else { 0 },
+            distribution: last.choice.map_or("scattered", Choice::name),
+            threads: setting.threads,
+            keys: arguments.adds,
+            value_bytes: VALUE_BYTES as u64,
+            batch: 1,
+            runs: arguments.runs,
+            ops_per_second: Spread::of(&of_all().map(|figures| figures.rate).collect::<Vec<_>>()),
+            latency_ns: Some(Latency::of(&latency)),
+            bytes_per_entry: Some(last.resident as f64 / arguments.adds as f64),
+            memory_bytes: (setting.percent > 0).then(|| setting.told(arguments.adds)),
+            memory_percent: Some(setting.percent),
+            memory_fraction: Some(setting.fraction(arguments.adds)),
+            resident_bytes: Some(last.resident),
+            lost_per_get: last.lost_per_get,
+            device_reads_per_get: last.device_reads_per_get,
+            promotions_per_get: last.promotions_per_get,
+            static_misses: last.static_misses,
+            ..Row::default()
+        }
     };
-    last.into_iter().enumerate().map(join).collect()
+    runs.last().map_or(Vec::new(), |last| last.iter().enumerate().map(row).collect())
 }
 
 fn cells(row: &Row) -> Vec<String> {
@@ -465,14 +504,19 @@ mod tests {
         assert!(static_misses(1_000_000, 250_000) < 0.12);
     }
 
+    fn figures(rate: f64, nanoseconds: u64) -> Figures {
+        let mut latency = run::histogram();
+        latency.record(nanoseconds).unwrap();
+        Figures::of(None, &Pass { rate, lost: 0.0, latency }, 0)
+    }
+
     /// Esker's budget has room for headers and index, a cache's for keys and values; and no store takes less than the least.
     #[test]
     fn rows_say_what_an_engine_was_told() {
         let crate::Experiment::Hybrid(arguments) = crate::parsed("esker-bench hybrid --adds 1000000") else { unreachable!() };
-        let pass = Pass { rate: 1.0, lost: 0.0, latency: run::histogram() };
         let told = |engine, percent, cold| {
-            let row = row(&arguments, &Setting { engine, percent, threads: 1, cold }, "add", "scattered", &pass, 0);
-            (row.memory_bytes, row.memory_fraction.unwrap())
+            let rows = joined(&arguments, &Setting { engine, percent, threads: 1, cold }, vec![vec![figures(1.0, 100)]]);
+            (rows[0].memory_bytes, rows[0].memory_fraction.unwrap())
         };
         let (all, least) = (78e6, size::LEAST);
         assert_eq!(told(Name::Esker, 50, Cold::Promoted), (Some(39_000_000), 0.5));
@@ -485,12 +529,10 @@ mod tests {
 
     #[test]
     fn runs_are_joined_with_all_their_calls() {
-        let measured = |rate: f64, nanoseconds: u64| {
-            let mut latency = run::histogram();
-            latency.record(nanoseconds).unwrap();
-            vec![Measured { row: Row { ops_per_second: Spread::of(&[rate]), ..Row::default() }, latency }]
-        };
-        let rows = joined(vec![measured(1.0, 900), measured(3.0, 100), measured(2.0, 500)]);
+        let crate::Experiment::Hybrid(arguments) = crate::parsed("esker-bench hybrid") else { unreachable!() };
+        let setting = &settings(&arguments)[0];
+        let sent = |figures: Figures| serde_json::from_str(&serde_json::to_string(&vec![figures]).unwrap()).unwrap();
+        let rows = joined(&arguments, setting, [figures(1.0, 900), figures(3.0, 100), figures(2.0, 500)].map(sent).into());
         let (rate, latency) = (rows[0].ops_per_second, rows[0].latency_ns.unwrap());
         assert_eq!(([rate.median, rate.min, rate.max], [latency.p50, latency.max]), ([2.0, 1.0, 3.0], [500, 900]));
     }
