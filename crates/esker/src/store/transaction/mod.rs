@@ -171,8 +171,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     /// As [`Store::get`]; [`Error::Conflict`] if another writer has changed what this transaction read of it before.
     ///
     /// # Cost
-    /// As [`Store::get`]. Each cold key is read by itself: the reads of several keys are not overlapped, as those of [`Store::get_many`]
-    /// are.
+    /// As [`Store::get`]: a cold key is read by itself. [`Transaction::get_many`] reads many together.
     pub fn get(&mut self, key: &K) -> Result<Option<V::Owned>> {
         self.read_bytes(key, V::own)
     }
