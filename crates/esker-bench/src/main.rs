@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn who_keeps_files_takes_a_place_for_them() {
         let takes = |experiment| Arguments::try_parse_from(["esker-bench", experiment, "--directory", "/tmp"]).is_ok();
-        assert!(["ycsb", "growth", "append", "hybrid", "hybrid-reads", "commit", "steady"].into_iter().all(takes));
+        assert!(["ycsb", "growth", "append", "aggregate", "hybrid", "hybrid-reads", "commit", "steady"].into_iter().all(takes));
     }
 
     #[test]

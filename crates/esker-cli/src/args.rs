@@ -19,7 +19,7 @@ const AFTER: &str =
     "Stores of this program map bytes to bytes; verify, backup and restore take any store, open none, and need neither --memory nor
 --durability.
 Exit codes: 0 done; 1 failed, or the key is absent, or the store is damaged; 2 a command line that makes no sense;
-130 ended by an interrupt at once.";
+130 ended by an interrupt.";
 
 /// Load, look into and try an Esker store: keys and values larger than memory, at the speed of memory
 #[derive(Debug, Parser)]
@@ -118,6 +118,8 @@ pub(crate) enum Command {
         accept_loss: bool,
     },
     /// Copy a store that nobody has open to a new directory, or what is new of it to an earlier copy; the copy is a store
+    ///
+    /// Of a first copy that fails nothing stays; one that is killed leaves a beginning, which is no store: remove it.
     Backup {
         /// The store's directory
         dir: PathBuf,

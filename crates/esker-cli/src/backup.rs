@@ -25,10 +25,9 @@ pub(crate) fn run(dir: &Path, earlier: Option<&Path>, to: &Path) -> Outcome {
 /// Does that. Of a first copy that fails nothing stays: it would be in the way of the next attempt.
 fn copy(dir: &Path, earlier: Option<&Path>, to: &Path, interrupt: &Interrupt) -> Result<Backup, Failure> {
     let bar = progress::of_bytes(0);
-    // Known when copying has begun: nobody else has the directory then.
-    let (was_there, mut is_first) = (to.exists(), None);
+    let (was_there, mut has_begun) = (to.exists(), false);
     let tell = |done, total| {
-        is_first.get_or_insert_with(|| !store::is_store(to));
+        has_begun = true;
         bar.set_length(total);
         bar.set_position(done);
         progress::say(&bar, format!("{} of {} copied", size(done), size(total)));
@@ -39,8 +38,8 @@ fn copy(dir: &Path, earlier: Option<&Path>, to: &Path, interrupt: &Interrupt) ->
         None => esker::backup(dir, to, tell),
     };
     bar.finish_and_clear();
-    if done.is_err() && is_first == Some(true) {
-        store::forget(to, was_there);
+    if done.is_err() && has_begun {
+        store::forget_beginning(to, was_there);
     }
     done.map_err(|error| Failure::of(format!("{} to {}", dir.display(), to.display()), error))
 }

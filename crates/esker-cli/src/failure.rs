@@ -1,11 +1,13 @@
 //! What can go wrong, as the person at the terminal sees it.
 //!
-//! A failure is one line of text and an exit code. A closed standard output (`esker stats | head -1`) is no
-//! failure at all: whoever closed it had seen enough, so it ends the program quietly.
+//! A failure is one line of text and an exit code, another one where an interrupt came before it. A closed standard output (`esker stats |
+//! head -1`) is no failure at all: whoever closed it had seen enough, so it ends the program quietly.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
+
+use crate::interrupt;
 
 /// The message of work that an interrupt ended.
 pub(crate) const INTERRUPTED: &str = "interrupted";
@@ -18,7 +20,7 @@ pub(crate) type Outcome = Result<(), Failure>;
 pub(crate) enum Failure {
     /// The command line makes no sense: exit code 2.
     Usage(String),
-    /// The operation failed: exit code 1.
+    /// The operation failed: exit code 1, or 130 after an interrupt.
     Failed(String),
     /// Nobody reads the output any more: exit code 0.
     OutputClosed,
@@ -71,7 +73,7 @@ impl Failure {
             }
             Self::Failed(message) => {
                 complain(message);
-                ExitCode::FAILURE
+                if interrupt::has_come() { ExitCode::from(interrupt::INTERRUPTED) } else { ExitCode::FAILURE }
             }
             Self::OutputClosed => ExitCode::SUCCESS,
         }

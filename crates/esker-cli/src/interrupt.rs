@@ -15,9 +15,17 @@ use std::{mem, process, ptr, thread};
 use crate::failure::{self, Failure, Outcome};
 
 /// What a shell reports for a program that an interrupt ended.
-const INTERRUPTED: i32 = 130;
+pub(crate) const INTERRUPTED: u8 = 130;
 /// So long whoever only reads has to hear of an interrupt.
 const HEARD_IN: Duration = Duration::from_secs(1);
+
+/// One has come to this program, whoever waits for it.
+static HAS_COME: AtomicBool = AtomicBool::new(false);
+
+/// True once an interrupt has come to this program: what fails then was ended by it.
+pub(crate) fn has_come() -> bool {
+    HAS_COME.load(Ordering::Relaxed)
+}
 
 /// Tells whether an interrupt has come.
 #[derive(Clone, Default)]
@@ -34,7 +42,7 @@ impl Interrupt {
         // Handlers have a thread of their own.
         Self::catch_and(|| {
             thread::sleep(HEARD_IN);
-            process::exit(INTERRUPTED);
+            process::exit(INTERRUPTED.into());
         })
     }
 
@@ -42,8 +50,9 @@ impl Interrupt {
         let interrupt = Self::default();
         let raised = Arc::clone(&interrupt.0);
         let handler = move || {
+            HAS_COME.store(true, Ordering::Relaxed);
             if raised.swap(true, Ordering::Relaxed) {
-                process::exit(INTERRUPTED);
+                process::exit(INTERRUPTED.into());
             }
             and();
         };

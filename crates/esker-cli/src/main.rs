@@ -2,8 +2,8 @@
 //!
 //! Every store this program opens maps bytes to bytes. Each subcommand is a function from its arguments to
 //! `Result<(), Failure>`; this file alone turns a failure into a message and an exit code. The codes are 0 for
-//! success, 1 for an operation that failed (an absent key or a damaged store included) and 2 for a command line
-//! that makes no sense. Only a second interrupt ends the program elsewhere, with 130 (`interrupt.rs`).
+//! success, 1 for an operation that failed (an absent key or a damaged store included), 2 for a command line
+//! that makes no sense, and 130 for what an interrupt ended; a second one ends the program elsewhere (`interrupt.rs`).
 
 mod acknowledge;
 mod aggregate;

@@ -24,24 +24,21 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
     store::must_exist(dir)?;
     let interrupt = Interrupt::catch()?;
     let was_there = to.exists();
-    let mut is_open = false;
-    let done = store::with(to, opening, |into: &Bytes| {
-        is_open = true;
-        let bar = progress::of_bytes(0);
-        let done = esker::salvage(dir, into, |done, total| {
-            bar.set_length(total);
-            bar.set_position(done);
-            progress::say(
-                &bar,
-                format!("{} of {}: {}", size(done), size(total), if done * 2 < total { "checking" } else { "carrying over" }),
-            );
-            interrupt.answer()
-        });
-        bar.finish_and_clear();
-        done.map_err(|error| Failure::of(format!("{} to {}", dir.display(), to.display()), error))
+    let into: Bytes = store::options(opening).open(to).map_err(|error| Failure::about(to.display(), error))?;
+    let bar = progress::of_bytes(0);
+    let done = esker::salvage(dir, &into, |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+        let doing = if done * 2 < total { "checking" } else { "carrying over" };
+        progress::say(&bar, format!("{} of {}: {doing}", size(done), size(total)));
+        interrupt.answer()
     });
-    if is_open && done.is_err() {
-        // A part of it would be in the way of the next attempt, and pass for all.
+    bar.finish_and_clear();
+    let done = done
+        .and_then(|done| into.close().map(|()| done))
+        .map_err(|error| Failure::of(format!("{} to {}", dir.display(), to.display()), error));
+    if done.is_err() {
+        // A part of it would be in the way of the next attempt, and pass for all. Nobody else has it as long as it is open.
         store::forget(to, was_there);
     }
     let done = done?;

@@ -23,8 +23,9 @@ pub(crate) type Bytes = Store<[u8], [u8]>;
 const MEMORY: u64 = 256 << 20;
 /// The file by which a directory is locked.
 const LOCK: &str = "esker.lock";
-/// The file that makes a store of a directory.
+/// The file that makes a store of a directory, and another one of a store's.
 const MANIFEST: &str = "esker.manifest";
+const SCARS: &str = "esker.scars";
 /// An opening that reads more of the log than this takes long enough to be watched.
 const LONG: u64 = 64 << 20;
 
@@ -104,21 +105,58 @@ pub(crate) fn holds_something(dir: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Whether a directory is a store. A copy is none before it is whole.
-pub(crate) fn is_store(dir: &Path) -> bool {
-    dir.join(MANIFEST).exists()
+/// Removes what a copy left that failed before it was a store, unless somebody else has the directory by now; the directory, too, unless it
+/// was there.
+pub(crate) fn forget_beginning(to: &Path, was_there: bool) {
+    let Ok(lock) = fs::File::open(to.join(LOCK)) else { return };
+    if lock.try_lock().is_ok() && !to.join(MANIFEST).exists() {
+        forget(to, was_there);
+    }
 }
 
-/// Removes the files of a new store; the directory, too, unless it was there. What else somebody put there meanwhile stays.
+/// Removes the files of a store that this program has locked; the directory, too, unless it was there. What else somebody put there stays.
 pub(crate) fn forget(to: &Path, was_there: bool) {
     for entry in fs::read_dir(to).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with("esker.") || name.starts_with("index.") {
+        if is_own(&entry.file_name().to_string_lossy()) {
             let _ = fs::remove_file(entry.path());
         }
     }
     if !was_there {
         let _ = fs::remove_dir(to);
+    }
+}
+
+/// Whether a store has a file of that name.
+fn is_own(name: &str) -> bool {
+    let is_numbered = |prefix| name.strip_prefix(prefix).is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
+    [LOCK, MANIFEST, SCARS].contains(&name) || is_numbered("esker.log.") || is_numbered("index.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_beginning_that_nobody_has_is_forgotten() {
+        let place = tempfile::tempdir().unwrap();
+        let names = || {
+            let mut names: Vec<_> =
+                fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort_unstable();
+            names
+        };
+        let all = ["esker.lock", "esker.log.00000000", "esker.scars", "esker.toml", "index.3", "index.html"];
+        all.iter().for_each(|name| fs::write(place.path().join(name), "").unwrap());
+        let lock = fs::File::open(place.path().join(LOCK)).unwrap();
+        lock.try_lock().unwrap();
+        forget_beginning(place.path(), false);
+        assert_eq!(names(), all);
+        lock.unlock().unwrap();
+        fs::write(place.path().join(MANIFEST), "").unwrap();
+        forget_beginning(place.path(), false);
+        assert_eq!(names().len(), all.len() + 1);
+        fs::remove_file(place.path().join(MANIFEST)).unwrap();
+        forget_beginning(place.path(), false);
+        assert_eq!(names(), ["esker.toml", "index.html"]);
     }
 }

@@ -42,7 +42,8 @@ pub(crate) fn accept_loss(dir: &Path, opening: Opening) -> Outcome {
     interrupt.check()?;
     let opened: Result<Bytes, _> = store::options(opening).accept_loss(true).open(dir);
     opened.and_then(|store| store.close()).map_err(|error| Failure::about(dir.display(), error))?;
-    let left = check(dir, &interrupt)?;
+    let left =
+        check(dir, &interrupt).map_err(|why| why.map(|why| format!("{why}: the loss was accepted, and what is left was not checked")))?;
     printed = printed.and_then(|()| out::line(describe(dir, &left)));
     must_be_sound(dir, &left, "still damaged, where opening does not read: records there are refused when they are read").and(printed)
 }

@@ -135,7 +135,7 @@ mod disk {
     }
 
     pub(super) fn rocksdb(setting: &Setting) -> Result<Box<dyn Loaded>> {
-        let directory = tempfile::tempdir()?;
+        let directory = setting.place.temporary()?;
         let database = DB::open(&rocks::options(memory::physical_bytes() / 4, false)?, directory.path())?;
         let mut writes = WriteOptions::default();
         writes.disable_wal(true);
@@ -178,7 +178,7 @@ mod disk {
     }
 
     pub(super) fn lmdb(setting: &Setting) -> Result<Box<dyn Loaded>> {
-        let directory = tempfile::tempdir()?;
+        let directory = setting.place.temporary()?;
         let (environment, table) = engine::open(directory.path(), EnvFlags::NO_SYNC)?;
         let mut objects = objects(setting);
         objects.sort_unstable();

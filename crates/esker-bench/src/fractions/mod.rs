@@ -320,8 +320,11 @@ fn measured_apart(arguments: &Arguments, setting: &Setting, part: usize) -> Resu
     if cfg!(test) {
         return measure(arguments, setting);
     }
-    let mut process = Command::new(std::env::current_exe()?);
-    let done = process.args(std::env::args_os().skip(1)).arg("--part").arg(part.to_string()).stderr(Stdio::inherit()).output()?;
+    let (mut words, part) = (std::env::args_os().skip(1), part.to_string());
+    // This very program, though its file may be another one by now.
+    let mut process = Command::new("/proc/self/exe");
+    process.args(words.next()).args(["--part", &part]).args(words);
+    let done = process.stderr(Stdio::inherit()).output()?;
     ensure!(done.status.success(), "{}", done.status);
     Ok(serde_json::from_slice(&done.stdout)?)
 }

@@ -100,7 +100,17 @@ impl Place {
 impl Run {
     #[track_caller]
     pub(crate) fn must_fail(&self, message: &str) {
-        assert_eq!(self.code, 1, "{self:?}");
+        self.must_end(1, message);
+    }
+
+    #[track_caller]
+    pub(crate) fn must_be_interrupted(&self, message: &str) {
+        self.must_end(130, message);
+    }
+
+    #[track_caller]
+    fn must_end(&self, code: i32, message: &str) {
+        assert_eq!(self.code, code, "{self:?}");
         assert!(self.stderr.starts_with("esker: "), "{self:?}");
         assert_eq!(self.stderr.lines().count(), 1, "{self:?}");
         assert!(self.stderr.contains(message), "{message:?} is not in {self:?}");

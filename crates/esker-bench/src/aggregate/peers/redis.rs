@@ -27,7 +27,7 @@ pub(super) struct Redis {
 impl Redis {
     /// The server; `None` where there is none to start.
     pub(super) fn load(setting: &Setting) -> Result<Option<Self>> {
-        let directory = tempfile::tempdir()?;
+        let directory = setting.place.temporary()?;
         let socket = directory.path().join("socket");
         let mut command = Command::new("redis-server");
         command.args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"]).arg(&socket).arg("--dir").arg(directory.path());
