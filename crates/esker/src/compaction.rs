@@ -60,7 +60,7 @@ pub(crate) const HELD_PAUSE: Duration = Duration::from_millis(1);
 const HELD_PAUSES: u32 = 16;
 /// No record is shorter; and buckets that are looked at under one pin.
 const RECORD_BYTES_MIN: u64 = 16;
-const SWEPT_AT_ONCE: usize = 64;
+const SWEPT_AT_ONCE: u64 = 64;
 const SWEPT_AHEAD: u64 = 8;
 /// Buckets between two looks at what the driver would do meanwhile: about a millisecond.
 const SWEPT_BETWEEN_LOOKS: u64 = 64 << 10;
@@ -399,7 +399,7 @@ impl Engine {
     /// All that lives in the stretch lies above: it is given back when nobody holds it.
     fn end_stretch(&self, one: &MutexGuard<'_, ()>, mut mover: Mover<'_>, stretch: Range<u64>, caching: Option<&Caching>) -> Result<bool> {
         let Range { start: from, end: reached } = stretch;
-        let Tally { moved, expired, left, idle_entries } = mover.tally;
+        let Tally { moved, expired, expired_records, left, idle_entries } = mover.tally;
         let dead = (reached - from).saturating_sub(moved + expired) + mover.taken_back.get();
         match caching {
             Some(caching) => {
@@ -413,6 +413,7 @@ impl Engine {
             }
             None => self.log.bounds.copied.store(reached, SeqCst),
         }
+        self.expiry.drop_records(expired_records, expired);
         // Who takes what was dropped here for a record of his chain has published when a later stretch says that the chain is of one key.
         self.epochs.drain();
         lock(&self.compaction.copied).push_back(Copied { reached, moved, dead, left, idle_entries });
@@ -504,7 +505,11 @@ impl Engine {
         if self.segment_bytes == 0 || self.caching.is_some() || self.is_temporary {
             return None;
         }
-        Some(self.freeable_bytes() > 0 && self.waiting_bytes() >= (self.log_extent() / LINE_PART).max(STRETCH_BYTES_MIN))
+        let waiting = self.waiting_bytes();
+        let is_long = || self.freeable_bytes() > 0 && waiting >= self.log_extent() / LINE_PART;
+        // Entries of what waits cannot be dropped.
+        let has_many_idle = || self.compaction.idle_soon.load(Relaxed).saturating_mul(IDLE_PART) > self.index.entries();
+        Some(waiting >= STRETCH_BYTES_MIN && (is_long() || has_many_idle()))
     }
 
     /// True if stretches wait for a line, and a durable one has said by now that the log begins behind them.
@@ -552,34 +557,43 @@ impl Engine {
         let idle = self.compaction.idle_soon.swap(0, Relaxed);
         self.compaction.idle.fetch_add(idle, Relaxed);
         let of_log = part(given_back, extent + given_back).max(part(IDLE_PART * idle, entries)) + 1;
-        self.sweep(one, if entries > extent / RECORD_BYTES_MIN { buckets } else { of_log.min(buckets) });
+        self.sweep(one, if entries > extent / RECORD_BYTES_MIN { buckets } else { of_log.min(buckets) }, || false);
     }
 
     /// Where nothing else is due: all of the index, if one entry in so many leads nowhere.
     fn sweep_what_is_left(&self, one: &MutexGuard<'_, ()>, one_in: u64) {
         let idle = &self.compaction.idle;
         if idle.load(Relaxed).saturating_mul(one_in) > self.index.entries() {
-            self.sweep(one, self.index.buckets());
-            idle.store(0, Relaxed);
+            let is_through = self.sweep(one, self.index.buckets(), || one_in == IDLE_PART_AT_REST && self.is_compaction_due());
+            if is_through {
+                idle.store(0, Relaxed);
+            }
         }
     }
 
-    /// The table does not shrink meanwhile.
-    fn sweep(&self, _: &MutexGuard<'_, ()>, count: u64) {
+    /// Drops entries of so many buckets that lead nowhere. The table does not shrink meanwhile. False if it ended early, for a close or
+    /// because somebody said `ends`.
+    fn sweep(&self, _: &MutexGuard<'_, ()>, count: u64, ends: impl Fn() -> bool) -> bool {
         let (buckets, begin) = (self.index.buckets(), self.log.bounds.begin.load(Relaxed));
-        let (first, mut dropped) = (self.compaction.swept.fetch_add(count, Relaxed), 0);
-        for from in (0..count).step_by(SWEPT_AT_ONCE) {
-            if from % SWEPT_BETWEEN_LOOKS == 0 && from > 0 {
+        let (first, mut done, mut dropped) = (self.compaction.swept.load(Relaxed), 0, 0);
+        while done < count {
+            if done > 0 && done.is_multiple_of(SWEPT_BETWEEN_LOOKS) {
+                if self.epochs.is_closed() || ends() {
+                    break;
+                }
                 self.keep_up();
             }
             let Ok(_pin) = self.epochs.pin_anyway() else { break };
-            let to = count.min(from + SWEPT_AT_ONCE as u64);
-            for n in first + from..first + to {
+            let to = count.min(done + SWEPT_AT_ONCE);
+            for n in first + done..first + to {
                 self.index.prefetch_chain((n + SWEPT_AHEAD) % buckets);
                 dropped += self.index.drop_below(n % buckets, begin);
             }
+            done = to;
         }
+        self.compaction.swept.store(first + done, Relaxed);
         let _ = self.compaction.idle.fetch_update(Relaxed, Relaxed, |idle| Some(idle.saturating_sub(dropped)));
+        done == count
     }
 
     /// True if compaction would wait now: for another, an image or a backup.

@@ -228,9 +228,9 @@ impl Expiry {
         self.expired.load(Relaxed).saturating_sub(self.gone.load(Relaxed))
     }
 
-    /// Compaction dropped an expired record.
-    pub(crate) fn drop_record(&self, bytes: u64) {
-        self.dropped.fetch_add(1, Relaxed);
+    /// Compaction dropped so many expired records.
+    pub(crate) fn drop_records(&self, count: u64, bytes: u64) {
+        self.dropped.fetch_add(count, Relaxed);
         self.gone.fetch_add(bytes, Relaxed);
     }
 
@@ -296,7 +296,9 @@ impl Engine {
     }
 
     fn sample_record(&self, at: u64, sample: &mut Sample) {
-        if at < self.log.bounds.begin.load(Acquire) {
+        // Compaction has been there, and the entry waits for a sweep.
+        if at < self.log.bounds.copied.load(Acquire) {
+            sample.entries += 1;
             return;
         }
         let known = match self.expiry_in_memory(at) {
@@ -401,7 +403,7 @@ mod tests {
         let expiry = estimate((0..1000).map(round), 100_000);
         let (want, got) = (100 * 1_000_000, expiry.expired_bytes());
         assert!(got.abs_diff(want) < want / 20, "{got} for {want}");
-        expiry.drop_record(want / 2);
+        expiry.drop_records(1, want / 2);
         assert!(expiry.expired_bytes().abs_diff(want / 2) < want / 20);
         // What is gone is not inferred once more from what was seen before.
         expiry.learn(&sample(0, 0), 100_000, ENTRIES_IN_VAIN);

@@ -139,6 +139,7 @@ fn futures_can_move_between_threads() {
     drop(assert_send(blobs.get_many_async::<&[u8]>(&[b""], |_, _| ())));
     drop(assert_send(blobs.append_many_async::<&[u8], &[u8]>(&[(b"", b"")])));
     drop(assert_send(count_by_hand(&words)));
+    drop(assert_send(words.begin().unwrap().get_many_async(&[1], |_, _| ())));
 }
 
 async fn count_by_hand(store: &Store<u64, u64>) -> esker::Result<()> {

@@ -32,7 +32,8 @@ impl Engine {
     /// later do not have it.
     pub(crate) fn drop_below(&self, reached: u64) -> bool {
         let bounds = &self.log.bounds;
-        let is_dropped = self.holds.without_snapshot(|| bounds.copied.store(reached, SeqCst));
+        // It may have been done already, before a snapshot began.
+        let is_dropped = bounds.copied.load(Relaxed) >= reached || self.holds.without_snapshot(|| bounds.copied.store(reached, SeqCst));
         if !is_dropped {
             bounds.dropping.store(bounds.copied.load(Relaxed), Release);
         }

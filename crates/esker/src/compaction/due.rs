@@ -163,10 +163,12 @@ impl Engine {
         Pass { from, until, moved: 0, counted: self.counted_dead_bytes() }
     }
 
-    /// A stretch that will be gone through again: its copies stand, and what was taken back of guesses is not taken back once more.
+    /// A stretch that will be gone through again: its copies stand, and what was taken back of guesses is not taken back once more. What
+    /// has expired is found once more, but for a cache, which has taken its entries away.
     pub(super) fn note_unfinished(&self, tally: Tally, taken_back: u64) {
         let Due { known, given_back, pass, .. } = &self.compaction.due;
-        known.fetch_add(tally.moved + tally.expired, Relaxed);
+        let gone = if self.caching.is_some() { tally.expired } else { 0 };
+        known.fetch_add(tally.moved + gone, Relaxed);
         given_back.fetch_add(taken_back, Relaxed);
         lock(&self.compaction.done).moved_bytes += tally.moved;
         if let Some(pass) = &mut *lock(pass) {

@@ -82,8 +82,9 @@ pub(super) struct Mover<'a> {
 pub(super) struct Tally {
     /// Of copies made.
     pub(super) moved: u64,
-    /// Of expired records dropped: nobody counted them.
+    /// Of expired records dropped: nobody counted them. And how many there were.
     pub(super) expired: u64,
+    pub(super) expired_records: u64,
     /// Counted as dead by the copies: what they left of their pieces and last blocks.
     pub(super) left: u64,
     /// Entries, not bytes, that lead to what has no copy.
@@ -95,6 +96,7 @@ impl Tally {
         Self {
             moved: self.moved + other.moved,
             expired: self.expired + other.expired,
+            expired_records: self.expired_records + other.expired_records,
             left: self.left + other.left,
             idle_entries: self.idle_entries + other.idle_entries,
         }
@@ -314,7 +316,7 @@ impl Mover<'_> {
         let done = self.caching.is_none_or(|caching| self.drop_from(caching, pin, of, seen, has_expired));
         if done && has_expired {
             self.tally.expired += bytes;
-            self.engine.expiry.drop_record(bytes);
+            self.tally.expired_records += 1;
         }
         if done && leads_here && self.caching.is_none() {
             self.tally.idle_entries += 1;

@@ -872,3 +872,34 @@ fn a_cache_drops_nothing_from_the_midst_of_a_chain_beside_a_snapshot() {
     assert_eq!(engine.log.bounds.copied.load(SeqCst), engine.log.bounds.begin.load(SeqCst));
     assert!(engine.log.bounds.begin.load(SeqCst) > 1000);
 }
+
+/// Each time a stretch ended early what had expired in it was counted as dead once more: all of a log was dead, by and by.
+#[test]
+fn a_stretch_that_ends_early_counts_nothing_twice() {
+    const COUNT: u64 = 10_000;
+    let (files, clock) = (Arc::new(MemoryStorage::default()), Arc::new(ManualClock::default()));
+    let options = Options::new().memory(16 << 20).background(false).promotion(false).clock(clock.clone());
+    let store: Store<u64, u64> = options.open_in(files.clone()).unwrap();
+    (0..COUNT).for_each(|key| store.put_with_ttl(&key, &key, Duration::from_secs(1)).unwrap());
+    (COUNT..10 * COUNT).for_each(|key| store.put(&key, &key).unwrap());
+    store.commit().unwrap();
+    clock.advance(Duration::from_secs(2));
+    let device = store.engine_for_test().log.device.as_ref().unwrap();
+    let (damaged, mut sector) = (COUNT * 32 * 2 / BLOCK_BYTES * SECTOR_BYTES as u64, AlignedBuffer::new(1));
+    device.read(damaged, sector.bytes_mut()).unwrap();
+    sector.bytes_mut()[100] ^= 1;
+    device.write(damaged, sector.bytes()).unwrap();
+    let compact = || {
+        assert!(matches!(store.compact(), Err(Error::Corruption(_))));
+        let stats = store.stats();
+        (stats.space.dead_bytes, stats.expiry.dropped_records)
+    };
+    let first = compact();
+    assert!(first.0 > 0 && first.1 == 0, "{first:?}");
+    assert!((0..3).all(|_| compact() == first));
+    // When it can be read it goes, and is counted.
+    sector.bytes_mut()[100] ^= 1;
+    device.write(damaged, sector.bytes()).unwrap();
+    store.compact().unwrap();
+    assert_eq!(store.stats().expiry.dropped_records, COUNT);
+}

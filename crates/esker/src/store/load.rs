@@ -322,7 +322,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
             return Ok(Some(new));
         }
         if !is_admitted {
-            return Ok(self.again().await?.or(Some(new)));
+            // What was loaded is there, whatever becomes of the look.
+            return Ok(self.again().await.unwrap_or(None).or(Some(new)));
         }
         // As above. Another end than it had is others' by now, and stays.
         let is_unchanged = |now: Old<'_>| now.is_none_or(|(now, _)| old.is_some_and(|old| now == old.borrow().bytes()));
