@@ -831,9 +831,11 @@ fn a_cache_drops_nothing_from_the_midst_of_a_chain_beside_a_snapshot() {
     let (begin, begun) = mpsc::channel();
     let begin = Mutex::new(Some(begin));
     let cell = Arc::new(OnceLock::<Store<u64, [u8]>>::new());
-    let within = cell.clone();
+    // Not the store itself, which has the closure.
+    let within = Arc::downgrade(&cell);
     let cache = Cache::new().worth(move |_, _| {
-        let engine = within.get().unwrap().engine_for_test();
+        let cell = within.upgrade().unwrap();
+        let engine = cell.get().unwrap().engine_for_test();
         if let Some(begin) = begin.lock().unwrap().take() {
             begin.send(()).unwrap();
             while !engine.is_snapshot_held() {
