@@ -67,6 +67,8 @@ const SWEPT_BETWEEN_LOOKS: u64 = 64 << 10;
 /// While others are dropped one in so many entries leads nowhere, at most; and at rest one in so many.
 const IDLE_PART: u64 = 4;
 const IDLE_PART_AT_REST: u64 = 32;
+/// Of fewer entries it does not matter how many lead nowhere: below a mebibyte of index.
+const IDLE_MIN: u64 = 128 << 10;
 /// Until samples tell what has expired.
 const CLOSE_LOOKS: u32 = 8;
 /// So many times through the log goes who needs room, as long as what is dead would suffice.
@@ -508,7 +510,7 @@ impl Engine {
         let waiting = self.waiting_bytes();
         let is_long = || self.freeable_bytes() > 0 && waiting >= self.log_extent() / LINE_PART;
         // Entries of what waits cannot be dropped.
-        let has_many_idle = || self.compaction.idle_soon.load(Relaxed).saturating_mul(IDLE_PART) > self.index.entries();
+        let has_many_idle = || self.compaction.idle_soon.load(Relaxed).saturating_mul(IDLE_PART) > self.index.entries().max(IDLE_MIN);
         Some(waiting >= STRETCH_BYTES_MIN && (is_long() || has_many_idle()))
     }
 
