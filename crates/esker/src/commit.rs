@@ -97,7 +97,7 @@ impl Engine {
         }
         let written = home.manifest.write(|state| {
             self.record_of(line.number, line.window).apply(state, line.cut);
-            (state.begin, state.scars) = (line.begin, self.scars.known(line.cut));
+            (state.begin, state.scars) = (line.begin, Some(self.scars.known(line.cut)));
         });
         self.slot_speaks_of(line.cut);
         written.map_err(|error| self.latch(error))?;
@@ -293,7 +293,7 @@ impl Engine {
         let saved = named.and_then(|()| {
             manifest.write(|state| {
                 self.record_of(line, window).apply(state, cut);
-                (state.begin, state.scars) = (self.log.bounds.compacted.load(Acquire), self.scars.known(cut));
+                (state.begin, state.scars) = (self.log.bounds.compacted.load(Acquire), Some(self.scars.known(cut)));
                 if has_image {
                     (state.image, state.image_until) = (state.image + 1, cut);
                     // The image has all that was published in finer tables.

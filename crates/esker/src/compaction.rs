@@ -183,7 +183,7 @@ impl Engine {
         // Where a block cannot be read, too, or somebody holds what was superseded: those who write cannot help it.
         if !matches!(moved, Ok(true)) {
             self.rest_compaction();
-            self.sweep_what_is_left(one, IDLE_PART_AT_REST);
+            self.sweep_what_is_left(one, true);
         }
         moved
     }
@@ -250,7 +250,7 @@ impl Engine {
         if self.waiting_bytes() > 0 {
             self.begin_at_compacted(&self.running()?)?;
         }
-        self.sweep_what_is_left(&self.running()?, u64::MAX);
+        self.sweep_what_is_left(&self.running()?, false);
         while self.shrink_index(&self.running()?)? {}
         let given_back = self.log.bounds.begin.load(Acquire) - begin;
         Ok(given_back.saturating_sub(self.moved_bytes().saturating_sub(copied)))
@@ -407,7 +407,7 @@ impl Engine {
             Some(caching) => {
                 self.let_nobody_build_below(reached);
                 let gone = mover.judge_aside()?;
-                if !self.drop_below(reached) {
+                if !self.drop_for_all(reached) {
                     self.note_unfinished(mover.tally, mover.taken_back.get());
                     return Ok(false);
                 }
@@ -562,11 +562,11 @@ impl Engine {
         self.sweep(one, if entries > extent / RECORD_BYTES_MIN { buckets } else { of_log.min(buckets) }, || false);
     }
 
-    /// Where nothing else is due: all of the index, if one entry in so many leads nowhere.
-    fn sweep_what_is_left(&self, one: &MutexGuard<'_, ()>, one_in: u64) {
-        let idle = &self.compaction.idle;
+    /// All of the index, if any entry leads nowhere; `at_rest` if some of them do, and until something else is due.
+    fn sweep_what_is_left(&self, one: &MutexGuard<'_, ()>, at_rest: bool) {
+        let (idle, one_in) = (&self.compaction.idle, if at_rest { IDLE_PART_AT_REST } else { u64::MAX });
         if idle.load(Relaxed).saturating_mul(one_in) > self.index.entries() {
-            let is_through = self.sweep(one, self.index.buckets(), || one_in == IDLE_PART_AT_REST && self.is_compaction_due());
+            let is_through = self.sweep(one, self.index.buckets(), || at_rest && self.is_compaction_due());
             if is_through {
                 idle.store(0, Relaxed);
             }

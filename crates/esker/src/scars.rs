@@ -105,8 +105,8 @@ impl Scars {
     }
 
     /// What a slot with this cut says of them.
-    pub(crate) fn known(&self, cut: u64) -> Option<Known> {
-        Some(Known::of(&lock(&self.all), cut))
+    pub(crate) fn known(&self, cut: u64) -> Known {
+        Known::of(&lock(&self.all), cut)
     }
 }
 
@@ -115,7 +115,7 @@ impl Engine {
     pub(crate) fn keep_scars(&self, scars: Vec<Scar>) {
         *lock(&self.scars.all) = scars;
         if let Some(home) = &mut *lock(&self.home) {
-            home.manifest.state.scars = self.scars.known(home.manifest.state.cut);
+            home.manifest.state.scars = Some(self.scars.known(home.manifest.state.cut));
         }
     }
 
@@ -210,12 +210,12 @@ pub(crate) fn list(storage: &dyn Storage, cut: u64, known: Option<Known>, accept
     if found < least && !hides_others() && !FUZZED {
         return Err(Error::corruption(format!("scars are missing file={SCARS} found={found} known={least}")));
     }
-    if found >= least && known.is_some_and(|known| scars.len() as u64 <= known.count && !known.are(&scars)) && !FUZZED {
-        return Err(Error::corruption(format!("a scar is not the one that was written last file={SCARS}")));
-    }
     // Lines are built on those that a slot knows: what else lies below the cut is of another store.
     if known.is_some_and(|known| scars.len() as u64 > known.count) && !FUZZED {
         return Err(Error::corruption(format!("there are too many scars file={SCARS} found={} known={least}", scars.len())));
+    }
+    if found >= least && known.is_some_and(|known| !known.are(&scars)) && !FUZZED {
+        return Err(Error::corruption(format!("a scar is not the one that was written last file={SCARS}")));
     }
     Ok(Listed { scars, ended_by })
 }

@@ -25,12 +25,12 @@ impl Engine {
         // Whose values were there nobody knows.
         caching.flights.outdate_all();
         self.let_nobody_build_below(reached);
-        Ok(self.drop_below(reached).then_some(reached))
+        Ok(self.drop_for_all(reached).then_some(reached))
     }
 
     /// What lies below goes, for all at once; false if there is a snapshot, which may have it: then it stays, for all. Snapshots that begin
     /// later do not have it.
-    pub(crate) fn drop_below(&self, reached: u64) -> bool {
+    pub(crate) fn drop_for_all(&self, reached: u64) -> bool {
         let bounds = &self.log.bounds;
         // It may have been done already, before a snapshot began.
         let is_dropped = bounds.copied.load(Relaxed) >= reached || self.holds.without_snapshot(|| bounds.copied.store(reached, SeqCst));
