@@ -76,6 +76,7 @@ mod joining;
 mod joining_tests;
 mod latches;
 mod lines;
+mod list;
 mod log;
 #[cfg(all(loom, test))]
 mod loom_models;

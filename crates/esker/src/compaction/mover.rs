@@ -16,35 +16,25 @@
 //!   key's record heads the chain: then what was counted is taken back. It was right if a record is superseded by the next one. Else it
 //!   stays open: a later record of the chain may tell.
 
-use crate::ahead::{joins_run, of_stream};
+mod doubts;
+
 use crate::cache::{Caching, Departed, Kept};
 use crate::copies::{Newest, Original};
-use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
-use crate::engine::{Engine, Layout};
+use crate::engine::Engine;
 use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result};
 use crate::index::{Keys, Seen};
-use crate::log::BLOCK_BYTES;
 use crate::memory::prefetch;
-use crate::record::{self, ABSENT, ADDRESS_MASK, NEVER, Record, VALID};
-use crate::store::chain;
+use crate::record::{self, ABSENT, NEVER, Record};
 use crate::sync::atomic::Ordering::*;
 use crate::sync::thread;
 use crate::traverse::{Scanned, Visitor};
+use doubts::Doubts;
 use std::cell::Cell;
-use std::io;
 use std::ops::Range;
 
 /// The part of the log's budget that doubts may take besides it.
 const DOUBT_PART: u64 = 128;
-/// Reads at a time that settle doubts. Others read from the device, too; but if it cannot do both, the log must not grow without end:
-/// from a quarter beyond what is allowed there are more, and four times as many at the double.
-const DOUBT_READS: f64 = 16.0;
-const DOUBT_READS_MAX: f64 = 64.0;
-/// The longest run of blocks that are read by one.
-const RUN_BLOCKS_MAX: u64 = 8;
-/// Blocks under way, whatever the runs: a quarter of a mebibyte.
-const UNDER_WAY_BLOCKS_MAX: usize = 64;
 /// Records between two looks whether the store closes, and at what the driver would do meanwhile.
 const VISITS_AHEAD: u64 = 256;
 
@@ -60,9 +50,7 @@ pub(super) struct Mover<'a> {
     value_bytes: u64,
     /// Where the stretch begins; whatever lived below has a copy above.
     from: u64,
-    /// Records whose entry leads to another cold record, and their keys.
-    doubtful: Vec<Doubt>,
-    keys: Vec<u8>,
+    doubts: Doubts,
     /// A cache, which drops what is not worth another round.
     caching: Option<&'a Caching>,
     stretch: u64,
@@ -117,29 +105,6 @@ enum Standing {
     Unclear,
 }
 
-/// Small, for there are many.
-struct Doubt {
-    /// The cold record that the entry leads to.
-    other: u64,
-    /// From the beginning of the stretch.
-    at: u32,
-    /// In `keys`.
-    key_start: u32,
-    key_bytes: u32,
-    /// Nothing is behind it.
-    ends_chain: bool,
-    is_deletion: bool,
-    /// The other one's entry says that somebody guessed.
-    is_guessed: bool,
-}
-
-impl Doubt {
-    /// The one that is read for it.
-    fn block(&self) -> u64 {
-        self.other / BLOCK_BYTES
-    }
-}
-
 impl Visitor for Mover<'_> {
     fn expect(&mut self, hash: u64) {
         self.engine.index.prefetch(hash);
@@ -175,15 +140,13 @@ impl Visitor for Mover<'_> {
         if self.tally.moved == moved && self.ended_at.is_none() {
             self.engine.log.note_gone(bytes.len() as u64);
         }
-        // Where most entries are shared nearly every record is in doubt; the doubts of a stretch may be as long as it is.
-        if self.doubt_bytes() > self.engine.log.budget.load(Relaxed) / DOUBT_PART { self.settle_all() } else { Ok(()) }
+        self.settle_if_many()
     }
 }
 
 impl<'a> Mover<'a> {
     pub(super) fn new(engine: &'a Engine, stretch: Range<u64>, caching: Option<&'a Caching>) -> Self {
         let (from, stretch) = (stretch.start, stretch.end - stretch.start);
-        let (doubtful, keys) = (Vec::new(), Vec::new());
         Self {
             engine,
             visited: 0,
@@ -192,8 +155,7 @@ impl<'a> Mover<'a> {
             values: 0,
             value_bytes: 0,
             from,
-            doubtful,
-            keys,
+            doubts: Doubts::new(),
             caching,
             stretch,
             ended_at: None,
@@ -296,17 +258,6 @@ impl Mover<'_> {
             Newest::Cold(_) if self.caching.is_some() => Standing::Dead,
             Newest::Cold(other) => Standing::InDoubt(other),
         }
-    }
-
-    fn doubt(&mut self, of: &Original<'_>, seen: &Seen, other: u64) {
-        let key = of.key(self.engine.layout);
-        // A stretch and the keys of its doubts are far shorter than 4 GiB.
-        let (key_start, key_bytes) = (self.keys.len() as u32, key.len() as u32);
-        self.keys.extend_from_slice(key);
-        let ends_chain = self.is_gone(of.previous());
-        let (at, is_deletion) = ((of.at - self.from) as u32, is_deletion(of.bytes));
-        let is_guessed = seen.is_guessed() && seen.address() == other;
-        self.doubtful.push(Doubt { other, at, key_start, key_bytes, ends_chain, is_deletion, is_guessed });
     }
 
     /// Makes no copy of the newest record of a key, which is a deletion, has ended, or is not worth one; false to look again.
@@ -469,188 +420,8 @@ impl Mover<'_> {
         }
         Ok(is_done)
     }
-
-    fn key_of(&self, doubt: &Doubt) -> &[u8] {
-        &self.keys[doubt.key_start as usize..(doubt.key_start + doubt.key_bytes) as usize]
-    }
-
-    /// Memory that doubts take.
-    fn doubt_bytes(&self) -> u64 {
-        (self.doubtful.len() * size_of::<Doubt>() + self.keys.len()) as u64
-    }
-
-    /// Leaves no doubt.
-    pub(super) fn settle_all(&mut self) -> Result<()> {
-        while !self.doubtful.is_empty() {
-            self.settle()?;
-        }
-        self.keys.clear();
-        Ok(())
-    }
-
-    /// Reads, in the order of their addresses, the records that doubtful ones may have been superseded by. Few are doubtful again
-    /// afterwards.
-    fn settle(&mut self) -> Result<()> {
-        let mut doubtful = std::mem::take(&mut self.doubtful);
-        doubtful.sort_unstable_by_key(|doubt| doubt.other);
-        let Some(device) = &self.engine.log.device else { return Ok(()) };
-        let late = self.engine.taken_to_allowed() - 1.25;
-        let at_a_time = (DOUBT_READS * (1.0 + 4.0 * late)).clamp(DOUBT_READS, DOUBT_READS_MAX) as usize;
-        let mut settling = Settling {
-            mover: self,
-            doubtful: &doubtful,
-            next: 0,
-            under_way: 0,
-            blocks_under_way: 0,
-            at_a_time,
-            slow: Vec::new(),
-            result: Ok(()),
-        };
-        device.read_stream(&mut settling);
-        let Settling { slow, result, .. } = settling;
-        result?;
-        for doubt in slow {
-            if self.engine.epochs.is_closed() {
-                return Err(Error::Closed);
-            }
-            // Read by read, and they may be many.
-            self.engine.keep_up();
-            self.settle_slowly(doubt)?;
-        }
-        Ok(())
-    }
-
-    /// Another key's record, or one that reaches into the next block: walk the chain.
-    fn settle_slowly(&mut self, doubt: &Doubt) -> Result<()> {
-        let key = self.key_of(doubt).to_vec();
-        let (at, hash) = (self.from + u64::from(doubt.at), self.engine.hash_of(&key));
-        // From where the entry leads now: a newer record may have come and gone cold since the doubt arose.
-        let Some(first) = self.cold_part(hash, &key)? else { return Ok(()) };
-        if let Some(bytes) = chain::newest_bytes(self.engine, first, &key, at)? {
-            // Should something newer have gone cold since, it is doubtful again, or dead.
-            self.consider(&Original { at, hash, bytes: &bytes }, Some(first))?;
-        }
-        Ok(())
-    }
-}
-
-impl Mover<'_> {
-    /// The first cold record of the key's chain; `None` if memory knows the key, or nobody does.
-    fn cold_part(&self, hash: u64, key: &[u8]) -> Result<Option<u64>> {
-        let engine = self.engine;
-        loop {
-            let _pin = engine.epochs.pin_anyway()?;
-            let seen = engine.index.lookup(hash);
-            match engine.newest(&seen, key) {
-                Newest::At(_) => return Ok(None),
-                _ if !engine.index.is_settled(&seen) => {}
-                Newest::Cold(first) => return Ok(Some(first)),
-                Newest::Nowhere => return Ok(None),
-            }
-        }
-    }
-}
-
-/// Doubts that are settled by what the device has: a source of its reads, run by run of blocks.
-struct Settling<'m, 'e, 'd> {
-    mover: &'m Mover<'e>,
-    /// In the order of the blocks that are read for them.
-    doubtful: &'d [Doubt],
-    /// The first one whose run was not asked for yet.
-    next: usize,
-    under_way: usize,
-    blocks_under_way: usize,
-    at_a_time: usize,
-    /// Those that another key's record, or none that is whole, was read for; or nothing.
-    slow: Vec<&'d Doubt>,
-    result: Result<()>,
-}
-
-impl<'d> Settling<'_, '_, 'd> {
-    /// The doubts from there on that one read is for.
-    fn of_run(&self, from: usize) -> &'d [Doubt] {
-        let rest = &self.doubtful[from..];
-        let mut run = rest[0].block()..rest[0].block() + 1;
-        let is_near = |doubt: &&Doubt| {
-            let is_near = joins_run(&run, doubt.block(), RUN_BLOCKS_MAX);
-            run.end = doubt.block() + 1;
-            is_near
-        };
-        &rest[..rest.iter().take_while(is_near).count()]
-    }
-
-    fn settle(&mut self, doubts: &'d [Doubt], read: &DeviceRead) -> Result<()> {
-        let Mover { engine, from, .. } = self.mover;
-        let first = doubts[0].block();
-        for doubts in doubts.chunk_by(|one, next| one.block() == next.block()) {
-            let block = doubts[0].block();
-            let sector = &read.bytes()[(block - first) as usize * SECTOR_BYTES..][..SECTOR_BYTES];
-            let payload = engine.log.verify_block(block, sector)?;
-            for doubt in doubts {
-                let other = &payload[(doubt.other % BLOCK_BYTES) as usize..];
-                let key = self.mover.key_of(doubt);
-                if !is_record_of(engine.layout, other, key) {
-                    self.slow.push(doubt);
-                    continue;
-                }
-                let (hash, follows) = (engine.hash_of(key), record::word_at(other, 0) & ADDRESS_MASK == from + u64::from(doubt.at));
-                if doubt.is_guessed && (doubt.is_deletion || follows) {
-                    self.mover.settle_guess(hash, doubt.other, doubt.is_deletion.then_some(0));
-                }
-                if doubt.ends_chain && follows {
-                    // These two are all of the chain, so the next one that dies need not be asked about.
-                    engine.index.confirm_sole(hash, doubt.other);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl ReadSource for Settling<'_, '_, '_> {
-    fn next(&mut self) -> Option<DeviceRead> {
-        let is_busy = self.under_way == self.at_a_time || self.blocks_under_way + RUN_BLOCKS_MAX as usize > UNDER_WAY_BLOCKS_MAX;
-        if self.result.is_err() || self.next == self.doubtful.len() || is_busy {
-            return None;
-        }
-        if self.mover.engine.epochs.is_closed() {
-            self.result = Err(Error::Closed);
-            return None;
-        }
-        self.mover.engine.keep_up();
-        let (token, doubts) = (self.next as u64, self.of_run(self.next));
-        let (first, last) = (doubts[0].block(), doubts[doubts.len() - 1].block());
-        let blocks = (last - first + 1) as usize;
-        self.next += doubts.len();
-        self.under_way += 1;
-        self.blocks_under_way += blocks;
-        Some(DeviceRead::new(first * SECTOR_BYTES as u64, blocks, token))
-    }
-
-    fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
-        self.under_way -= 1;
-        self.blocks_under_way -= read.bytes().len() / SECTOR_BYTES;
-        let doubts = self.of_run(read.token() as usize);
-        let settled = match result {
-            // A gap may lead beyond the end of a file that a crash left short, or into damage that is nobody's.
-            Err(_) if read.bytes().len() > SECTOR_BYTES => {
-                self.slow.extend(doubts);
-                Ok(())
-            }
-            result => of_stream(&read, result).and_then(|()| self.settle(doubts, &read)),
-        };
-        self.result = std::mem::replace(&mut self.result, Ok(())).and(settled);
-    }
 }
 
 fn is_deletion(record: &[u8]) -> bool {
     record::word_at(record, 0) & ABSENT != 0
-}
-
-/// True if these bytes begin with a whole header and key, and the key is this one.
-fn is_record_of(layout: Layout, bytes: &[u8], key: &[u8]) -> bool {
-    if bytes.len() < record::BYTES_HEADER_BYTES as usize || record::word_at(bytes, 0) & VALID == 0 {
-        return false;
-    }
-    bytes.get(record::key_range(layout, bytes)) == Some(key)
 }

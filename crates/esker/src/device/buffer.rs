@@ -30,10 +30,18 @@ impl fmt::Debug for AlignedBuffer {
 
 impl AlignedBuffer {
     pub(crate) fn new(sectors: usize) -> Self {
-        let bytes = sectors * SECTOR_BYTES;
+        if sectors * SECTOR_BYTES < MAPPED_BYTES_MIN { Self::in_heap(sectors) } else { Self::mapped(sectors) }
+    }
+
+    /// A mapping, however short: for what is used again and again, and then gone.
+    pub(super) fn mapped(sectors: usize) -> Self {
         // A model's regions are a few words; and a system that gives no mapping may have room in the heap.
-        let mapped = (bytes >= MAPPED_BYTES_MIN && !cfg!(loom)).then(|| Region::exactly(bytes).ok()).flatten();
-        Self(mapped.map_or_else(|| Memory::Heap(vec![Sector([0; SECTOR_BYTES]); sectors]), Memory::Mapped))
+        let mapped = (!cfg!(loom)).then(|| Region::exactly(sectors * SECTOR_BYTES).ok()).flatten();
+        mapped.map_or_else(|| Self::in_heap(sectors), |region| Self(Memory::Mapped(region)))
+    }
+
+    fn in_heap(sectors: usize) -> Self {
+        Self(Memory::Heap(vec![Sector([0; SECTOR_BYTES]); sectors]))
     }
 
     pub(crate) fn sector_mut(&mut self, at: usize) -> &mut [u8; SECTOR_BYTES] {

@@ -6,7 +6,8 @@
 //!
 //! A buffer belongs to its read: whoever lets the kernel write into it keeps the whole [`DeviceRead`] until the kernel is
 //! done. Buffers of one sector, nearly all of them, come from a pool of the thread and go back there when the read is
-//! dropped: in the steady state nothing is allocated.
+//! dropped: in the steady state nothing is allocated. Who reads runs of some sectors has a pool of his own ([`Runs`]) for as
+//! long as he reads.
 
 use super::{AlignedBuffer, SECTOR_BYTES};
 use std::cell::RefCell;
@@ -23,6 +24,8 @@ thread_local! {
 #[derive(Debug)]
 pub struct DeviceRead {
     offset: u64,
+    /// To be read; the buffer may be longer.
+    bytes: usize,
     token: u64,
     buffer: AlignedBuffer,
 }
@@ -32,7 +35,12 @@ impl DeviceRead {
     #[must_use]
     pub fn new(offset: u64, sectors: usize, token: u64) -> Self {
         let pooled = if sectors == 1 { POOL.try_with(|pool| pool.borrow_mut().pop()).ok().flatten() } else { None };
-        Self { offset, token, buffer: pooled.unwrap_or_else(|| AlignedBuffer::new(sectors)) }
+        Self::within(pooled.unwrap_or_else(|| AlignedBuffer::new(sectors)), offset, sectors, token)
+    }
+
+    /// The buffer is as long as the read, or longer.
+    fn within(buffer: AlignedBuffer, offset: u64, sectors: usize, token: u64) -> Self {
+        Self { offset, bytes: sectors * SECTOR_BYTES, token, buffer }
     }
 
     /// Where to read, in bytes from the device's start.
@@ -50,12 +58,12 @@ impl DeviceRead {
     /// What was read.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        self.buffer.bytes()
+        &self.buffer.bytes()[..self.bytes]
     }
 
     /// What to fill; all of it. Its address is a multiple of [`SECTOR_BYTES`] and stays the same while the read moves.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.buffer.bytes_mut()
+        &mut self.buffer.bytes_mut()[..self.bytes]
     }
 
     /// Another read of as many bytes, into the same buffer.
@@ -88,6 +96,32 @@ impl Drop for DeviceRead {
     }
 }
 
+/// Buffers for runs of some sectors, of those who read many: a new one is zeroed, and what the heap keeps of them is long.
+#[derive(Default)]
+pub(crate) struct Runs(Vec<AlignedBuffer>);
+
+impl Runs {
+    /// The longest run that is kept a buffer for.
+    const SECTORS: usize = 16;
+    /// As many are kept: a mebibyte.
+    const KEPT: usize = 16;
+
+    /// As [`DeviceRead::new`].
+    pub(crate) fn read(&mut self, offset: u64, sectors: usize, token: u64) -> DeviceRead {
+        if sectors == 1 || sectors > Self::SECTORS {
+            return DeviceRead::new(offset, sectors, token);
+        }
+        DeviceRead::within(self.0.pop().unwrap_or_else(|| AlignedBuffer::mapped(Self::SECTORS)), offset, sectors, token)
+    }
+
+    /// Takes back the buffer of a read that is over.
+    pub(crate) fn take_back(&mut self, mut read: DeviceRead) {
+        if read.buffer.bytes().len() == Self::SECTORS * SECTOR_BYTES && self.0.len() < Self::KEPT {
+            self.0.push(std::mem::replace(&mut read.buffer, AlignedBuffer::new(0)));
+        }
+    }
+}
+
 /// Where the reads of a stream come from and go to. Called by one thread, which may be kept waiting by it.
 pub trait ReadSource {
     /// The next read, if there is one now. After each [`ReadSource::done`] there may be more.
@@ -95,4 +129,32 @@ pub trait ReadSource {
 
     /// Takes back a read of this source that ended; unless `result` is an error, all of its bytes are there.
     fn done(&mut self, read: DeviceRead, result: io::Result<()>);
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_of_runs_are_used_again_and_only_some_are_kept() {
+        let mut runs = Runs::default();
+        let mut first = runs.read(4096, 3, 7);
+        assert_eq!((first.offset(), first.token(), first.bytes().len()), (4096, 7, 3 * SECTOR_BYTES));
+        first.bytes_mut().fill(9);
+        let at = first.bytes().as_ptr();
+        runs.take_back(first);
+        let longer = runs.read(0, Runs::SECTORS, 8);
+        assert_eq!((longer.bytes().as_ptr(), longer.bytes().len()), (at, Runs::SECTORS * SECTOR_BYTES));
+        assert!(longer.bytes()[..3 * SECTOR_BYTES].iter().all(|byte| *byte == 9), "what was read before may be there");
+        // One sector has another pool, and what is longer has none.
+        for sectors in [1, Runs::SECTORS + 1] {
+            let other = runs.read(0, sectors, 0);
+            assert_eq!(other.bytes().len(), sectors * SECTOR_BYTES);
+            runs.take_back(other);
+        }
+        assert!(runs.0.is_empty());
+        let many: Vec<DeviceRead> = (0..2 * Runs::KEPT as u64).map(|token| runs.read(0, 2, token)).collect();
+        many.into_iter().for_each(|read| runs.take_back(read));
+        assert_eq!(runs.0.len(), Runs::KEPT);
+    }
 }

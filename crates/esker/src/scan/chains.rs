@@ -10,7 +10,7 @@
 //! of what was read before it, so that all a round needs is the list, and what is under way.
 
 use crate::ahead::{joins_run, of_stream};
-use crate::device::{DeviceRead, ReadSource, SECTOR_BYTES};
+use crate::device::{DeviceRead, ReadSource, Runs, SECTOR_BYTES};
 use crate::engine::Engine;
 use crate::epoch::Counter;
 use crate::error::Result;
@@ -43,6 +43,7 @@ struct Chains<'a, T, D> {
     /// between them may be nobody's.
     apart: Vec<Job<T>>,
     reading: Places<Vec<Job<T>>>,
+    buffers: Runs,
     blocks_under_way: usize,
     /// Of a record that lies in several blocks.
     joined: Vec<u8>,
@@ -62,9 +63,10 @@ pub(super) fn follow<T: Default>(
     if list.is_empty() {
         return Ok(());
     }
-    let (apart, reading, joined) = (Vec::new(), Places::default(), Vec::new());
+    let (apart, reading, buffers, joined) = (Vec::new(), Places::default(), Runs::default(), Vec::new());
     let (taken, kept, blocks_under_way, reads) = (0, 0, 0, 0);
-    let mut chains = Chains { engine, begin, list, taken, kept, apart, reading, blocks_under_way, joined, decide, reads, result: Ok(()) };
+    let result = Ok(());
+    let mut chains = Chains { engine, begin, list, taken, kept, apart, reading, buffers, blocks_under_way, joined, decide, reads, result };
     while !chains.list.is_empty() && chains.result.is_ok() {
         chains.list.sort_unstable_by_key(|(at, _)| *at);
         (chains.taken, chains.kept) = (0, 0);
@@ -107,15 +109,15 @@ impl<T: Default, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> Result<bool>> Chains<
     }
 
     /// Takes what a read brought for its jobs.
-    fn take(&mut self, mut jobs: Vec<Job<T>>, mut read: DeviceRead, result: io::Result<()>) -> Result<()> {
+    fn take(&mut self, mut jobs: Vec<Job<T>>, read: &mut DeviceRead, result: io::Result<()>) -> Result<()> {
         if result.is_err() && jobs.len() > 1 {
             self.apart.append(&mut jobs);
             return Ok(());
         }
-        of_stream(&read, result)?;
+        of_stream(read, result)?;
         let engine = self.engine;
         if let [_] = jobs[..] {
-            let cold = engine.log.open_blocks(&mut read)?;
+            let cold = engine.log.open_blocks(read)?;
             return jobs.drain(..).try_for_each(|job| self.advance(job, &cold).map(|rest| self.apart.extend(rest)));
         }
         let first = read.offset() / SECTOR_BYTES as u64;
@@ -175,14 +177,15 @@ impl<T: Default, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> Result<bool>> ReadSou
         let count = (blocks.end - blocks.start) as usize;
         self.reads += 1;
         self.blocks_under_way += count;
-        Some(DeviceRead::new(blocks.start * SECTOR_BYTES as u64, count, self.reading.put(jobs)))
+        Some(self.buffers.read(blocks.start * SECTOR_BYTES as u64, count, self.reading.put(jobs)))
     }
 
-    fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
+    fn done(&mut self, mut read: DeviceRead, result: io::Result<()>) {
         self.blocks_under_way -= read.bytes().len() / SECTOR_BYTES;
         let jobs = self.reading.take(read.token());
         if self.result.is_ok() {
-            self.result = self.take(jobs, read, result);
+            self.result = self.take(jobs, &mut read, result);
         }
+        self.buffers.take_back(read);
     }
 }
