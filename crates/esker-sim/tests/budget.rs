@@ -9,9 +9,11 @@
 #![cfg(target_os = "linux")]
 
 use esker::{Options, Store};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const BUDGET: u64 = 32 << 20;
 const SLACK: u64 = BUDGET / 20 + (8 << 20);
+const THREADS: u64 = 24;
 
 /// The resident bytes of this process.
 fn resident() -> u64 {
@@ -60,8 +62,38 @@ fn records() {
     store.close().unwrap();
 }
 
+/// What each of many threads needs to read from the device, and keeps.
+fn threads() {
+    let baseline = resident();
+    let store: Store<u64, [u8; 100]> = Options::new().memory(BUDGET).open_temporary().unwrap();
+    let count = 4 * BUDGET / 116;
+    grow("for threads", baseline, count, |id| store.put(&id, &[id as u8; 100]).unwrap());
+    let highest = AtomicU64::new(0);
+    let read = |thread: u64| {
+        for round in 0..40 {
+            let keys: Vec<u64> = (0..256).map(|n| (thread * 1_000_003 + round * 7_919 + n * 104_729) % count).collect();
+            let mut found = 0;
+            store
+                .get_many(&keys, |at, value| {
+                    assert_eq!(value, Some([keys[at] as u8; 100]));
+                    found += 1;
+                })
+                .unwrap();
+            assert_eq!(found, keys.len());
+            store.put(&keys[0], &[keys[0] as u8; 100]).unwrap();
+            highest.fetch_max(resident().saturating_sub(baseline), Relaxed);
+        }
+    };
+    std::thread::scope(|scope| (0..THREADS).for_each(|thread| drop(scope.spawn(move || read(thread)))));
+    let highest = highest.into_inner();
+    println!("{THREADS} threads: at most {highest} resident bytes of a budget of {BUDGET}");
+    assert!(highest <= BUDGET + SLACK, "{highest} resident bytes of a budget of {BUDGET}, {THREADS} threads");
+    store.close().unwrap();
+}
+
 #[test]
 fn resident_memory_keeps_to_the_budget() {
     pairs();
     records();
+    threads();
 }

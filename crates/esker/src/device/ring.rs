@@ -15,9 +15,14 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::process;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Reads under way.
+/// Reads under way of a stream, if it is one of few.
 const DEPTH: usize = 128;
+/// Of all streams together, or so: what keeps any device busy, and two mebibytes of buffers.
+const DEPTH_OF_ALL: usize = 512;
+/// A stream of many has so many at least.
+const DEPTH_MIN: usize = 8;
 /// Reads collected before the kernel hears of them, so that the device starts while the source still looks for more.
 const SUBMISSION: usize = 32;
 
@@ -43,6 +48,9 @@ enum Place {
     Empty,
     Idle(Box<Ring>),
 }
+
+/// Streams of this process that are reading.
+static STREAMS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static PLACE: Cell<Place> = const { Cell::new(Place::Untried) };
@@ -85,6 +93,7 @@ impl Lease {
                 }
             },
         };
+        STREAMS.fetch_add(1, Relaxed);
         Some(Self { ring: Some(ring) })
     }
 
@@ -119,6 +128,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        STREAMS.fetch_sub(1, Relaxed);
         while let Some(ring) = &mut self.ring
             && ring.under_way() > 0
         {
@@ -147,7 +157,8 @@ impl Ring {
 
     fn fill(&mut self, device: &dyn Device, source: &mut dyn ReadSource) -> io::Result<()> {
         let mut queued = 0;
-        while !self.free.is_empty()
+        let depth = (DEPTH_OF_ALL / STREAMS.load(Relaxed).max(1)).clamp(DEPTH_MIN, DEPTH);
+        while self.under_way() < depth
             && let Some(read) = source.next()
         {
             let Some((file, offset)) = device.file_at(read.offset(), read.bytes().len()) else {
@@ -201,6 +212,7 @@ impl Ring {
 mod tests {
     use super::*;
     use crate::device::{FileDevice, SECTOR_BYTES, read_stream};
+    use std::sync::Barrier;
 
     /// Buffers so long are mappings: one that is lost is no leak to a sanitizer.
     const SECTORS: usize = 32;
@@ -243,5 +255,62 @@ mod tests {
         let mut chain = Chain::default();
         read_stream(&device, true, &mut chain);
         assert_eq!((chain.asked, chain.read), (100, 99));
+    }
+
+    /// First one read, then as many as it may have: the most at once is told.
+    struct Deep<'a> {
+        all_have_begun: &'a Barrier,
+        asked: usize,
+        under_way: usize,
+        most: usize,
+    }
+
+    impl ReadSource for Deep<'_> {
+        fn next(&mut self) -> Option<DeviceRead> {
+            if self.asked == 3 * DEPTH || self.asked == 1 && self.under_way == 1 {
+                return None;
+            }
+            self.asked += 1;
+            self.under_way += 1;
+            self.most = self.most.max(self.under_way);
+            Some(DeviceRead::new(0, 1, 0))
+        }
+
+        fn done(&mut self, read: DeviceRead, result: io::Result<()>) {
+            assert!(result.is_ok() && read.bytes().iter().all(|byte| *byte == 7));
+            self.under_way -= 1;
+            if self.asked == 1 || self.asked == 3 * DEPTH && self.under_way == 0 {
+                self.all_have_begun.wait();
+            }
+        }
+    }
+
+    /// 48 threads had 128 buffers each under way, and kept them: 24 MiB beside a budget of 64, and twice as much of heap.
+    #[test]
+    fn many_streams_share_what_is_under_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, [7; SECTOR_BYTES]).unwrap();
+        let device = FileDevice::open(&path, false, false).unwrap();
+        if Lease::take().is_none() {
+            return;
+        }
+        let most_of_each = |streams: usize| {
+            let all_have_begun = Barrier::new(streams);
+            let read = || {
+                let mut deep = Deep { all_have_begun: &all_have_begun, asked: 0, under_way: 0, most: 0 };
+                assert!(super::read_stream(&device, &mut deep));
+                assert_eq!(deep.asked, 3 * DEPTH);
+                deep.most
+            };
+            std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..streams).map(|_| scope.spawn(read)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).max().unwrap()
+            })
+        };
+        // Other tests read, too.
+        assert!(most_of_each(1) > DEPTH_OF_ALL / 32);
+        let most = most_of_each(32);
+        assert!((DEPTH_MIN..=DEPTH_OF_ALL / 32).contains(&most), "{most}");
     }
 }

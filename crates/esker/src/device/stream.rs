@@ -5,19 +5,63 @@
 //! chain, the rest of a long one) is its next read. So no read waits for the slowest of a batch.
 //!
 //! A buffer belongs to its read: whoever lets the kernel write into it keeps the whole [`DeviceRead`] until the kernel is
-//! done. Buffers of one sector, nearly all of them, come from a pool of the thread and go back there when the read is
-//! dropped: in the steady state nothing is allocated. Who reads runs of some sectors has a pool of his own ([`Runs`]) for as
+//! done. Buffers of one sector, nearly all of them, come from a pool and go back there when the read is dropped: in the
+//! steady state nothing is allocated. Each thread has some at hand; the rest are all threads' together, for who read much
+//! once would keep for ever what others need now. Who reads runs of some sectors has a pool of his own ([`Runs`]) for as
 //! long as he reads.
 
 use super::{AlignedBuffer, SECTOR_BYTES};
 use std::cell::RefCell;
 use std::io;
+use std::sync::Mutex;
 
-/// One-sector buffers a thread keeps: 512 KiB, what the deepest stream has under way.
-const POOLED: usize = 128;
+/// One-sector buffers that go from a thread to the others at once, and back. It keeps less than two times as many: 128 KiB.
+const AT_ONCE: usize = 16;
+/// Those of all threads: two mebibytes.
+const SHARED_MAX: usize = 512;
+
+/// A thread's own.
+struct Pool(Vec<AlignedBuffer>);
 
 thread_local! {
-    static POOL: RefCell<Vec<AlignedBuffer>> = const { RefCell::new(Vec::new()) };
+    static POOL: RefCell<Pool> = const { RefCell::new(Pool(Vec::new())) };
+}
+
+/// Nobody waits for it, so that a process which was forked while it was locked goes on.
+static SHARED: Mutex<Vec<AlignedBuffer>> = Mutex::new(Vec::new());
+
+impl Pool {
+    fn take(&mut self) -> Option<AlignedBuffer> {
+        if self.0.is_empty()
+            && let Ok(mut shared) = SHARED.try_lock()
+        {
+            let from = shared.len().saturating_sub(AT_ONCE);
+            self.0.extend(shared.drain(from..));
+        }
+        self.0.pop()
+    }
+
+    fn put(&mut self, buffer: AlignedBuffer) {
+        self.0.push(buffer);
+        if self.0.len() == 2 * AT_ONCE {
+            self.share(AT_ONCE);
+        }
+    }
+
+    /// Gives all but so many to the others, as far as these have room.
+    fn share(&mut self, kept: usize) {
+        let surplus = self.0.drain(kept..);
+        if let Ok(mut shared) = SHARED.try_lock() {
+            let room = SHARED_MAX - shared.len();
+            shared.extend(surplus.take(room));
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.share(0);
+    }
 }
 
 /// A read with the buffer it fills.
@@ -34,8 +78,12 @@ impl DeviceRead {
     /// A read of so many sectors from `offset`, in bytes from the device's start. `token` is the source's own.
     #[must_use]
     pub fn new(offset: u64, sectors: usize, token: u64) -> Self {
-        let pooled = if sectors == 1 { POOL.try_with(|pool| pool.borrow_mut().pop()).ok().flatten() } else { None };
-        Self::within(pooled.unwrap_or_else(|| AlignedBuffer::new(sectors)), offset, sectors, token)
+        let buffer = if sectors == 1 {
+            POOL.try_with(|pool| pool.borrow_mut().take()).ok().flatten().unwrap_or_else(|| AlignedBuffer::mapped(1))
+        } else {
+            AlignedBuffer::new(sectors)
+        };
+        Self::within(buffer, offset, sectors, token)
     }
 
     /// The buffer is as long as the read, or longer.
@@ -87,12 +135,7 @@ impl Drop for DeviceRead {
         }
         let buffer = std::mem::replace(&mut self.buffer, AlignedBuffer::new(0));
         // An error: the thread is ending, and the buffer goes to the allocator.
-        let _ = POOL.try_with(|pool| {
-            let mut pool = pool.borrow_mut();
-            if pool.len() < POOLED {
-                pool.push(buffer);
-            }
-        });
+        let _ = POOL.try_with(|pool| pool.borrow_mut().put(buffer));
     }
 }
 
@@ -134,6 +177,23 @@ pub trait ReadSource {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+
+    /// A thread that had read much kept all of it for as long as it lived.
+    #[test]
+    fn a_thread_keeps_few_buffers_and_leaves_the_rest_to_others() {
+        let own = || POOL.with_borrow(|pool| pool.0.len());
+        let few = std::thread::spawn(move || {
+            let reads: Vec<DeviceRead> = (0..128).map(|token| DeviceRead::new(0, 1, token)).collect();
+            assert!(own() < AT_ONCE);
+            drop(reads);
+            let kept = own();
+            drop(DeviceRead::new(0, 1, 0));
+            (kept, own())
+        });
+        let (kept, after) = few.join().unwrap();
+        assert!((AT_ONCE..2 * AT_ONCE).contains(&kept) && after == kept, "{kept}, then {after}");
+        assert!(SHARED.lock().unwrap().len() <= SHARED_MAX);
+    }
 
     #[test]
     fn buffers_of_runs_are_used_again_and_only_some_are_kept() {
