@@ -29,10 +29,12 @@ impl FileDevice {
         options.read(true).write(is_writable).create(is_writable).truncate(false);
         #[cfg(target_os = "linux")]
         if direct {
-            // EINVAL: the file system knows no direct I/O (tmpfs before Linux 6.6); the page cache serves then. Any other reason meets the
-            // plain open, too.
-            if let Ok(file) = options.clone().custom_flags(libc::O_DIRECT).open(path) {
-                return Ok(of(file, name, true));
+            // EINVAL: the file system knows no direct I/O (tmpfs before Linux 6.6); the page cache serves then. Not where the reason may have
+            // gone before the plain open is tried, such as want of handles.
+            match options.clone().custom_flags(libc::O_DIRECT).open(path) {
+                Ok(file) => return Ok(of(file, name, true)),
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {}
+                Err(error) => return Err(about(error, format_args!("opening file={name}"))),
             }
         }
         let file = options.open(path).map_err(|error| about(error, format_args!("opening file={name}")))?;
