@@ -64,7 +64,8 @@ const SWEPT_AT_ONCE: u64 = 64;
 const SWEPT_AHEAD: u64 = 8;
 /// Buckets between two looks at what the driver would do meanwhile: about a millisecond.
 const SWEPT_BETWEEN_LOOKS: u64 = 64 << 10;
-/// While others are dropped one in so many entries leads nowhere, at most; and at rest one in so many.
+/// While others are dropped one in so many entries leads nowhere, at most, unless somebody holds what they led to; and at rest one in so
+/// many.
 const IDLE_PART: u64 = 4;
 const IDLE_PART_AT_REST: u64 = 32;
 /// Of fewer entries it does not matter how many lead nowhere: below a mebibyte of index.
@@ -566,17 +567,15 @@ impl Engine {
     fn sweep_what_is_left(&self, one: &MutexGuard<'_, ()>, at_rest: bool) {
         let (idle, one_in) = (&self.compaction.idle, if at_rest { IDLE_PART_AT_REST } else { u64::MAX });
         if idle.load(Relaxed).saturating_mul(one_in) > self.index.entries() {
-            let is_through = self.sweep(one, self.index.buckets(), || at_rest && self.is_compaction_due());
-            if is_through {
-                idle.store(0, Relaxed);
-            }
+            self.sweep(one, self.index.buckets(), || at_rest && self.is_compaction_due());
         }
     }
 
-    /// Drops entries of so many buckets that lead nowhere. The table does not shrink meanwhile. False if it ended early, for a close or
-    /// because somebody said `ends`.
-    fn sweep(&self, _: &MutexGuard<'_, ()>, count: u64, ends: impl Fn() -> bool) -> bool {
+    /// Drops entries of so many buckets that lead nowhere. The table does not shrink meanwhile. Ends early for a close, or where somebody
+    /// says `ends`.
+    fn sweep(&self, _: &MutexGuard<'_, ()>, count: u64, ends: impl Fn() -> bool) {
         let (buckets, begin) = (self.index.buckets(), self.log.bounds.begin.load(Relaxed));
+        self.index.is_dead_below(begin);
         let (first, mut done, mut dropped) = (self.compaction.swept.load(Relaxed), 0, 0);
         while done < count {
             if done > 0 && done.is_multiple_of(SWEPT_BETWEEN_LOOKS) {
@@ -593,9 +592,12 @@ impl Engine {
             }
             done = to;
         }
-        self.compaction.swept.store(first + done, Relaxed);
-        let _ = self.compaction.idle.fetch_update(Relaxed, Relaxed, |idle| Some(idle.saturating_sub(dropped)));
-        done == count
+        self.compaction.swept.store((first + done) % buckets, Relaxed);
+        // What was swept has none any more, though some that were counted had led to something else by then: their keys were put again.
+        // But of buckets that were split meanwhile the new ones were not.
+        let now = self.index.buckets();
+        let of_part = |idle: u64| (u128::from(idle) * u128::from(done.min(now)) / u128::from(now)) as u64;
+        let _ = self.compaction.idle.fetch_update(Relaxed, Relaxed, |idle| Some(idle - dropped.max(of_part(idle)).min(idle)));
     }
 
     /// True if compaction would wait now: for another, an image or a backup.

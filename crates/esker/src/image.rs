@@ -260,15 +260,15 @@ pub(crate) fn copy(from: &dyn Storage, to: &dyn Storage, number: u64, store_id: 
 
 /// Fills an empty index from the image `number`; the highest address in it. The image is read once, and believed before all of it
 /// is known to be whole: after an error the index holds anything.
-pub(crate) fn read(storage: &dyn Storage, number: u64, store_id: u64, index: &Index) -> Result<u64> {
+pub(crate) fn read(storage: &dyn Storage, number: u64, store_id: u64, begin: u64, index: &Index) -> Result<u64> {
     let mut pieces = Pieces::open(storage, number, store_id)?;
     let most = pieces.bytes / WORD as u64;
     let (restored, words) = if most <= PIECE_WORDS {
         let first = pieces.buffer();
-        let restored = Words::new(first, |buffer| pieces.next(buffer)).restore(index, most);
+        let restored = Words::new(first, |buffer| pieces.next(buffer)).restore(index, begin, most);
         (restored, pieces.words())
     } else {
-        read_ahead(pieces, |first, next| Words::new(first, next).restore(index, most))
+        read_ahead(pieces, |first, next| Words::new(first, next).restore(index, begin, most))
     };
     let (used, top) = restored?.ok_or_else(|| damaged(number))?;
     // What was used must be what was written.
@@ -454,14 +454,16 @@ impl<F: FnMut(AlignedBuffer) -> Result<Option<Piece>>> Words<F> {
 
     /// Fills the index, in which there are at most so many words, and goes on to the end; how many words that took, and the
     /// highest address. `None` if the words do not say an index.
-    fn restore(self, index: &Index, most: u64) -> Result<Option<(u64, u64)>> {
-        let mut top = 0;
+    fn restore(self, index: &Index, begin: u64, most: u64) -> Result<Option<(u64, u64)>> {
+        let (mut top, mut live) = (0, Vec::new());
         let used = self.buckets(
             most,
             |shape| index.restore_shape(shape),
             |at, words| {
                 top = words.iter().fold(top, |top, word| top.max(address_of(*word)));
-                index.restore(at, words);
+                live.clear();
+                live.extend(words.iter().filter(|word| address_of(**word) >= begin));
+                index.restore(at, &live);
             },
         )?;
         Ok(used.map(|used| (used, top)))

@@ -78,7 +78,8 @@ impl Engine {
     /// [`Engine::join`], but not again and again in vain.
     fn join_once(&self, collision: Collision) -> Result<Option<Covers>> {
         let (tail, in_vain) = (self.log.tail(), &self.compaction.joined_in_vain_at);
-        if in_vain.load(Relaxed) == tail {
+        // Before anything is read for it, and once more in the end.
+        if in_vain.load(Relaxed) == tail || self.is_chain_held() {
             return Ok(None);
         }
         let joined = self.join(collision);
@@ -91,15 +92,11 @@ impl Engine {
     /// Makes one chain lead to another; `None` if that cannot be done now.
     fn join(&self, collision: Collision) -> Result<Option<Covers>> {
         self.check_writable()?;
-        // Before anything is read for it, and once more below.
-        if self.log.bounds.held.load(Acquire) != 0 {
-            return Ok(None);
-        }
         self.freeze_all_above(collision.chain);
         let Some(newest) = self.newest_of_chain(collision.chain)? else { return Ok(None) };
         let pin = self.epochs.pin()?;
         // A snapshot that begins later waits for the pin.
-        if self.log.bounds.held.load(Acquire) != 0 {
+        if self.is_chain_held() {
             return Ok(None);
         }
         // Those of one entry. A split that cannot tell leaves two that lead to one chain: the other's keys have their turn when it
@@ -122,6 +119,12 @@ impl Engine {
         let top = &copies[copies.len() - 1];
         let seen = self.index.lookup(top.of.hash);
         Ok(self.publish_copies(&pin, &copies, &seen, collision).then_some(Covers { head: top.to, covered: collision.onto }))
+    }
+
+    /// Somebody may follow chains to what was copied, and joining leaves that out: a snapshot, or who shows the store as it is. Who begins
+    /// later does not.
+    fn is_chain_held(&self) -> bool {
+        self.log.bounds.held.load(Acquire) != 0 || self.holds.is_any()
     }
 
     /// Nobody changes a record at or above `at` in place any more.

@@ -1,6 +1,6 @@
 //! Stores whose index shrinks.
 
-use crate::engine::lock;
+use crate::engine::{Engine, lock};
 use crate::index::{Collision, Shrunk};
 use crate::{MemoryStorage, Options, Store};
 use std::collections::HashMap;
@@ -143,19 +143,24 @@ fn chains_that_meet_are_joined() {
     }
 }
 
-/// A snapshot reads what would no more be linked: the index stays as it is until it is gone.
+/// A snapshot reads what would no more be linked, and so does who shows the store as it is: the index stays as it is until they are gone.
 #[test]
-fn nothing_is_joined_while_a_snapshot_is_held() {
+fn nothing_is_joined_while_space_is_held() {
+    nothing_is_joined_beside(|engine| engine.snapshot().unwrap());
+    nothing_is_joined_beside(|engine| engine.hold_space().unwrap());
+}
+
+fn nothing_is_joined_beside<H>(hold: impl Fn(&Arc<Engine>) -> H) {
     let store: Store<u64, u64> = options(16 << 20).open_in(Arc::new(MemoryStorage::new())).unwrap();
     let (one, other) = colliding(&store);
     let engine = store.engine_for_test();
     engine.index.grow_to_for_test(9);
     store.put(&one, &1).unwrap();
     store.put(&other, &2).unwrap();
-    let snapshot = engine.snapshot().unwrap();
+    let held = hold(engine);
     shrink_wholly(&store);
     assert!(matches!(engine.index.shrink(&[], || engine.epochs.drain()), Shrunk::Held(_)));
-    drop(snapshot);
+    drop(held);
     store.put(&other, &3).unwrap();
     shrink_wholly(&store);
     assert_eq!((store.stats().index.buckets, store.get(&one).unwrap(), store.get(&other).unwrap()), (256, Some(1), Some(3)));

@@ -20,7 +20,7 @@
 
 use crate::copies::Original;
 use crate::device::{AlignedBuffer, SECTOR_BYTES, Storage, ZEROS_BYTES_MAX};
-use crate::engine::{Engine, lock};
+use crate::engine::{Engine, Home, lock};
 use crate::epoch::Pin;
 use crate::error::{Error, Result, is_unreadable};
 use crate::image;
@@ -196,7 +196,8 @@ impl Engine {
             return self.restore_nothing(state, false);
         }
         let home = lock(&self.home);
-        let read = home.as_ref().map_or(Ok(0), |home| image::read(&*home.storage, state.image, state.identity.store_id, &self.index));
+        let restore = |home: &Home| image::read(&*home.storage, state.image, state.identity.store_id, state.begin, &self.index);
+        let read = home.as_ref().map_or(Ok(0), restore);
         match read {
             Ok(top) => {
                 if !state.shared {

@@ -670,23 +670,6 @@ fn who_finds_a_store_full_of_long_values_is_told_soon() {
     assert!(after.moved_bytes - before.moved_bytes <= after.log_bytes, "{before:?}, {after:?}");
 }
 
-/// They wait for a line, and where files are long none is due for long.
-#[test]
-fn entries_of_deletions_do_not_pile_up_behind_long_files() {
-    let options = Options::new().memory("64MiB").segment_bytes("1GiB");
-    let store: Store<u64, u64> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
-    let mut most = 0;
-    for from in (0..8_000_000u64).step_by(1000) {
-        let keys: Vec<u64> = (from..from + 1000).collect();
-        store.put_many(&keys.iter().map(|key| (*key, *key)).collect::<Vec<_>>()).unwrap();
-        assert_eq!(store.delete_many(&keys).unwrap(), keys.len());
-        if from % 100_000 == 0 {
-            most = most.max(store.stats().index.entries);
-        }
-    }
-    assert!(most < 4_000_000, "{most} entries");
-}
-
 /// Those of deletions often stayed when these had gone, and kept the index from shrinking.
 #[test]
 fn entries_go_with_what_they_led_to() {

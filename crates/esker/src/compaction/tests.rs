@@ -905,3 +905,72 @@ fn a_stretch_that_ends_early_counts_nothing_twice() {
     store.compact().unwrap();
     assert_eq!(store.stats().expiry.dropped_records, COUNT);
 }
+
+/// Puts keys and deletes them again, and compacts what is due, as a driver would that keeps up; the most entries.
+fn come_and_go(store: &Store<u64, u64>, keys: std::ops::Range<u64>) -> u64 {
+    const AT_ONCE: u64 = 1000;
+    let keys = keys.step_by(AT_ONCE as usize).map(|from| {
+        let pairs: Vec<(u64, u64)> = (from..from + AT_ONCE).map(|key| (key, key)).collect();
+        store.put_many(&pairs).unwrap();
+        assert_eq!(store.delete_many(&pairs.iter().map(|(key, _)| *key).collect::<Vec<_>>()).unwrap(), pairs.len());
+        while store.engine_for_test().compact_if_due().unwrap() {}
+        store.stats().index.entries
+    });
+    keys.max().unwrap_or(0)
+}
+
+fn deletions(segment_bytes: u64) -> (Arc<MemoryStorage>, Options) {
+    (Arc::new(MemoryStorage::default()), Options::new().memory(64 << 20).background(false).promotion(false).segment_bytes(segment_bytes))
+}
+
+/// They wait for a line, and where files are long none is due for long.
+#[test]
+fn entries_of_deletions_do_not_pile_up_behind_long_files() {
+    let (files, options) = deletions(1 << 30);
+    let most = come_and_go(&options.open_in(files).unwrap(), 0..8_000_000);
+    assert!(most < 3_000_000, "{most} entries");
+}
+
+/// They came back with the image, nobody knew of them, and so no sweep came for them.
+#[test]
+fn entries_of_deletions_do_not_come_back_with_an_image() {
+    // No line is due for so few.
+    const COUNT: u64 = 30_000;
+    let (files, options) = deletions(1 << 30);
+    let store: Store<u64, u64> = options.clone().open_in(files.clone()).unwrap();
+    (0..COUNT).for_each(|key| store.put(&key, &key).unwrap());
+    (0..COUNT).for_each(|key| assert!(store.delete(&key).unwrap()));
+    store.put(&1, &2).unwrap();
+    let engine = store.engine_for_test();
+    while engine.log.bounds.compacted.load(Relaxed) < COUNT * 40 {
+        assert!(engine.compact_once().unwrap());
+    }
+    let left = store.stats().index.entries;
+    assert!(left > COUNT / 2, "{left} entries");
+    store.close().unwrap();
+    let store: Store<u64, u64> = options.open_in(files).unwrap();
+    let (there, begin) = (store.stats().index.entries, store.engine_for_test().log.bounds.begin.load(Relaxed));
+    assert!(begin > COUNT * 40 && there < left / 4, "{left} entries, then {there}, of a log from {begin} on");
+    assert_eq!((store.get(&1).unwrap(), store.get(&2).unwrap()), (Some(2), None));
+}
+
+/// A key that is put again takes its deletion's entry, and that one was counted as one that leads nowhere for ever after: of a sweep that
+/// found nothing the next one began anew.
+#[test]
+fn what_was_swept_holds_no_idle_entries() {
+    let (files, options) = deletions(4 << 20);
+    let store: Store<u64, u64> = options.open_in(files).unwrap();
+    let engine = store.engine_for_test();
+    (0..100_000).for_each(|key| store.put(&key, &key).unwrap());
+    (0..100_000).for_each(|key| assert!(store.delete(&key).unwrap()));
+    (0..100_000).for_each(|key| store.put(&key, &key).unwrap());
+    let buckets = engine.index.buckets();
+    engine.compaction.idle.store(100_000, Relaxed);
+    let one = engine.hold_compaction();
+    engine.sweep(&one, buckets / 4, || false);
+    let rest = engine.compaction.idle.load(Relaxed);
+    assert!((70_000..80_000).contains(&rest), "{rest}");
+    engine.sweep(&one, buckets, || false);
+    assert_eq!((engine.compaction.idle.load(Relaxed), engine.compaction.swept.load(Relaxed)), (0, buckets / 4));
+    assert_eq!(store.stats().index.entries, 100_000);
+}

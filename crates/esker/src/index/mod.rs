@@ -145,6 +145,8 @@ pub(crate) struct Index {
     shrinking: shrink::Shrinking,
     /// Some entry was shared for want of room: keys depend on what their records lead to.
     shared: AtomicBool,
+    /// Entries that lead below are of no use, and go by a sweep (`compaction.rs`).
+    dead_below: AtomicU64,
 }
 
 #[repr(align(128))]
@@ -172,6 +174,7 @@ impl Index {
             populated: AtomicU64::new(0),
             shrinking: shrink::Shrinking::default(),
             shared: AtomicBool::new(false),
+            dead_below: AtomicU64::new(0),
         })
     }
 

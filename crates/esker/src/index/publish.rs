@@ -133,6 +133,20 @@ impl Index {
         dropped
     }
 
+    /// Nothing lives below `begin`, nor comes back after a crash.
+    pub(crate) fn is_dead_below(&self, begin: u64) {
+        self.dead_below.fetch_max(begin, Relaxed);
+    }
+
+    /// An entry of latched bucket `at`, which is full, that a sweep would empty.
+    fn dead_entry(&self, at: u64) -> Option<&AtomicU64> {
+        let dead = 1..self.dead_below.load(Relaxed);
+        let slot = self.chain(self.bucket(at)).flat_map(Bucket::entries).find(|slot| dead.contains(&address_of(slot.load(Relaxed))))?;
+        slot.store(0, Release);
+        self.entries.0.fetch_sub(1, Relaxed);
+        Some(slot)
+    }
+
     /// So many entries went out of latched bucket `at`.
     fn have_gone(&self, at: u64, count: u64) {
         self.entries.0.fetch_add(count.wrapping_neg(), Relaxed);
@@ -198,7 +212,8 @@ impl Index {
     }
 
     fn add_entry(&self, place: Place, at: u64, keys: Keys, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
-        if let Some(slot) = self.empty_entry(place.number()) {
+        // Whoever shares an entry shares it for good.
+        if let Some(slot) = self.empty_entry(place.number()).or_else(|| self.dead_entry(place.number())) {
             let sole = if keys == Keys::OwnAlone { SOLE } else { 0 };
             slot.store(entry_word(place.tag(), at) | sole, Release);
             *added = true;

@@ -147,3 +147,27 @@ fn the_largest_table_can_be_restored() {
     assert_eq!(index.buckets(), 1 << LAST_LEVEL);
     assert!(!index.restore_shape(1 << 63 | word((1 << LAST_LEVEL) + 1)));
 }
+
+/// A key that came to a full bucket shared an entry for good, beside one that led nowhere any more.
+#[test]
+fn an_entry_that_leads_nowhere_is_taken_before_one_is_shared() {
+    let index = Index::new(1 << 30).unwrap();
+    index.set_limit(0);
+    // Of one bucket, with tags of their own.
+    let hash = |n: u64| 5 << 6 | n << 14;
+    let full = (1..).find(|n| insert(&index, hash(*n), 800 * n).is_some() || index.is_shared()).unwrap();
+    let entries = index.entries();
+    let other = Index::new(1 << 30).unwrap();
+    other.set_limit(0);
+    (1..full).for_each(|n| assert_eq!(insert(&other, hash(n), 800 * n), None));
+    other.is_dead_below(1601);
+    for n in [full, full + 1] {
+        assert_eq!(insert(&other, hash(n), 800 * n), None);
+        assert!(!other.is_shared());
+        assert_eq!(other.lookup(hash(n)).address(), 800 * n);
+        assert_eq!(other.entries(), entries);
+    }
+    assert!((3..full).all(|n| other.lookup(hash(n)).address() == 800 * n));
+    insert(&other, hash(full + 2), 800 * (full + 2));
+    assert!(other.is_shared());
+}
