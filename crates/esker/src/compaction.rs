@@ -407,12 +407,14 @@ impl Engine {
         match caching {
             Some(caching) => {
                 self.let_nobody_build_below(reached);
-                let gone = mover.judge_aside()?;
-                if !self.drop_for_all(reached) {
+                let (gone, is_dropped) = (mover.judge_aside()?, self.drop_for_all(reached));
+                // Else the rest lives on, and is dropped another time.
+                let is_told = gone.into_iter().filter(|(_, is_unreachable)| is_dropped || *is_unreachable);
+                is_told.for_each(|(departed, _)| caching.will_tell(departed));
+                if !is_dropped {
                     self.note_unfinished(mover.tally, mover.taken_back.get());
                     return Ok(false);
                 }
-                gone.into_iter().for_each(|departed| caching.will_tell(departed));
             }
             None => self.log.bounds.copied.store(reached, SeqCst),
         }

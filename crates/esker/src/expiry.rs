@@ -15,7 +15,7 @@
 use crate::engine::{Engine, lock};
 use crate::epoch::Barred;
 use crate::error::Result;
-use crate::record::{self, NEVER, Record};
+use crate::record::{self, ABSENT, NEVER, Record};
 use crate::store::chain;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -327,7 +327,8 @@ impl Engine {
         }
         // SAFETY: `at >= head` under the pin; index entries hold published addresses only.
         let record = unsafe { Record::new(self.log.pointer(at)) };
-        if record.is_plain() {
+        // What was deleted was counted then.
+        if record.is_plain() || record.header().load(Acquire) & ABSENT != 0 {
             return Ok(Some((NEVER, 0)));
         }
         Ok(Some((self.expiry_of(record), record.bytes(self.layout))))

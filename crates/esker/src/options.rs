@@ -277,7 +277,7 @@ impl Options {
     ///
     /// # Errors
     /// `Invalid` for a budget below 16 MiB, or below what the index of the store that is there needs, for a cache without its disk, with a
-    /// history, or over a store that is none: nothing is made or changed then. `Locked` if this or another process has it open, `Invalid`
+    /// history, or over a store that is none: nothing is made or changed then, but for what an earlier process had left to be done. `Locked` if this or another process has it open, `Invalid`
     /// for a directory that is not a store or whose store has another layout (that is what is checked, not the types) or another format,
     /// `Corruption` for damage, by file and address, `Io`.
     pub fn open<K: Key + ?Sized, V: Value + ?Sized>(self, path: impl AsRef<Path>) -> Result<Store<K, V>> {

@@ -277,8 +277,9 @@ impl OperationStats {
     }
 }
 
-/// Calls since the store was opened, blocking and asynchronous ones; each key of a batch counts, and each `get` of a transaction. What a
-/// scan reads does not, nor a `get_many` of a transaction that only reads. A write on a condition, and what a load puts, counts as an RMW,
+/// Calls since the store was opened, blocking and asynchronous ones; each key of a batch counts. What a transaction reads from the store
+/// counts as a get, for its `rmw`, `append` and `delete`, too, and what it changed as puts and deletions when it commits. What a scan reads
+/// does not count, nor a `get_many` of a transaction that only reads. A write on a condition, and what a load puts, counts as an RMW,
 /// or as a deletion if it is to take a value away, as an `expire_at` does whose time has passed; what else is done with expiry times does
 /// not count.
 #[derive(Clone, Debug)]

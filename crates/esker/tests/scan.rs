@@ -428,6 +428,36 @@ fn a_scan_ends_when_it_is_told_to() {
     }
 }
 
+/// A scan through the index said that all was done before it had read anything, and then read all without asking.
+#[test]
+fn a_scan_of_cold_values_ends_when_it_is_told_to() {
+    const VALUES: u64 = 2_000;
+    let files = Arc::new(MemoryStorage::new());
+    let open = || Options::new().memory("16MiB").background(false).open_in::<u64, [u8]>(files.clone()).unwrap();
+    let store = open();
+    (0..VALUES).for_each(|key| store.put(&key, &[key as u8; 10_000]).unwrap());
+    store.close().unwrap();
+    let store = open();
+    let keys: Vec<u64> = (0..VALUES).collect();
+    for strategy in [Strategy::ByIndex, Strategy::ByKeys] {
+        let reads = || store.stats().operations.device_reads;
+        let before = reads();
+        let broke = store.scan().keys(&keys).by(strategy).try_for_each(|key, _| ControlFlow::Break(key)).unwrap();
+        assert!(broke.is_some());
+        assert!(reads() - before < VALUES / 4, "{strategy:?}: {} reads", reads() - before);
+        let (parts, seen) = (Mutex::new(vec![0.0]), AtomicU64::new(0));
+        let scan = store.scan().keys(&keys).by(strategy).progress(|part| {
+            let mut parts = parts.lock().unwrap();
+            assert!(parts.last().is_some_and(|last| part >= *last));
+            assert!(part < 0.5 || seen.load(Relaxed) > VALUES / 4, "{strategy:?}: {part} is done");
+            parts.push(part);
+            ControlFlow::Continue(())
+        });
+        scan.for_each(|_, _| _ = seen.fetch_add(1, Relaxed)).unwrap();
+        assert_eq!((seen.into_inner(), parts.into_inner().unwrap().last()), (VALUES, Some(&1.0)));
+    }
+}
+
 #[test]
 fn from_inside_a_closure_a_scan_is_refused() {
     let [store, _] = both::<u64, u64>();

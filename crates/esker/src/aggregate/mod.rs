@@ -18,7 +18,8 @@
 //! # Ok::<(), esker::Error>(())
 //! ```
 //!
-//! **Of nothing**, counts and sums are 0, a histogram is all zeros, groups are none; all else is `None`.
+//! **Of nothing**, counts and sums are 0, a histogram is all zeros, groups and the top are none, a sketch is of no numbers; all else is
+//! `None`.
 //!
 //! **Integers** are summed as `i128`, which no store can make overflow; floats with a compensation for what rounding loses. A number that
 //! is not there (a closure may answer `None`) is left out, and so is NaN. (`Min` and `Max` are of anything that can be compared, and there

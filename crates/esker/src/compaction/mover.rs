@@ -284,7 +284,8 @@ impl Mover<'_> {
         if engine.gives_up_by_lines() {
             engine.log.bounds.doomed.fetch_max(of.at + of.bytes.len() as u64, SeqCst);
         }
-        let mut is_unreachable = has_expired;
+        // Of what has expired, too: the stretch may end early, and have it again.
+        let mut is_unreachable = false;
         if seen.address() == of.at {
             // A transaction that was seen to build on what it read publishes whatever its entries lead to by then: not on what a cache
             // drops.
@@ -293,7 +294,7 @@ impl Mover<'_> {
             // What was read before is asked for by its entry.
             held.unchanged();
             let Some(is_removed) = is_removed else { return false };
-            is_unreachable |= is_removed;
+            is_unreachable = is_removed;
         }
         drop(pin);
         if !is_deletion(of.bytes)
@@ -310,22 +311,20 @@ impl Mover<'_> {
     /// Nobody builds on the stretch any more: the listener is to hear of what was dropped and still is its key's newest, or went with an
     /// entry that it shared. What took its place meanwhile lies above. (On a device it hears of what the entry leads to, and need not of
     /// others.)
-    pub(super) fn judge_aside(&mut self) -> Result<Vec<Departed>> {
+    pub(super) fn judge_aside(&mut self) -> Result<Vec<(Departed, bool)>> {
         let engine = self.engine;
         let mut gone = Vec::new();
         for (at, hash, departed) in self.aside.drain(..) {
-            let goes = loop {
+            let is_unreachable = loop {
                 let _pin = engine.epochs.pin_anyway()?;
                 let seen = engine.index.lookup(hash);
                 match engine.newest(&seen, &departed.key) {
-                    Newest::At(newest) | Newest::Cold(newest) if newest == at => break true,
-                    newest if engine.index.is_settled(&seen) => break matches!(newest, Newest::Nowhere),
+                    Newest::At(newest) | Newest::Cold(newest) if newest == at => break Some(false),
+                    newest if engine.index.is_settled(&seen) => break matches!(newest, Newest::Nowhere).then_some(true),
                     _ => {}
                 }
             };
-            if goes {
-                gone.push(departed);
-            }
+            gone.extend(is_unreachable.map(|is_unreachable| (departed, is_unreachable)));
         }
         Ok(gone)
     }

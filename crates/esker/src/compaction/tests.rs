@@ -9,7 +9,7 @@ use crate::device::{AlignedBuffer, SECTOR_BYTES};
 use crate::index::Seen;
 use crate::log::BLOCK_BYTES;
 use crate::sync::atomic::Ordering::*;
-use crate::{Cache, Device, Error, ManualClock, MemoryStorage, Options, ReadSource, Result, Storage, Store};
+use crate::{Cache, Device, Error, ManualClock, MemoryStorage, Options, ReadSource, Result, Storage, Store, Value};
 use minded::{Call, Minded};
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -875,6 +875,55 @@ fn a_cache_drops_nothing_from_the_midst_of_a_chain_beside_a_snapshot() {
     assert!(engine.log.bounds.begin.load(SeqCst) > 1000);
 }
 
+/// The listener was told of what had expired as compaction came to it, and told again where the stretch ended early.
+#[test]
+fn a_listener_hears_once_of_what_expired_in_a_stretch_that_ended_early() {
+    [false, true].into_iter().for_each(hears_once_of_what_expired);
+}
+
+/// The entry is another key's, too, and goes with that one, or stays because the stretch ends before.
+fn hears_once_of_what_expired(ends_before: bool) {
+    let (clock, told) = (Arc::new(ManualClock::default()), Arc::new(Mutex::new(Vec::new())));
+    let (hear, cell) = (told.clone(), Arc::new(OnceLock::<Store<u64, [u8]>>::new()));
+    let (within, snapshot) = (Arc::downgrade(&cell), Arc::new(Mutex::new(None)));
+    let (begun, has_begun) = (snapshot.clone(), AtomicU64::new(0));
+    let cache = Cache::new().on_eviction(move |key, _, _| hear.lock().unwrap().push(key.to_vec())).worth(move |_, _| {
+        if has_begun.fetch_add(1, SeqCst) == 0 {
+            let cell = within.upgrade().unwrap();
+            let engine = cell.get().unwrap().engine_for_test().clone();
+            let begins = engine.clone();
+            *begun.lock().unwrap() = Some(thread::spawn(move || begins.snapshot().unwrap()));
+            while !engine.is_snapshot_held() {
+                thread::yield_now();
+            }
+        }
+        1.0
+    });
+    let options = Options::new().memory("16MiB").background(false).clock(clock.clone()).cache(cache);
+    let store = cell.get_or_init(|| options.in_memory().unwrap());
+    let engine = store.engine_for_test();
+    let mut known = HashMap::new();
+    let told_by = |key: u64| engine.hash_of(&key.to_le_bytes()) >> 6 & ((1 << 23) - 1);
+    let (one, other) = (FILLERS..1_000_000).find_map(|key| known.insert(told_by(key), key).map(|first| (first, key))).unwrap();
+    store.put_with_ttl(&one, b"one", Duration::from_secs(1)).unwrap();
+    if ends_before {
+        store.put(&0, &[7; 1000]).unwrap();
+    }
+    store.put(&other, b"other").unwrap();
+    (0..FILLERS).for_each(|key| store.put(&key, &[7; 1000]).unwrap());
+    clock.advance(Duration::from_secs(2));
+    let caching = engine.caching.as_ref().unwrap();
+    let heard = || {
+        caching.tell();
+        told.lock().unwrap().iter().filter(|key| ***key == one.to_le_bytes()).count()
+    };
+    assert!(!engine.try_move_stretch(caching, || true).unwrap());
+    drop(snapshot.lock().unwrap().take().unwrap().join().unwrap());
+    let before = heard();
+    assert!(engine.try_move_stretch(caching, || true).unwrap());
+    assert_eq!((before, heard()), if ends_before { (0, 1) } else { (1, 1) });
+}
+
 /// Each time a stretch ended early what had expired in it was counted as dead once more: all of a log was dead, by and by.
 #[test]
 fn a_stretch_that_ends_early_counts_nothing_twice() {
@@ -964,7 +1013,7 @@ fn what_was_swept_holds_no_idle_entries() {
     (0..100_000).for_each(|key| store.put(&key, &key).unwrap());
     (0..100_000).for_each(|key| assert!(store.delete(&key).unwrap()));
     (0..100_000).for_each(|key| store.put(&key, &key).unwrap());
-    let buckets = engine.index.buckets();
+    let (buckets, entries) = (engine.index.buckets(), store.stats().index.entries);
     engine.compaction.idle.store(100_000, Relaxed);
     let one = engine.hold_compaction();
     engine.sweep(&one, buckets / 4, || false);
@@ -972,5 +1021,31 @@ fn what_was_swept_holds_no_idle_entries() {
     assert!((70_000..80_000).contains(&rest), "{rest}");
     engine.sweep(&one, buckets, || false);
     assert_eq!((engine.compaction.idle.load(Relaxed), engine.compaction.swept.load(Relaxed)), (0, buckets / 4));
-    assert_eq!(store.stats().index.entries, 100_000);
+    assert_eq!(store.stats().index.entries, entries);
+}
+
+/// It had been counted when it was deleted, and was counted again when its end passed; words at once.
+#[test]
+fn what_was_deleted_before_its_end_is_dead_once() {
+    fn check<V: Value + ?Sized>(value: &V) {
+        const COUNT: u64 = 20_000;
+        let clock = Arc::new(ManualClock::default());
+        let store: Store<u64, V> = Options::new().memory(16 << 20).background(false).clock(clock.clone()).in_memory().unwrap();
+        let ends = |key: u64| Duration::from_secs(if key.is_multiple_of(2) { 10 } else { 1000 });
+        (0..COUNT).for_each(|key| store.put_with_ttl(&key, value, ends(key)).unwrap());
+        (0..COUNT).step_by(2).for_each(|key| assert!(store.delete(&key).unwrap()));
+        clock.advance(Duration::from_secs(20));
+        let engine = store.engine_for_test();
+        (0..50).for_each(|_| engine.sample_expired(500));
+        let space = store.stats().space;
+        let dead = space.dead_bytes as f64 / space.log_bytes as f64;
+        assert!((0.4..0.6).contains(&dead), "{space:?}");
+        // What does end is found.
+        clock.advance(Duration::from_secs(2000));
+        (0..50).for_each(|_| engine.sample_expired(500));
+        let space = store.stats().space;
+        assert!(space.dead_bytes as f64 > 0.8 * space.log_bytes as f64, "{space:?}");
+    }
+    check::<u64>(&7);
+    check::<[u8]>(&[7; 20]);
 }

@@ -48,7 +48,7 @@ pub trait Device: Send + Sync {
     /// Whatever the device reports; nothing may be assumed durable then.
     fn sync(&self) -> io::Result<()>;
 
-    /// Gives back the space of `[from, to)`, which is never read again. A hint.
+    /// Gives back the space of `[from, to)`. A hint. Who was on the way may still read there: any bytes serve, an error is his.
     ///
     /// # Errors
     /// Whatever the device reports.

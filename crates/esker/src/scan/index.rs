@@ -12,6 +12,7 @@ use crate::index::{Bucketful, position};
 use crate::record::{ADDRESS_MASK, Record};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
+use std::mem::take;
 
 /// Buckets whose cache misses overlap.
 const BUCKETS: usize = 16;
@@ -63,11 +64,11 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByIndex<'a, K, V> {
 
     /// One thread's share.
     pub(super) fn work(&self, visit: &mut impl Visit) -> Result<()> {
-        let (mut walker, mut rows) = (Walker::default(), Rows::default());
+        let (mut walker, mut rows, mut walked) = (Walker::default(), Rows::default(), 0);
         loop {
             let part = self.next.fetch_add(1, Relaxed);
             if part >= PARTS {
-                return self.frame.follow_cold(&mut walker, visit);
+                return self.frame.follow_cold(&mut walker, Some(walked), visit);
             }
             let from = part << (64 - PARTS_BITS);
             let last = from | (u64::MAX >> PARTS_BITS);
@@ -81,10 +82,13 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByIndex<'a, K, V> {
                 at = self.frame.walk(&mut walker, from, last, BUCKETS, &mut rows)?;
                 self.frame.show(&mut rows, visit);
                 if walker.cold.len() >= COLD_CHAINS {
-                    self.frame.follow_cold(&mut walker, visit)?;
+                    self.frame.follow_cold(&mut walker, Some(take(&mut walked)), visit)?;
                 }
             }
-            self.frame.control.advance(1)?;
+            // What goes on on the device is not done.
+            walked += 1;
+            let done = if walker.cold.is_empty() { take(&mut walked) } else { 0 };
+            self.frame.control.advance(done)?;
         }
     }
 }
@@ -160,10 +164,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
         taken.bucket.is_sole(entry) && self.sees_what_sole_means()
     }
 
-    /// Follows the chains that go on on the device.
-    pub(super) fn follow_cold(&self, walker: &mut Walker, visit: &mut impl Visit) -> Result<()> {
+    /// Follows the chains that go on on the device; then so many parts more are done, and along the way some of them. Where none are given
+    /// nobody is asked meanwhile.
+    pub(super) fn follow_cold(&self, walker: &mut Walker, parts: Option<u64>, visit: &mut impl Visit) -> Result<()> {
         let mut chains: Vec<_> = walker.cold.drain(..).map(|chain| (chain.at, Some(chain))).collect();
+        let (all, mut followed, mut told, mut read) = (chains.len().max(1) as u64, 0, 0, 0);
         chains::follow(self.engine(), self.view.begin, &mut chains, |chain, at, record| {
+            if parts.is_some() {
+                self.control.have_read(&mut read, record.bytes.len())?;
+            }
             let (Some(chain), key) = (chain, record.key) else { return Ok(false) };
             let counts = self.view.counts(at, record.header);
             let goes_on = !(counts && chain.is_sole);
@@ -176,8 +185,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
                     chain.met.push(mark);
                 }
             }
+            followed += u64::from(!goes_on);
+            let done = parts.unwrap_or(0) * followed.min(all) / all;
+            if done > told {
+                self.control.advance(done - told)?;
+                told = done;
+            }
             Ok(goes_on)
-        })
+        })?;
+        parts.map_or(Ok(()), |parts| self.control.advance(parts - told))
     }
 }
 

@@ -75,8 +75,9 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
                 let count = keys.group(at, &mut group);
                 self.look_up(&group[..count], &mut rows, &mut cold, visit)?;
             }
-            let (engine, view) = (self.frame.engine(), &self.frame.view);
+            let (engine, view, mut read) = (self.frame.engine(), &self.frame.view, 0);
             chains::follow(engine, view.begin, &mut cold, |key, at, record| {
+                self.frame.control.have_read(&mut read, record.bytes.len())?;
                 if !view.counts(at, record.header) || record.key != *key {
                     return Ok(true);
                 }

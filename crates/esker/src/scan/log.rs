@@ -35,8 +35,6 @@ use std::ops::Range;
 const GROUP: usize = 64;
 /// Blocks read together: half a mebibyte, four with all that are read ahead.
 const PIECE_BLOCKS: u64 = 128;
-/// So many records that are read for doubts between two questions whether the scan is to go on.
-const READ_UNASKED: u64 = 1 << 12;
 
 /// A scan by log that several threads share.
 pub(super) struct ByLog<'a, K: Key + ?Sized, V: Value + ?Sized> {
@@ -375,12 +373,9 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     /// above.
     fn follow_chains(&self, work: &mut Work<'_>, visit: &mut impl Visit) -> Result<()> {
         let frame = self.frame;
-        let mut read = 0u64;
+        let mut read = 0;
         chains::follow(frame.engine(), frame.view.begin, &mut work.doubts.few, |doubt, at, record| {
-            read += 1;
-            if read.is_multiple_of(READ_UNASKED) {
-                frame.control.advance(0)?;
-            }
+            frame.control.have_read(&mut read, record.bytes.len())?;
             if at == doubt.at {
                 let (key, value) = frame.pair(record.bytes);
                 visit(key, value);

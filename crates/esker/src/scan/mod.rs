@@ -49,6 +49,9 @@ use std::marker::PhantomData;
 use std::ops::{ControlFlow, RangeInclusive};
 use xxhash_rust::xxh3::xxh3_64;
 
+/// So many bytes of records are read from the device between two questions whether the scan is to go on; a record counts as some at least.
+const READ_UNASKED: usize = 1 << 20;
+const READ_LEAST: usize = 256;
 /// More threads only wait for each other.
 const THREADS_MAX: usize = 256;
 
@@ -116,6 +119,16 @@ struct Control<'a> {
 }
 
 impl Control<'_> {
+    /// Asks whether to go on, once for each mebibyte of records that come from the device.
+    fn have_read(&self, since: &mut usize, bytes: usize) -> Result<()> {
+        *since += READ_LEAST.max(bytes);
+        if *since < READ_UNASKED {
+            return Ok(());
+        }
+        *since = 0;
+        self.advance(0)
+    }
+
     fn advance(&self, by: u64) -> Result<()> {
         let Some(progress) = &self.progress else { return Ok(()) };
         let done = self.done.fetch_add(by, Relaxed) + by;
@@ -348,10 +361,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     ///
     /// # Errors
     /// As [`Scan::for_each`].
-    pub fn try_for_each<B: Send + Sync>(
-        mut self,
-        mut visit: impl for<'v> FnMut(K::View<'v>, V::View<'v>) -> ControlFlow<B>,
-    ) -> Result<Option<B>> {
+    pub fn try_for_each<B>(mut self, mut visit: impl for<'v> FnMut(K::View<'v>, V::View<'v>) -> ControlFlow<B>) -> Result<Option<B>> {
         let is_over = crate::sync::atomic::AtomicBool::new(false);
         let (is_over, mut broke) = (&is_over, None);
         let progress = self.progress.take();

@@ -160,7 +160,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
             };
             next = frame.walk(&mut walker, from, u64::MAX, BUCKETS, &mut rows)?;
             frame.show(&mut rows, &mut visit);
-            frame.follow_cold(&mut walker, &mut visit)?;
+            frame.follow_cold(&mut walker, None, &mut visit)?;
             // What is deleted may need room that nobody makes while space is held.
             drop(hold);
             if keys.len() >= DELETED_AT_ONCE || next.is_none() && !keys.is_empty() {
@@ -225,7 +225,7 @@ fn take<'a, K: Key + ?Sized + 'a, V: Value + ?Sized + 'a>(
         }
     };
     frame.show(rows, &mut visit);
-    frame.follow_cold(walker, &mut visit)
+    frame.follow_cold(walker, None, &mut visit)
 }
 
 /// The pairs of a store as of the moment when the iterator was made; [`Scan::iter`].

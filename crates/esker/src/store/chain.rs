@@ -209,7 +209,7 @@ pub(crate) fn expiry(engine: &Engine, at: u64) -> Result<(u64, u64)> {
     let mut read = read_at_once(&engine.log, Log::cold_read(at, record::first_bytes(engine.layout), 0))?;
     let cold = engine.log.open_blocks(&mut read)?;
     let (header, bytes) = beginning(engine, at, &cold)?;
-    if header & record::EXPIRES == 0 {
+    if header & record::EXPIRES == 0 || header & record::ABSENT != 0 {
         return Ok((record::NEVER, bytes));
     }
     Ok((record::word_at(&part(engine, at + bytes - 8, 8, &cold)?, 0), bytes))
