@@ -143,7 +143,7 @@ impl Index {
         let dead = 1..self.dead_below.load(Relaxed);
         let slot = self.chain(self.bucket(at)).flat_map(Bucket::entries).find(|slot| dead.contains(&address_of(slot.load(Relaxed))))?;
         slot.store(0, Release);
-        self.entries.0.fetch_sub(1, Relaxed);
+        self.entries.0.fetch_add(1u64.wrapping_neg(), Relaxed);
         Some(slot)
     }
 
