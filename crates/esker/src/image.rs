@@ -455,22 +455,22 @@ impl<F: FnMut(AlignedBuffer) -> Result<Option<Piece>>> Words<F> {
     /// Fills the index, in which there are at most so many words, and goes on to the end; how many words that took, and the
     /// highest address. `None` if the words do not say an index.
     fn restore(self, index: &Index, begin: u64, most: u64) -> Result<Option<(u64, u64)>> {
-        let (mut top, mut live) = (0, Vec::new());
+        let mut top = 0;
         let used = self.buckets(
             most,
             |shape| index.restore_shape(shape),
             |at, words| {
                 top = words.iter().fold(top, |top, word| top.max(address_of(*word)));
-                live.clear();
-                live.extend(words.iter().filter(|word| address_of(**word) >= begin));
-                index.restore(at, &live);
+                // What lies below has gone, and deletions with it: their entries would come back.
+                words.retain(|word| address_of(*word) >= begin);
+                index.restore(at, words);
             },
         )?;
         Ok(used.map(|used| (used, top)))
     }
 
     /// Shows the shape, and if that can be the buckets, in order; how many words that took. `None` if the words do not say an index.
-    fn buckets(mut self, most: u64, shape: impl FnOnce(u64) -> bool, mut bucket: impl FnMut(u64, &[u64])) -> Result<Option<u64>> {
+    fn buckets(mut self, most: u64, shape: impl FnOnce(u64) -> bool, mut bucket: impl FnMut(u64, &mut Vec<u64>)) -> Result<Option<u64>> {
         let mut words = Vec::new();
         // Each bucket takes a word: a shape that the file has no room for is damaged, and would take memory.
         if !self.take(1, &mut words)? || Index::buckets_of_shape(words[0]) > most || !shape(words[0]) {
@@ -485,7 +485,7 @@ impl<F: FnMut(AlignedBuffer) -> Result<Option<Piece>>> Words<F> {
             if count > BUCKET_WORDS_MAX || !self.take(count, &mut words)? {
                 return Ok(None);
             }
-            bucket(at, &words);
+            bucket(at, &mut words);
         }
         let used = self.used;
         while self.next_piece()? {}

@@ -33,8 +33,6 @@ use doubts::Doubts;
 use std::cell::Cell;
 use std::ops::Range;
 
-/// The part of the log's budget that doubts may take besides it.
-const DOUBT_PART: u64 = 128;
 /// Records between two looks whether the store closes, and at what the driver would do meanwhile.
 const VISITS_AHEAD: u64 = 256;
 
@@ -310,7 +308,7 @@ impl Mover<'_> {
 
     /// Nobody builds on the stretch any more: the listener is to hear of what was dropped and still is its key's newest, or went with an
     /// entry that it shared. What took its place meanwhile lies above. (On a device it hears of what the entry leads to, and need not of
-    /// others.)
+    /// others.) And whether nobody finds it even where the stretch ends early.
     pub(super) fn judge_aside(&mut self) -> Result<Vec<(Departed, bool)>> {
         let engine = self.engine;
         let mut gone = Vec::new();

@@ -117,7 +117,7 @@ impl Index {
     /// tag leads to, what it has of their keys is older, and lies there too. How many went. Under a pin.
     pub(crate) fn drop_below(&self, at: u64, begin: u64) -> u64 {
         let bucket = self.bucket(at);
-        let leads_below = |slot: &&AtomicU64| (1..begin).contains(&address_of(slot.load(Relaxed)));
+        let leads_below = |slot: &&AtomicU64| leads_below(slot, begin);
         // Without the latch first: nearly always there is none.
         if !self.chain(bucket).flat_map(Bucket::entries).any(|slot| leads_below(&slot)) {
             return 0;
@@ -140,8 +140,8 @@ impl Index {
 
     /// An entry of latched bucket `at`, which is full, that a sweep would empty.
     fn dead_entry(&self, at: u64) -> Option<&AtomicU64> {
-        let dead = 1..self.dead_below.load(Relaxed);
-        let slot = self.chain(self.bucket(at)).flat_map(Bucket::entries).find(|slot| dead.contains(&address_of(slot.load(Relaxed))))?;
+        let begin = self.dead_below.load(Relaxed);
+        let slot = self.chain(self.bucket(at)).flat_map(Bucket::entries).find(|slot| leads_below(slot, begin))?;
         slot.store(0, Release);
         self.entries.0.fetch_add(1u64.wrapping_neg(), Relaxed);
         Some(slot)
@@ -262,4 +262,9 @@ impl Index {
         }
         (closest, most >> 4)
     }
+}
+
+/// True of an entry that leads below `begin`.
+fn leads_below(slot: &AtomicU64, begin: u64) -> bool {
+    (1..begin).contains(&address_of(slot.load(Relaxed)))
 }

@@ -3,7 +3,7 @@
 //! They are gathered for a stretch, or until they take their part of the log's memory, and settled in the order of the records that are
 //! read for them, run by run of blocks, some reads at a time.
 
-use super::{DOUBT_PART, Mover, is_deletion};
+use super::{Mover, is_deletion};
 use crate::ahead::{joins_run, of_stream};
 use crate::copies::{Newest, Original};
 use crate::device::{DeviceRead, ReadSource, Runs, SECTOR_BYTES};
@@ -19,6 +19,8 @@ use std::io;
 use std::mem::{replace, take};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// The part of the log's budget that doubts may take besides it.
+const DOUBT_PART: u64 = 128;
 /// Reads at a time that settle doubts. Others read from the device, too; but if it cannot do both, the log must not grow without end:
 /// from a quarter beyond what is allowed there are more, and four times as many at the double.
 const DOUBT_READS: f64 = 16.0;
