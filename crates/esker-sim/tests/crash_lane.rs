@@ -5,11 +5,14 @@
 
 mod toy;
 
-use esker_sim::crash::{Figures, Limits, Program, Subject, Violation, check, faults, program, rot, shrink};
-use esker_sim::model::Layout;
+use esker::Storage;
+use esker_sim::crash::{Figures, Limits, Live, Program, Subject, Violation, check, faults, program, rot, shrink};
+use esker_sim::model::{Layout, Operation, Outcome};
 use esker_sim::storage::{Breadth, KINDS, SimStorage};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-use toy::{Bug, Toy};
+use toy::{Bug, LiveToy, Toy};
 
 /// Far more than it takes: a violation is as small as it gets long before.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -91,7 +94,7 @@ fn a_real_cut_leaves_what_the_film_shows() {
     let run = |storage: &SimStorage| {
         let mut store = Toy(Bug::None).open(program.layout, storage)?;
         for step in &program.steps {
-            use esker_sim::crash::{Live, Step};
+            use esker_sim::crash::Step;
             match step {
                 Step::Do(operation) => drop(store.apply(operation)?),
                 _ => store.commit()?,
@@ -129,6 +132,45 @@ fn faults_find_a_sync_that_is_tried_again() {
     let run = |bug| (0..60).try_for_each(|seed| faults::check(&Toy(bug), &Program::random(seed), &mut faults::Report::default()));
     run(Bug::None).unwrap_or_else(|wrong| panic!("{wrong}"));
     println!("{}", run(Bug::RetriesSync).expect_err("not found"));
+}
+
+/// A right store that lists the names before an operation, in some of its lives: its calls come in another order each time.
+#[derive(Default)]
+struct Restless(AtomicU64);
+
+struct LiveRestless(LiveToy, Option<SimStorage>);
+
+impl Subject for Restless {
+    type Live = LiveRestless;
+
+    fn open(&self, layout: Layout, storage: &SimStorage) -> Result<LiveRestless, String> {
+        let lists = self.0.fetch_add(1, Relaxed).is_multiple_of(3);
+        Ok(LiveRestless(Toy(Bug::None).open(layout, storage)?, lists.then(|| storage.clone())))
+    }
+}
+
+impl Live for LiveRestless {
+    fn apply(&mut self, operation: &Operation) -> Result<Outcome, String> {
+        self.1.as_ref().map_or(Ok(Vec::new()), Storage::list).map_err(|e| e.to_string())?;
+        self.0.apply(operation)
+    }
+
+    fn commit(&mut self) -> Result<(), String> {
+        self.0.commit()
+    }
+
+    fn close(self) -> Result<(), String> {
+        self.0.close()
+    }
+}
+
+/// Which call failed says the run it failed in: after one that changes nothing the store may promise what it likes.
+#[test]
+fn a_store_whose_calls_come_in_another_order_is_not_accused() {
+    let subject = Restless::default();
+    for seed in 0..60 {
+        faults::check(&subject, &Program::random(seed), &mut faults::Report::default()).unwrap_or_else(|wrong| panic!("{wrong}"));
+    }
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub fn check<S: Subject>(subject: &S, program: &Program, report: &mut Report) ->
         for fault in faults(nth, kind) {
             report.runs += 1;
             *report.kinds.entry(kind).or_default() += 1;
-            one(subject, program, kind, fault, report).map_err(|e| {
+            one(subject, program, fault, report).map_err(|e| {
                 format!("call {nth} ({kind:?}) {fault:?}: {e}\n  program: {program}\n  replay: --seed {} --programs 1", program.seed)
             })?;
         }
@@ -66,12 +66,11 @@ fn faults(nth: u64, kind: Kind) -> Vec<StorageFault> {
     faults
 }
 
-fn one<S: Subject>(subject: &S, program: &Program, kind: Kind, fault: StorageFault, report: &mut Report) -> Result<(), String> {
+fn one<S: Subject>(subject: &S, program: &Program, fault: StorageFault, report: &mut Report) -> Result<(), String> {
     let storage = SimStorage::new();
     storage.fail(fault);
     let mut run = Run::new(subject, &storage, program);
-    run.lacks_room = fault.failure == Failure::NoSpace && matches!(kind, Kind::Write | Kind::Create);
-    run.latches = !run.lacks_room && !matches!(kind, Kind::Open | Kind::List | Kind::Read | Kind::Bytes);
+    run.lacks_room = fault.failure == Failure::NoSpace;
     guarded(|| run.all(program))?;
     report.went_on += run.went_on;
     storage.heal();
@@ -92,9 +91,7 @@ struct Run<'s, S> {
     /// Every history there may have been.
     paths: Vec<Past>,
     failed: bool,
-    /// The call that fails changes the disk, and not for want of room: after it nothing may be promised before the store was opened again.
-    latches: bool,
-    /// It is a write, for want of room.
+    /// What fails does so for want of room.
     lacks_room: bool,
     went_on: u64,
 }
@@ -109,7 +106,6 @@ impl<'s, S: Subject> Run<'s, S> {
             keys: keys(layout),
             paths: vec![Past::none(layout)],
             failed: false,
-            latches: false,
             lacks_room: false,
             went_on: 0,
         }
@@ -181,11 +177,22 @@ impl<'s, S: Subject> Run<'s, S> {
         Ok(())
     }
 
+    /// True if a call failed that changes the disk, and not for want of room: nothing may be promised before the store was opened again.
+    /// Which call that is says the storage: a thread that reads ahead comes sooner in one run than in another, and the nth call of
+    /// this run may ask something else than that of the run without a fault.
+    fn latches(&self) -> bool {
+        self.storage.struck().iter().any(|kind| kind.is_change() && !self.had_no_room(*kind))
+    }
+
+    fn had_no_room(&self, kind: Kind) -> bool {
+        self.lacks_room && matches!(kind, Kind::Write | Kind::Create)
+    }
+
     fn commit(&mut self, store: &mut S::Live) -> Result<(), String> {
         match store.commit() {
-            Ok(()) if self.failed && self.latches => return Err("a commit succeeded after a call that changes the disk had failed".into()),
+            Ok(()) if self.failed && self.latches() => return Err("a commit succeeded after a call that changes the disk had failed".into()),
             Ok(()) => {
-                self.went_on += u64::from(self.failed && self.lacks_room);
+                self.went_on += u64::from(self.failed && self.storage.struck().iter().any(|kind| self.had_no_room(*kind)));
                 self.promised();
             }
             Err(_) => self.failed = true,

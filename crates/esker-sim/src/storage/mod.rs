@@ -49,6 +49,13 @@ pub enum Kind {
     Bytes,
 }
 
+impl Kind {
+    /// True if it asks for a change of the disk.
+    pub fn is_change(self) -> bool {
+        !matches!(self, Kind::Open | Kind::List | Kind::Read | Kind::Bytes)
+    }
+}
+
 /// A planned failure.
 #[derive(Clone, Copy, Debug)]
 pub struct StorageFault {
@@ -70,6 +77,7 @@ struct Machine {
     calls: Vec<Kind>,
     cut: Option<u64>,
     faults: Vec<StorageFault>,
+    struck: Vec<Kind>,
     scarcity: Option<Scarcity>,
     refused: u64,
 }
@@ -91,9 +99,10 @@ impl Machine {
             Some(cut) if number > cut => return Verdict::Dead,
             _ => {}
         }
-        let changes = !matches!(kind, Kind::Open | Kind::List | Kind::Read | Kind::Bytes);
-        let struck = self.faults.iter().find(|f| f.nth == number || f.lasting && f.nth < number && changes);
-        struck.map_or(Verdict::Fine, |fault| Verdict::Fails(*fault))
+        let struck = self.faults.iter().find(|f| f.nth == number || f.lasting && f.nth < number && kind.is_change());
+        let Some(fault) = struck else { return Verdict::Fine };
+        self.struck.push(kind);
+        Verdict::Fails(*fault)
     }
 
     /// A call that is done or fails.
@@ -228,6 +237,11 @@ impl SimStorage {
     /// What each call so far asked, failed ones included.
     pub fn calls(&self) -> Vec<Kind> {
         self.machine().calls.clone()
+    }
+
+    /// What each call asked that failed as planned.
+    pub fn struck(&self) -> Vec<Kind> {
+        self.machine().struck.clone()
     }
 
     /// How many calls that changed the disk were made: a moment of the film.
