@@ -1322,6 +1322,14 @@ fn a_device_is_written_as_much_as_it_may() {
         let held = (next..until).filter(|key| store.contains(key).unwrap()).count() as u64;
         assert!(held * 2 < until - next + 2000 && held * 3 > until - next, "{held}");
         (next, begun) = (until, begun + 60 * RATE);
+        // What is not to be kept was not refused.
+        let before = store.stats().cache.unwrap().refused;
+        for key in until..until + 100 {
+            let deleted_meanwhile = || store.delete(&key).map(|_| value_of(key));
+            assert_eq!(store.get_or_insert_with(&key, deleted_meanwhile).unwrap(), value_of(key));
+            assert!(!store.contains(&key).unwrap());
+        }
+        assert_eq!(store.stats().cache.unwrap().refused, before);
         clock.advance(SECOND * 60);
     }
     // Overdrawn by puts, nothing is loaded into it or copied.

@@ -7,7 +7,8 @@ mod raise;
 
 use esker::aggregate::{Count, Sum};
 use esker::{
-    Cache, Cursor, Device, Error, Key, ManualClock, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, Scan, Store, Strategy, Value,
+    Cache, Cursor, Device, Durability, Error, Key, ManualClock, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, Scan, Store, Strategy,
+    Value,
 };
 use minded::{Call, Minded};
 use raise::Raise;
@@ -988,6 +989,51 @@ fn a_scan_deletes_what_it_finds() {
         assert!(told.into_inner() > 0 && last.into_inner() == 1_000_000);
         assert_eq!(store.scan().collect::<Vec<_>>().unwrap(), []);
     }
+}
+
+/// Deletions that are durable when the call returns share lines, also where each asks about a value, in memory or on the device.
+#[test]
+fn deletions_by_a_scan_share_lines() {
+    fn share<V: Value + ?Sized>(value: impl Fn(u64) -> V::Owned, is_odd: impl Fn(V::View<'_>) -> bool + Sync) {
+        const COUNT: u64 = 60_000;
+        let syncs = Arc::new(AtomicU64::new(0));
+        let counted = {
+            let syncs = syncs.clone();
+            move |_: &str, call| {
+                syncs.fetch_add(u64::from(call == Call::Sync), Relaxed);
+                Ok(())
+            }
+        };
+        let files = Minded::new(Arc::new(MemoryStorage::new()), counted);
+        let options = Options::new().memory("16MiB").durability(Durability::Always).background(false);
+        let store: Store<u64, V> = options.open_in(Arc::new(files)).unwrap();
+        let pairs: Vec<_> = (0..COUNT).map(|n| (n, value(n))).collect();
+        store.put_many(&pairs).unwrap();
+        let before = syncs.load(Relaxed);
+        assert_eq!(store.scan().filter(|_, value| is_odd(value)).delete().unwrap(), COUNT / 2);
+        let each = COUNT / 2 / (syncs.load(Relaxed) - before);
+        assert!(each > 100, "{each} deletions for each sync");
+        assert!((0..COUNT).all(|n| store.get(&n).unwrap().is_some() == (n % 2 == 0)));
+    }
+    share::<u64>(|n| n, |n| n % 2 == 1);
+    share::<[u8]>(|n| vec![n as u8; 500], |value| value[0] % 2 == 1);
+}
+
+/// A key is its bytes, whatever its type can say of them.
+#[test]
+fn a_scan_deletes_keys_that_are_no_text() {
+    let files = Arc::new(MemoryStorage::new());
+    let options = || Options::new().memory("16MiB").background(false);
+    let bytes: Store<[u8], u64> = options().open_in(files.clone()).unwrap();
+    let keys: [&[u8]; 4] = [b"\xff", b"\xfe", "\u{fffd}".as_bytes(), b"text"];
+    (1..).zip(keys).for_each(|(n, key)| bytes.put(key, &n).unwrap());
+    bytes.close().unwrap();
+    let texts: Store<str, u64> = options().open_in(files.clone()).unwrap();
+    assert_eq!(texts.scan().filter(|_, n| n == 1).delete().unwrap(), 1);
+    assert_eq!(texts.scan().prefix(b"\xfe").delete().unwrap(), 1);
+    texts.close().unwrap();
+    let bytes: Store<[u8], u64> = options().open_in(files).unwrap();
+    assert_eq!(keys.map(|key| bytes.get(key).unwrap()), [None, None, Some(3), Some(4)]);
 }
 
 #[test]

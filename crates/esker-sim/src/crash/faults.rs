@@ -99,16 +99,7 @@ struct Run<'s, S> {
 impl<'s, S: Subject> Run<'s, S> {
     fn new(subject: &'s S, storage: &'s SimStorage, program: &Program) -> Run<'s, S> {
         let layout = program.layout;
-        Run {
-            subject,
-            storage,
-            layout,
-            keys: keys(layout),
-            paths: vec![Past::none(layout)],
-            failed: false,
-            lacks_room: false,
-            went_on: 0,
-        }
+        Run { subject, storage, layout, keys: keys(layout), paths: vec![Past::none(layout)], failed: false, lacks_room: false, went_on: 0 }
     }
 
     fn fits(&self, found: &State) -> Result<(), String> {
@@ -190,7 +181,9 @@ impl<'s, S: Subject> Run<'s, S> {
 
     fn commit(&mut self, store: &mut S::Live) -> Result<(), String> {
         match store.commit() {
-            Ok(()) if self.failed && self.latches() => return Err("a commit succeeded after a call that changes the disk had failed".into()),
+            Ok(()) if self.failed && self.latches() => {
+                return Err("a commit succeeded after a call that changes the disk had failed".into());
+            }
             Ok(()) => {
                 self.went_on += u64::from(self.failed && self.storage.struck().iter().any(|kind| self.had_no_room(*kind)));
                 self.promised();

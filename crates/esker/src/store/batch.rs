@@ -4,6 +4,7 @@
 use super::Store;
 use super::chain::{Places, Walk, Walked};
 use super::cold::Cold;
+use super::conditional::{Doomed, Version};
 use super::find::Found;
 use super::read::with_scratch;
 use super::step::{Known, Step};
@@ -114,7 +115,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::put`], the first one met; the pairs before it are in.
     pub fn put_many<Q: Borrow<K>, U: Borrow<V>>(&self, pairs: &[(Q, U)]) -> Result<()> {
         for part in pairs.chunks(GROUP) {
-            let mut group = self.fetch_group(part.iter().map(|(key, _)| key.borrow()));
+            let mut group = self.fetch_group(part.iter().map(|(key, _)| key.borrow().bytes()));
             let mut next = 0;
             while let Some(i) = self.put_group(part, &mut next, &mut group)? {
                 let (key, hash, value) = (part[i].0.borrow().bytes(), group.hashes[i], part[i].1.borrow().bytes());
@@ -195,7 +196,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.change_many(
             waits,
             keys,
-            Borrow::borrow,
+            |key| key.borrow().bytes(),
             &mut update,
             |first, part, update, cold| self.rmw_group(first, part, update, cold).map(|()| 0),
             |number, hash, known, update| {
@@ -214,7 +215,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         update: &mut impl FnMut(usize, Option<V::View<'_>>) -> V::Owned,
         cold: &mut Cold,
     ) -> Result<()> {
-        let mut group = self.fetch_group(keys.iter().map(Borrow::borrow));
+        let mut group = self.fetch_group(keys.iter().map(|key| key.borrow().bytes()));
         self.engine.admit_write()?;
         if Self::WORD {
             self.engine.epochs.count(Counter::Rmw, keys.len() as u64)?;
@@ -272,38 +273,68 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     pub(super) async fn delete_many_by<Q: Borrow<K>>(&self, waits: Waits, keys: &[Q]) -> Result<usize> {
+        self.delete_all(waits, keys, |key| (key.borrow().bytes(), None)).await
+    }
+
+    /// Deletes pairs that were found, some of them only if they still have the value that was seen; how many. In batches, as
+    /// [`Store::delete_many`].
+    pub(crate) fn delete_found(&self, found: &[Doomed]) -> Result<usize> {
+        if Self::WORD && found.iter().any(|found| found.version.is_some()) {
+            self.engine.begin_latching()?;
+        }
+        brought_here(self.delete_all(Waits::Here, found, |found| (&found.key, found.version)))
+    }
+
+    /// `what(item)`: a key, and the version it must have where one is told.
+    async fn delete_all<'i, T>(&self, waits: Waits, items: &'i [T], what: impl Fn(&'i T) -> (&'i [u8], Option<Version>)) -> Result<usize> {
         let count = self
             .change_many(
                 waits,
-                keys,
-                Borrow::borrow,
+                items,
+                |item| what(item).0,
                 &mut Vec::new(),
-                |first, part, endings, cold| self.delete_group(first, part, endings, cold),
-                |number, hash, known, _| self.delete_step(keys[number].borrow().bytes(), hash, known),
+                |first, part, endings, cold| self.delete_group(first, part, &what, endings, cold),
+                |number, hash, known, _| {
+                    let (key, version) = what(&items[number]);
+                    self.delete_version_step(key, hash, known, version)
+                },
             )
             .await?;
         self.written_by(waits, count).await
     }
 
     /// `endings`: those of the part that are not deleted when this returns.
-    fn delete_group<'s, Q: Borrow<K>>(&'s self, first: usize, keys: &[Q], endings: &mut Vec<Ending<'s>>, cold: &mut Cold) -> Result<usize> {
+    fn delete_group<'s, 'i, T>(
+        &'s self,
+        first: usize,
+        items: &'i [T],
+        what: &impl Fn(&'i T) -> (&'i [u8], Option<Version>),
+        endings: &mut Vec<Ending<'s>>,
+        cold: &mut Cold,
+    ) -> Result<usize> {
         if first.is_multiple_of(PART) {
             endings.clear();
         }
-        let mut group = self.fetch_group(keys.iter().map(Borrow::borrow));
+        let mut group = self.fetch_group(items.iter().map(|item| what(item).0));
         let mut count = 0;
-        for (i, (key, hash)) in keys.iter().zip(group.hashes).enumerate() {
-            let key = key.borrow().bytes();
+        for (i, (item, hash)) in items.iter().zip(group.hashes).enumerate() {
+            let (key, version) = what(item);
             Self::check_key(key)?;
             let mut ending = self.outdate_load(key, true, || hash)?;
             let was_there = if cold.puts_off(first + i, hash) {
                 self.count(Counter::Delete)?;
                 None
-            } else if self.delete_now(group.first(i, &self.engine.index), key) {
+            } else if version.is_none() && self.delete_now(group.first(i, &self.engine.index), key) {
                 Some(true)
             } else {
+                if version.is_some() {
+                    self.count(Counter::Delete)?;
+                }
                 group.look_again();
-                cold.attempt(self, first + i, hash, |known| self.delete_attempt(key, hash, known, &mut ending))?
+                cold.attempt(self, first + i, hash, |known| {
+                    let step = self.delete_version_step(key, hash, known, version)?;
+                    self.seen_by_loads(step, key, hash, true, &mut ending)
+                })?
             };
             match was_there {
                 Some(was_there) => count += usize::from(was_there),
@@ -319,14 +350,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         &self,
         waits: Waits,
         items: &'i [T],
-        key: impl Fn(&'i T) -> &'i K,
+        key: impl Fn(&'i T) -> &'i [u8],
         with: &mut W,
         mut group: impl FnMut(usize, &'i [T], &mut W, &mut Cold) -> Result<usize>,
         mut attempt: impl FnMut(usize, u64, &Known, &mut W) -> Result<Step<bool>>,
-    ) -> Result<usize>
-    where
-        K: 'i,
-    {
+    ) -> Result<usize> {
         let mut count = 0;
         for (part, from) in items.chunks(PART).zip((0..).step_by(PART)) {
             if from > 0
@@ -341,7 +369,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Ok(())
             });
             // Whatever waits comes before the key that failed.
-            let key = |number: usize| key(&items[number]).bytes();
+            let key = |number: usize| key(&items[number]);
             let attempt = |number, hash, known: &Known| attempt(number, hash, known, with);
             count += match waits {
                 Waits::Here => cold.finish(self, key, attempt)?,
@@ -354,10 +382,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Hashes up to [`GROUP`] keys and brings their buckets, then their first records.
     #[inline(always)]
-    pub(super) fn fetch_group<'k>(&self, keys: impl Iterator<Item = &'k K>) -> Group
-    where
-        K: 'k,
-    {
+    pub(super) fn fetch_group<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Group {
         let bounds = &self.engine.log.bounds;
         let line = bounds.line.load(SeqCst);
         // What is superseded meanwhile may be mutable again as soon as the cut is known, and nothing in it says so. It is of the line whose
@@ -367,7 +392,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let mut hashes = [0; GROUP];
         let mut count = 0;
         for (hash, key) in hashes.iter_mut().zip(keys) {
-            *hash = self.hash(key.bytes());
+            *hash = self.hash(key);
             self.engine.index.prefetch(*hash);
             count += 1;
         }
@@ -439,7 +464,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         visit: &mut impl FnMut(usize, Option<V::View<'_>>),
         cold: &mut Vec<ColdGet>,
     ) -> Result<()> {
-        let group = self.fetch_group(keys.iter().map(Borrow::borrow));
+        let group = self.fetch_group(keys.iter().map(|key| key.borrow().bytes()));
         let mut words = [0u64; GROUP];
         let (mut live, mut waiting) = (0u64, 0u64);
         let pin = self.engine.epochs.pin()?.wary();
@@ -506,7 +531,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         visit: &mut impl FnMut(usize, Option<V::View<'_>>),
         cold: &mut Vec<ColdGet>,
     ) -> Result<()> {
-        let group = self.fetch_group(keys.iter().map(Borrow::borrow));
+        let group = self.fetch_group(keys.iter().map(|key| key.borrow().bytes()));
         for (i, key) in keys.iter().enumerate() {
             let bytes = key.borrow().bytes();
             Self::check_key(bytes)?;
@@ -586,7 +611,7 @@ impl<K: Key + ?Sized> Store<K, [u8]> {
         self.change_many(
             waits,
             pairs,
-            |(key, _)| key.borrow(),
+            |(key, _)| key.borrow().bytes(),
             &mut (),
             |first, part, (), cold| self.append_group(first, part, cold).map(|()| 0),
             |number, hash, known, ()| {
@@ -599,7 +624,7 @@ impl<K: Key + ?Sized> Store<K, [u8]> {
     }
 
     fn append_group<Q: Borrow<K>, U: AsRef<[u8]>>(&self, first: usize, pairs: &[(Q, U)], cold: &mut Cold) -> Result<()> {
-        let mut group = self.fetch_group(pairs.iter().map(|(key, _)| key.borrow()));
+        let mut group = self.fetch_group(pairs.iter().map(|(key, _)| key.borrow().bytes()));
         self.engine.admit_write()?;
         for (i, ((key, bytes), hash)) in pairs.iter().zip(group.hashes).enumerate() {
             let (key, bytes) = (key.borrow().bytes(), bytes.as_ref());

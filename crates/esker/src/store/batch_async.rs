@@ -94,7 +94,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             if number % (PART / GROUP) == 0 {
                 give_way().await;
             }
-            let mut group = self.fetch_group(part.iter().map(|(key, _)| key.borrow()));
+            let mut group = self.fetch_group(part.iter().map(|(key, _)| key.borrow().bytes()));
             let mut next = 0;
             while let Some(i) = self.put_group(part, &mut next, &mut group)? {
                 let (key, hash, value) = (part[i].0.borrow().bytes(), group.hashes[i], part[i].1.borrow().bytes());

@@ -24,6 +24,12 @@ use super::bytes::{Change, Old};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Version(u128);
 
+/// A pair that is to be deleted: where a version is told, only if its value still has it.
+pub(crate) struct Doomed {
+    pub(crate) key: Box<[u8]>,
+    pub(crate) version: Option<Version>,
+}
+
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The value of `key`, and its version for [`Store::put_if_version`].
     ///
@@ -122,9 +128,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.change_if(waits, key, new, |old| old == expected).await
     }
 
-    /// Deletes `key` if it has a value of this version; true if it did.
-    pub(crate) fn delete_if_version(&self, key: &K, version: Version) -> Result<bool> {
-        brought_here(self.change_if(Waits::Here, key, None, |old| old.is_some_and(|old| self.version_of(old) == version)))
+    /// One attempt at a delete, of this version alone if there is one: then words have to be latching. Done: whether it was there.
+    pub(super) fn delete_version_step(&self, key: &[u8], hash: u64, known: &Known, version: Option<Version>) -> Result<Step<bool>> {
+        let Some(version) = version else { return self.delete_step(key, hash, known) };
+        let test = |old: Old<'_>| old.is_some_and(|(old, _)| self.version_of(old) == version);
+        match Self::WORD {
+            true => self.change_word_if_step(key, hash, known, None, &|_| NEVER, &test),
+            false => self.change_bytes_if_step(key, hash, known, None, &|_| NEVER, &test),
+        }
     }
 
     pub(crate) fn version_of(&self, value: &[u8]) -> Version {

@@ -317,11 +317,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         // What is there must not stay older than what was just handed out.
         let expires = ttl.map_or(NEVER, |ttl| store.end_after(ttl));
         let bytes = Store::<K, V>::record_bytes_of(key.bytes(), new.borrow().bytes().len(), expires);
-        let is_admitted = old.is_some() || store.engine.admits_more(bytes);
         if !lead.may_keep() {
             return Ok(Some(new));
         }
-        if !is_admitted {
+        if old.is_none() && !store.engine.admits_more(bytes) {
             // What was loaded is there, whatever becomes of the look.
             return Ok(self.again().await.unwrap_or(None).or(Some(new)));
         }

@@ -56,6 +56,7 @@ use std::process;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+pub(crate) use conditional::Doomed;
 pub use conditional::Version;
 pub use expire::Ttl;
 use helpers::Helpers;

@@ -57,14 +57,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
         let places = keys.iter().map(|key| self.touch(key.borrow())).collect::<Result<Vec<_>>>()?;
         let mut reads = Reads { transaction: self, places, buffer: Vec::new(), cold: Vec::new() };
         let group = |first: usize, part: &[Q], reads: &mut Reads<'_, '_, K, V>, cold: &mut Cold| {
-            let group = store.fetch_group(part.iter().map(Borrow::borrow));
+            let group = store.fetch_group(part.iter().map(|key| key.borrow().bytes()));
             for (number, hash) in (first..).zip(group.hashes).take(part.len()) {
                 reads.read_at_once(number, hash, &mut visit, cold)?;
             }
             Ok(0)
         };
         let attempt = |number, hash, known: &Known, reads: &mut Reads<'_, '_, K, V>| reads.attempt(number, hash, known);
-        store.change_many(waits, keys, Borrow::borrow, &mut reads, group, attempt).await?;
+        store.change_many(waits, keys, |key| key.borrow().bytes(), &mut reads, group, attempt).await?;
         // Not by who reads from the device: a caller may do so himself.
         reads.cold.iter().for_each(|(number, value)| visit(*number, value.as_deref().map(V::view)));
         Ok(())
