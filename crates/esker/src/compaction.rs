@@ -29,6 +29,7 @@ use crate::cache::Caching;
 use crate::engine::{Engine, lock, try_lock};
 use crate::error::{Error, Result};
 use crate::expiry::SMALL_SAMPLE;
+use crate::joining::InVain;
 use crate::log::{BLOCK_BYTES, block_ceil, block_floor, device_offset};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
@@ -101,8 +102,8 @@ pub(crate) struct Compaction {
     /// Entries that lead nowhere as soon as the log begins at `compacted`, and those that do and have not been found yet.
     idle_soon: AtomicU64,
     idle: AtomicU64,
-    /// The tail when two chains could not be joined (`joining.rs`).
-    pub(crate) joined_in_vain_at: AtomicU64,
+    /// Two chains that could not be joined.
+    pub(crate) joined_in_vain: Mutex<InVain>,
     /// Why the last stretch failed.
     failure: Mutex<Option<Error>>,
 }

@@ -16,7 +16,7 @@
 //! * **A snapshot** needs what was linked: while one is held nothing is joined.
 //!
 //! It is rare, so it may cost device reads and freeze what is mutable. It is done where space comes back (`compaction.rs`), which stands
-//! still meanwhile; what cannot be done now is tried again when something was written.
+//! still meanwhile; what cannot be done now is tried again when something was compacted, or written: more each time ([`InVain`]).
 
 use crate::engine::{Engine, lock};
 use crate::epoch::{Counter, Pin};
@@ -31,6 +31,29 @@ use crate::sync::atomic::Ordering::*;
 const CHAIN_RECORDS_MAX: usize = 256;
 /// Turns of shrinking between two other things that their thread has to do: below a millisecond.
 const TURNS: usize = 32;
+
+/// Bytes of log between two attempts in vain, at most.
+const WAIT_BYTES_MAX: u64 = 64 << 20;
+
+/// What to wait for after attempts in vain: each freezes what is mutable, for which whoever updates pays.
+#[derive(Default)]
+pub(crate) struct InVain {
+    /// The log's tail then; 0 if the last attempt was not in vain.
+    tail: u64,
+    /// What had been compacted then.
+    copied: u64,
+    wait_bytes: u64,
+}
+
+impl InVain {
+    pub(crate) fn is_due(&self, tail: u64, copied: u64) -> bool {
+        tail >= self.tail + self.wait_bytes || copied != self.copied && tail != self.tail
+    }
+
+    pub(crate) fn note(&mut self, tail: u64, copied: u64) {
+        *self = Self { tail, copied, wait_bytes: (2 * self.wait_bytes).clamp(1, WAIT_BYTES_MAX) };
+    }
+}
 
 /// The newest record of a key in a chain.
 struct Newest {
@@ -77,14 +100,15 @@ impl Engine {
 
     /// [`Engine::join`], but not again and again in vain.
     fn join_once(&self, collision: Collision) -> Result<Option<Covers>> {
-        let (tail, in_vain) = (self.log.tail(), &self.compaction.joined_in_vain_at);
+        let (copied, mut in_vain) = (self.log.bounds.copied.load(Acquire), lock(&self.compaction.joined_in_vain));
         // Before anything is read for it, and once more in the end.
-        if in_vain.load(Relaxed) == tail || self.is_chain_held() {
+        if !in_vain.is_due(self.log.tail(), copied) || self.is_chain_held() {
             return Ok(None);
         }
         let joined = self.join(collision);
-        if !matches!(joined, Ok(Some(_))) {
-            in_vain.store(self.log.tail(), Relaxed);
+        match joined {
+            Ok(Some(_)) => *in_vain = InVain::default(),
+            _ => in_vain.note(self.log.tail(), copied),
         }
         joined
     }

@@ -2,8 +2,10 @@
 
 use crate::engine::{Engine, lock};
 use crate::index::{Collision, Shrunk};
+use crate::joining::InVain;
 use crate::{MemoryStorage, Options, Store};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 const MANY: u64 = 2_000_000;
@@ -164,6 +166,28 @@ fn nothing_is_joined_beside<H>(hold: impl Fn(&Arc<Engine>) -> H) {
     store.put(&other, &3).unwrap();
     shrink_wholly(&store);
     assert_eq!((store.stats().index.buckets, store.get(&one).unwrap(), store.get(&other).unwrap()), (256, Some(1), Some(3)));
+}
+
+/// Each attempt froze what was mutable, and one was made whenever something had been written: who changed pairs in place copied them.
+#[test]
+fn what_is_joined_in_vain_is_tried_ever_less_often() {
+    let mut in_vain = InVain::default();
+    let mut attempts = |tails: Range<u64>, copied: u64| {
+        let mut attempt = |tail: u64| {
+            let is_due = in_vain.is_due(tail, copied);
+            if is_due {
+                in_vain.note(tail, copied);
+            }
+            is_due
+        };
+        tails.step_by(24).filter(|tail| attempt(*tail)).count()
+    };
+    assert_eq!(attempts(0..24, 0), 1);
+    // A gigabyte of the log: as often as it doubles up to the longest wait, and then after each of those.
+    let often = attempts(24..1 << 30, 0);
+    assert!((16..64).contains(&often), "{often} attempts");
+    // What was compacted may have shortened the chain; one attempt more, not one after each write.
+    assert_eq!(attempts(1 << 30..(1 << 30) + 2400, 9), 1);
 }
 
 /// Two keys share an entry; the table grows until a split cannot tell them apart, and each side leads to both. One is deleted, its
