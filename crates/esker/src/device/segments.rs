@@ -297,11 +297,19 @@ impl Device for Segments {
             let kept = files.known.split_off(&first);
             std::mem::replace(&mut files.known, kept)
         };
+        let mut removed = Ok(());
         for number in gone {
             self.owed().written.remove(&number);
-            self.storage()?.remove(&name(number))?;
+            match self.storage().and_then(|storage| storage.remove(&name(number))) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    // It takes space until the next time.
+                    self.write_files().known.insert(number);
+                    removed = removed.and(Err(error));
+                }
+                _ => {}
+            }
         }
-        Ok(())
+        removed
     }
 
     fn bytes(&self) -> io::Result<u64> {
@@ -384,6 +392,30 @@ mod tests {
             segments.read((from * SECTOR_BYTES) as u64, &mut read).unwrap();
             assert!(read == bytes[from * SECTOR_BYTES..to * SECTOR_BYTES], "{from} to {to}");
         }
+    }
+
+    /// One that could not be removed made the rest of them stay until the next opening.
+    #[test]
+    fn what_could_not_be_removed_is_removed_the_next_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = directory(folder.path());
+        let (segments, sector) = (open(&directory, 0), SECTOR_BYTES as u64);
+        segments.write(0, &pattern(12)).unwrap();
+        // No file any more, so it is not removed as one; and another has gone by itself.
+        let stays = folder.path().join(name(1));
+        std::fs::remove_file(&stays).unwrap();
+        std::fs::create_dir(&stays).unwrap();
+        std::fs::remove_file(folder.path().join(name(2))).unwrap();
+        segments.discard(0, 8 * sector).unwrap_err();
+        assert_eq!(names(folder.path()), [name(1), name(4), name(5)]);
+        assert_eq!(segments.held_bytes().unwrap(), 6 * sector);
+        let mut read = vec![1; 2 * SECTOR_BYTES];
+        segments.read(2 * sector, &mut read).unwrap();
+        assert!(read.iter().all(|byte| *byte == 0));
+        std::fs::remove_dir(&stays).unwrap();
+        std::fs::write(&stays, b"").unwrap();
+        segments.discard(0, 10 * sector).unwrap();
+        assert_eq!((names(folder.path()), segments.held_bytes().unwrap()), (vec![name(5)], 2 * sector));
     }
 
     #[test]
