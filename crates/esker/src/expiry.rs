@@ -89,6 +89,19 @@ pub(crate) fn whole_millis(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(NEVER)
 }
 
+/// Whole milliseconds to an end.
+pub(crate) fn left_millis(now: SystemTime, end: u64) -> u64 {
+    instant(end).duration_since(now).map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(NEVER))
+}
+
+fn end_of(begin: SystemTime, span: Duration) -> u64 {
+    if span.is_zero() {
+        return millis(begin);
+    }
+    let begin = begin.duration_since(UNIX_EPOCH).unwrap_or_default();
+    whole_millis(begin.saturating_add(span))
+}
+
 /// What the clock says is written down when it is so much later: others look at that.
 const SAID_MILLIS: u64 = 1000;
 /// Entries that the driver looks at in a round; and those that whoever waits for it looks at, or that may be read from the device: an
@@ -186,20 +199,30 @@ impl Expiry {
 
     /// The clock is a foreign one, perhaps, and asked under pins and locks: it must not get in the way of what goes on there, nor tear
     /// anybody from it.
-    pub(crate) fn now(&self) -> u64 {
+    pub(crate) fn time(&self) -> SystemTime {
         let barred = Barred::thread();
         let said = self.said.load(Relaxed);
+        // At its very first word there is only the system's.
+        let known = || if said == 0 { SystemTime::now() } else { instant(said) };
         // It asks what asks it: the call from inside fails, and not for want of stack.
         if barred.was_before() {
-            return if said == 0 { millis(SystemTime::now()) } else { said };
+            return known();
         }
-        let now = catch_unwind(AssertUnwindSafe(|| millis(self.clock.now())));
-        // At its very first word there is only the system's.
-        let now = now.unwrap_or_else(|_| if said == 0 { millis(SystemTime::now()) } else { said });
+        let time = catch_unwind(AssertUnwindSafe(|| self.clock.now())).unwrap_or_else(|_| known());
+        let now = millis(time);
         if now.abs_diff(said) >= SAID_MILLIS {
             self.said.store(now, Relaxed);
         }
-        now
+        time
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        millis(self.time())
+    }
+
+    /// When something ends that has this long from now: at a whole millisecond, and not before. What has no time has ended.
+    pub(crate) fn end_after(&self, span: Duration) -> u64 {
+        end_of(self.time(), span)
     }
 
     /// There is an expiring record, or may be one.
@@ -359,6 +382,20 @@ mod tests {
         assert_eq!(whole_millis(Duration::MAX), NEVER);
         assert_eq!(millis(instant(1234)), 1234);
         assert_eq!(millis(UNIX_EPOCH - Duration::from_secs(1)), 0);
+    }
+
+    /// A clock that says more than milliseconds was rounded down before the span was added: the end came up to one too early.
+    #[test]
+    fn an_end_is_the_first_millisecond_that_is_late_enough() {
+        let at = |micros: u64| UNIX_EPOCH + Duration::from_micros(micros);
+        let span = Duration::from_micros;
+        assert_eq!([1000, 1001, 1100, 100].map(|micros| end_of(at(1_000_900), span(micros))), [1002, 1002, 1002, 1001]);
+        assert_eq!([0, 1, 1000].map(|micros| end_of(at(1_000_000), span(micros))), [1000, 1001, 1001]);
+        assert_eq!(end_of(at(1_000_900), Duration::ZERO), 1000);
+        assert_eq!(end_of(UNIX_EPOCH - span(7), span(1000)), 1);
+        assert_eq!([end_of(at(1), Duration::MAX), end_of(instant(NEVER - 1), span(1000))], [NEVER, NEVER]);
+        // What is left is never more than was asked for.
+        assert_eq!([1_000_900, 1_001_000, 1_001_999, 1_002_000, 1_003_000].map(|now| left_millis(at(now), 1002)), [1, 1, 0, 0, 0]);
     }
 
     #[test]

@@ -96,11 +96,15 @@ impl Engine {
         // A recovery without it would make the index as large as it was.
         let has_shrunk = self.index.finest_times() > 2 && !self.index.is_shrinking();
         let is_long = lag > LAG_BYTES_MIN.max(LAG_INDEX_TIMES * self.index.bytes());
-        !self.is_in_memory()
+        self.has_place_for_images()
             && (is_long || has_shrunk)
             && self.lacks_nothing()
             && !self.images.is_under_way.load(Relaxed)
             && lock(&self.images.retries).are_due()
+    }
+
+    fn has_place_for_images(&self) -> bool {
+        lock(&self.home).is_some()
     }
 
     /// Why the last image failed, if it did.
@@ -110,6 +114,11 @@ impl Engine {
 
     /// Takes an image of the index while operations go on.
     pub(crate) fn take_image(&self) -> Result<()> {
+        if !self.has_place_for_images() {
+            // In memory, or closed, this says so.
+            self.commit()?;
+            return Err(Error::invalid("a store on a bare device has no place for an image"));
+        }
         let _compaction = self.hold_compaction();
         self.images.is_under_way.store(true, Relaxed);
         let taken = self.guarded(|| self.take_image_alone());
@@ -183,7 +192,7 @@ impl Engine {
         self.commit()?;
         let until = self.log.bounds.cut.load(Acquire);
         let home = lock(&self.home).as_ref().map(|home| (home.storage.clone(), home.manifest.state.clone()));
-        let Some((storage, state)) = home else { return Err(Error::invalid("a store on a bare device has no place for an image")) };
+        let Some((storage, state)) = home else { return Err(Error::Closed) };
         let (number, store_id) = (state.image + 1, state.identity.store_id);
         self.remove_images(&*storage, state.image)?;
         self.write_image(&*storage, number, store_id, || self.epochs.is_closed())?;

@@ -329,13 +329,8 @@ impl Options {
     fn open_home<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>, is_temporary: bool) -> Result<Store<K, V>> {
         let types = types::<K, V>();
         let mut manifest = match Manifest::open(&*storage, Some(types), self.recovery.accept_loss)? {
-            Some(mut manifest) => {
-                if let Some(cache) = self.cache.as_ref().filter(|_| !manifest.state.is_cache) {
-                    cache.check_converts()?;
-                    // The next slot says so; what this one says stays, in both of its copies.
-                    manifest.complete()?;
-                    manifest.state.is_cache = true;
-                }
+            Some(manifest) => {
+                self.cache.as_ref().filter(|_| !manifest.state.is_cache).map_or(Ok(()), Cache::check_converts)?;
                 manifest
             }
             None if has_lived(&*storage)? => return Err(no_manifest()),
@@ -351,6 +346,8 @@ impl Options {
         let (begin, cut) = (device_offset(manifest.state.begin), device_offset(manifest.state.cut));
         manifest.complete()?;
         manifest.settle_begin()?;
+        // The next slot says so, when it has been opened; what is written until then stays what it was.
+        manifest.state.is_cache |= self.cache.is_some();
         let device = Arc::new(Segments::open(&storage, manifest.state.segment_bytes, begin)?);
         // What was just read, the names included, may never have been synced; all that follows builds on it.
         device.doubt_from(cut)?;

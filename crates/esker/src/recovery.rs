@@ -80,7 +80,6 @@ impl Engine {
         let begun = if manner.accept_loss { listed.loss_begun(&state) } else { None };
         let mut scars = listed.scars;
         self.log.begin_at(state.begin);
-        self.start_dead_bytes(state.dead);
         self.image_stands_for(state.image_until);
         // What the log holds was not read: perhaps.
         self.expiry.watch();
@@ -103,6 +102,8 @@ impl Engine {
             state.shared = true;
             self.index.set_shared(true);
         }
+        // What is given up lives no more than what was superseded.
+        self.start_dead_bytes(state.dead + behind.saturating_sub(cut));
         let replay = |image: &Restored| {
             let span = Span::up_to(cut, image.until, &state, &scars).telling(manner.progress.as_deref());
             self.replay(&span, image, state.shared.then_some(behind))?;

@@ -680,3 +680,22 @@ fn transactions_of_bytes_append_and_are_durable_when_they_say_so() {
     let copy: Store<str, [u8]> = options.open_in(Arc::new(files.copy())).unwrap();
     assert_eq!((copy.get("a").unwrap().as_deref(), copy.get("b").unwrap().as_deref()), (Some(&b"123"[..]), Some(&b"45"[..])));
 }
+
+/// Where calls are durable, batches of nothing waited for what others had written, and failed behind a close.
+#[test]
+fn a_batch_of_nothing_is_done() {
+    let options = Options::new().memory("16MiB").durability(esker::Durability::Always).background(false);
+    let store: Store<u64, [u8]> = options.open_on(Arc::new(MemoryDevice::new())).unwrap();
+    store.close().unwrap();
+    let (none, pairs): ([u64; 0], [(u64, &[u8]); 0]) = ([], []);
+    store.put_many(&pairs).unwrap();
+    store.append_many(&pairs).unwrap();
+    store.rmw_many(&none, |_, _| Vec::new()).unwrap();
+    assert_eq!(store.delete_many(&none).unwrap(), 0);
+    block_on(async {
+        store.put_many_async(&pairs).await.unwrap();
+        store.append_many_async(&pairs).await.unwrap();
+        store.rmw_many_async(&none, |_, _| Vec::new()).await.unwrap();
+        assert_eq!(store.delete_many_async(&none).await.unwrap(), 0);
+    });
+}

@@ -1527,6 +1527,43 @@ fn a_store_that_is_no_cache_is_refused_to_one() {
     cache(Cache::new()).open_in::<u64, [u8]>(copy).unwrap();
 }
 
+/// A conversion whose opening fails leaves no cache behind, whatever that opening had to write before it failed.
+#[test]
+fn a_conversion_that_fails_converts_nothing() {
+    let files = Arc::new(MemoryStorage::new());
+    let left = Arc::new(Mutex::new(Vec::new()));
+    let keep = {
+        let (files, left) = (files.clone(), left.clone());
+        move |name: &str, call| {
+            if name == "esker.manifest" && call == Call::Sync {
+                left.lock().unwrap().push(files.copy());
+            }
+            Ok(())
+        }
+    };
+    let options = || Options::new().memory(BUDGET).background(false);
+    let store: Pages = options().open_in(Arc::new(Minded::new(files.clone(), keep))).unwrap();
+    (0..20_000).for_each(|n| store.put(&n, &value_of(n)).unwrap());
+    (0..19_000).for_each(|n| assert!(store.delete(&n).unwrap()));
+    // The log begins further up: in one slot first.
+    store.compact().unwrap();
+    store.close().unwrap();
+    let left = std::mem::take(&mut *left.lock().unwrap());
+    assert!(left.len() > 2);
+    for files in left {
+        let files = Arc::new(files);
+        let log = files.list().unwrap().into_iter().filter(|name| name.starts_with("esker.log.")).max();
+        let Some(log) = log else { continue };
+        let file = files.open(&log).unwrap();
+        (0..file.bytes().unwrap() / 4096).for_each(|at| file.write(at * 4096, &[0xa5; 4096]).unwrap());
+        let cache = |cache: Cache| options().cache(cache.disk(DISK)).open_in::<u64, [u8]>(files.clone());
+        if cache(Cache::new().convert()).is_err() {
+            let refused = cache(Cache::new());
+            assert!(matches!(&refused, Err(Error::Invalid(why)) if why.contains("Cache::convert")), "{refused:?}");
+        }
+    }
+}
+
 /// Not one of another length of files, either, which a correct call would go on with.
 #[test]
 fn options_that_cannot_be_make_no_store() {
@@ -1751,6 +1788,33 @@ fn what_is_loaded_while_a_deletion_waits_is_not_kept() {
         // Behind it all is as before.
         assert_eq!(store.get_or_load(&7, &loading, || Ok::<_, Error>(Some(3))).unwrap(), Some(3));
         assert_eq!(store.get(&7).unwrap(), Some(3), "{number}");
+    }
+}
+
+/// What was loaded ahead and could not be kept was an error to who had hit, and loaded again by the next one.
+#[test]
+fn what_is_renewed_in_vain_stays_until_its_end() {
+    let clock = Arc::new(ManualClock::default());
+    let store: Pages = Options::new().memory(BUDGET).clock(clock.clone()).background(false).in_memory().unwrap();
+    store.put_with_ttl(&0, b"here", SECOND * 10).unwrap();
+    let full = (1..).find_map(|key| store.put(&key, &[1; 1000]).err());
+    assert!(matches!(full, Some(Error::Full)), "{full:?}");
+    clock.advance(SECOND * 7);
+    let loads = AtomicU64::new(0);
+    let loading = Loading::new().ttl(SECOND * 10).renew_ahead(SECOND * 4);
+    let ask = |length: usize| {
+        let load = || {
+            loads.fetch_add(1, Relaxed);
+            Ok::<_, Error>(Some(vec![2; length]))
+        };
+        store.get_or_load(&0, &loading, load)
+    };
+    for tries in [1, 2] {
+        for _ in 0..3 {
+            assert_eq!(ask(100_000).unwrap().as_deref(), Some(&b"here"[..]));
+            assert_eq!(loads.load(Relaxed), tries);
+        }
+        clock.advance(SECOND);
     }
 }
 

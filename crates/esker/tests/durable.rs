@@ -7,7 +7,7 @@ mod minded;
 #[path = "common/raise.rs"]
 mod raise;
 
-use esker::{Durability, Error, MemoryStorage, Options, Storage, Store};
+use esker::{Durability, Error, MemoryDevice, MemoryStorage, Options, Storage, Store, Warning};
 use minded::{Call, Minded};
 use raise::Raise;
 use std::io;
@@ -882,4 +882,48 @@ fn a_clock_that_puts_into_a_full_store_is_refused() {
     is_full.store(false, SeqCst);
     store.put(&2, &2).unwrap();
     store.commit().unwrap();
+}
+
+/// Where there is no place for an image there is none to warn of, and the driver does not try.
+#[test]
+fn a_store_without_files_takes_no_images() {
+    let stores: [Store<u64, u64>; 2] = [
+        Options::new().memory("16MiB").in_memory().unwrap(),
+        Options::new().memory("16MiB").background(false).open_on(Arc::new(MemoryDevice::new())).unwrap(),
+    ];
+    for store in stores {
+        store.put(&1, &1).unwrap();
+        assert!(matches!(store.save_index(), Err(Error::Invalid(_))));
+        assert!(store.stats().warnings.is_empty(), "{:?}", store.stats().warnings);
+        store.close().unwrap();
+        assert!(matches!(store.save_index(), Err(Error::Closed)));
+    }
+    let store: Store<u64, u64> = Options::new().memory("16MiB").open_on(Arc::new(MemoryDevice::new())).unwrap();
+    (0..5_000_000).for_each(|n| store.put(&n, &n).unwrap());
+    assert!(store.stats().warnings.iter().all(|warning| !matches!(warning, Warning::ImageFails { .. })), "{:?}", store.stats().warnings);
+}
+
+/// What a crash gives up counts as dead: it counted as alive, and files grew by it until as much had died again.
+#[test]
+fn what_a_crash_gives_up_is_dead() {
+    let mut files = Arc::new(MemoryStorage::new());
+    let open = |files: &Arc<MemoryStorage>| -> Store<u64, u64> {
+        Options::new().memory("16MiB").background(false).open_in(files.clone()).unwrap()
+    };
+    let store = open(&files);
+    (0..1000).for_each(|n| store.put(&n, &n).unwrap());
+    store.close().unwrap();
+    // Lives that end before their first line.
+    for _ in 0..3 {
+        let store = open(&files);
+        (0..1_000_000).for_each(|n| store.put(&(1 << 40 | n), &n).unwrap());
+        // As a crash leaves them; what the store writes when it is dropped is in the others.
+        files = Arc::new(files.copy());
+    }
+    let store = open(&files);
+    let space = store.stats().space;
+    assert!(space.live_bytes < 100_000 && space.file_bytes > 16 << 20, "{space:?}");
+    assert!((0..1000).all(|n| store.get(&n).unwrap() == Some(n)));
+    store.compact().unwrap();
+    assert!(store.stats().space.file_bytes < space.file_bytes / 4, "{:?}", store.stats().space);
 }

@@ -3,7 +3,7 @@
 #[path = "common/raise.rs"]
 mod raise;
 
-use esker::{Clock, Error, Key, ManualClock, MemoryStorage, Options, Store, Ttl, Value};
+use esker::{Clock, Error, Key, Loading, ManualClock, MemoryStorage, Options, Store, Ttl, Value};
 use raise::Raise;
 use std::borrow::Borrow;
 use std::cell::RefCell;
@@ -1214,4 +1214,34 @@ fn the_last_clone_may_go_in_a_clock() {
         }
     };
     assert_eq!([1, 3].map(|key| again.get(&key).unwrap()), [Some(b"two".to_vec()), Some(b"four".to_vec())]);
+}
+
+/// A clock that says more than whole milliseconds.
+#[derive(Clone, Default, Debug)]
+struct Fine(Arc<AtomicU64>);
+
+impl Clock for Fine {
+    fn now(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_micros(self.0.load(SeqCst))
+    }
+}
+
+#[test]
+fn nothing_ends_a_part_of_a_millisecond_early() {
+    let clock = Fine::default();
+    let set = |micros: u64| clock.0.store(1_000_000_000_000 + micros, SeqCst);
+    set(900);
+    let store: Store<u64, u64> = Options::new().memory("16MiB").clock(Arc::new(clock.clone())).background(false).in_memory().unwrap();
+    let millisecond = Duration::from_millis(1);
+    store.put_with_ttl(&1, &1, millisecond).unwrap();
+    store.transaction(|tx| tx.put_with_ttl(&2, &2, millisecond)).unwrap();
+    store.get_or_load(&3, &Loading::new().ttl(millisecond), || Ok::<_, Error>(Some(3))).unwrap();
+    store.put_with_ttl(&4, &4, Duration::ZERO).unwrap();
+    let held = || [1, 2, 3, 4].map(|key| store.get(&key).unwrap());
+    assert_eq!(held(), [Some(1), Some(2), Some(3), None]);
+    assert_eq!(store.ttl(&1).unwrap(), Some(Ttl::Left(millisecond)));
+    set(1_900);
+    assert_eq!(held(), [Some(1), Some(2), Some(3), None]);
+    set(2_000);
+    assert_eq!(held(), [None; 4]);
 }

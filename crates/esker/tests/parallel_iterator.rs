@@ -2,8 +2,9 @@
 
 use esker::{Error, MemoryDevice, Options, Result, Store, Strategy};
 use rayon::prelude::*;
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 const KEYS: u64 = 300_000;
 
@@ -70,4 +71,20 @@ fn an_error_is_an_item() {
     store.close().unwrap();
     let pairs: Vec<Result<(u64, u64)>> = store.scan().into_par_iter().collect();
     assert!(matches!(pairs[..], [Err(Error::Closed)]));
+}
+
+/// A progress that breaks once ended one share only, and behind its error all pairs of the others came.
+#[test]
+fn behind_an_error_few_more_come() {
+    const MANY: u64 = 1_000_000;
+    let store: Store<u64, u64> = Options::new().memory("256MiB").in_memory().unwrap();
+    (0..MANY).for_each(|n| store.put(&n, &n).unwrap());
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
+    let has_ended = AtomicBool::new(false);
+    let once = |_| if has_ended.swap(true, Relaxed) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+    let items = store.scan().progress(once).into_par_iter();
+    let (pairs, errors) = pool.install(|| {
+        items.map(|item| if item.is_ok() { (1, 0) } else { (0, 1) }).reduce(|| (0, 0), |one, other| (one.0 + other.0, one.1 + other.1))
+    });
+    assert!(pairs < MANY / 2 && errors > 0, "{pairs} pairs and {errors} errors");
 }

@@ -991,6 +991,30 @@ fn a_scan_deletes_what_it_finds() {
     }
 }
 
+/// What ends one thread's share ends the others': each went on through all that was left.
+#[test]
+fn what_ends_one_thread_ends_a_scan() {
+    const COUNT: u64 = 1_000_000;
+    let store: Store<u64, u64> = Options::new().memory("256MiB").in_memory().unwrap();
+    (0..COUNT).for_each(|n| store.put(&n, &n).unwrap());
+    for strategy in [Strategy::ByIndex, Strategy::ByLog, Strategy::ByKeys] {
+        let keys: Vec<u64> = (0..COUNT).collect();
+        let scan = || store.scan().keys(&keys).by(strategy).parallel(4);
+        let (added, has_ended) = (AtomicU64::new(0), AtomicBool::new(false));
+        let once = |_: f64| if has_ended.swap(true, Relaxed) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+        let add = |_: &mut (), _, _| _ = added.fetch_add(1, Relaxed);
+        let ended = scan().progress(once).fold(|| (), add, |(), ()| {});
+        assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
+        let by_a_break = added.swap(0, Relaxed);
+        assert!(by_a_break < COUNT / 2, "{by_a_break} pairs by {strategy:?}");
+        let add = |_: &mut (), _, _| assert!(added.fetch_add(1, Relaxed) != 10, "planted");
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| scan().fold(|| (), add, |(), ()| {})));
+        assert!(ended.is_err());
+        let by_a_panic = added.swap(0, Relaxed);
+        assert!(by_a_panic < COUNT / 2, "{by_a_panic} pairs by {strategy:?}");
+    }
+}
+
 /// Deletions that are durable when the call returns share lines, also where each asks about a value, in memory or on the device.
 #[test]
 fn deletions_by_a_scan_share_lines() {

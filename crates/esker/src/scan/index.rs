@@ -26,7 +26,7 @@ pub(super) const PARTS: u64 = 1 << PARTS_BITS;
 
 /// A scan by index that several threads share.
 pub(super) struct ByIndex<'a, K: Key + ?Sized, V: Value + ?Sized> {
-    frame: &'a Frame<'a, K, V>,
+    pub(super) frame: &'a Frame<'a, K, V>,
     next: AtomicU64,
 }
 

@@ -49,7 +49,7 @@ impl<K: Key + ?Sized, Q: Borrow<K> + Sync> List for Lent<'_, K, Q> {
 
 /// A scan by keys that several threads share.
 pub(super) struct ByKeys<'a, K: Key + ?Sized, V: Value + ?Sized> {
-    frame: &'a Frame<'a, K, V>,
+    pub(super) frame: &'a Frame<'a, K, V>,
     keys: Option<&'a dyn List>,
     next: AtomicU64,
 }

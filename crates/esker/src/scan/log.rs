@@ -38,7 +38,7 @@ const PIECE_BLOCKS: u64 = 128;
 
 /// A scan by log that several threads share.
 pub(super) struct ByLog<'a, K: Key + ?Sized, V: Value + ?Sized> {
-    frame: &'a Frame<'a, K, V>,
+    pub(super) frame: &'a Frame<'a, K, V>,
     /// Where records begin, in memory; then the cut.
     starts: Vec<u64>,
     next: AtomicU64,

@@ -37,7 +37,7 @@ use crate::error::{Error, Result};
 use crate::record::{self, Record};
 use crate::snapshot::{Snapshot, View};
 use crate::store::Store;
-use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
 use hashbrown::HashTable;
 use index::ByIndex;
@@ -111,11 +111,30 @@ enum Listed<'a, K: Key + ?Sized> {
     If(Box<KeyTest<'a, K>>),
 }
 
-/// How far a scan is, and whether it is to go on.
+/// How far a scan is, and whether it is to go on: what ends one thread's share soon ends those of all.
 struct Control<'a> {
     done: AtomicU64,
     total: u64,
     progress: Option<Box<Progress<'a>>>,
+    is_over: AtomicBool,
+    /// It is over by an error, or a panic, and whoever ended with that has told.
+    has_failed: AtomicBool,
+}
+
+/// A thread's share, which fails unless it is said to have ended well.
+struct Share<'c> {
+    control: &'c Control<'c>,
+    has_failed: bool,
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        if self.has_failed {
+            self.control.has_failed.store(true, Relaxed);
+            // Release: who sees that it is over sees why.
+            self.control.is_over.store(true, Release);
+        }
+    }
 }
 
 impl Control<'_> {
@@ -130,11 +149,17 @@ impl Control<'_> {
     }
 
     fn advance(&self, by: u64) -> Result<()> {
+        if self.is_over.load(Acquire) {
+            return Err(Error::Cancelled);
+        }
         let Some(progress) = &self.progress else { return Ok(()) };
         let done = self.done.fetch_add(by, Relaxed) + by;
         match progress((done as f64 / self.total.max(1) as f64).min(1.0)) {
             ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(Error::Cancelled),
+            ControlFlow::Break(()) => {
+                self.is_over.store(true, Release);
+                Err(Error::Cancelled)
+            }
         }
     }
 }
@@ -231,10 +256,21 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Way<'_, K, V> {
     /// One thread's share; several may do theirs together.
     #[inline(always)]
     fn work(&self, mut visit: impl Visit) -> Result<()> {
-        match self {
+        let mut share = Share { control: self.control(), has_failed: true };
+        let done = match self {
             Self::Keys(way) => way.work(&mut visit),
             Self::Index(way) => way.work(&mut visit),
             Self::Log(way) => way.work(&mut visit),
+        };
+        share.has_failed = !matches!(done, Ok(()) | Err(Error::Cancelled));
+        done
+    }
+
+    fn control(&self) -> &Control<'_> {
+        match self {
+            Self::Keys(way) => &way.frame.control,
+            Self::Index(way) => &way.frame.control,
+            Self::Log(way) => &way.frame.control,
         }
     }
 }
@@ -362,7 +398,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// # Errors
     /// As [`Scan::for_each`].
     pub fn try_for_each<B>(mut self, mut visit: impl for<'v> FnMut(K::View<'v>, V::View<'v>) -> ControlFlow<B>) -> Result<Option<B>> {
-        let is_over = crate::sync::atomic::AtomicBool::new(false);
+        let is_over = AtomicBool::new(false);
         let (is_over, mut broke) = (&is_over, None);
         let progress = self.progress.take();
         let stopped = Scan {
@@ -431,7 +467,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
                     let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                     match (&mut all, other) {
                         (Ok(all), Ok(other)) => merge(all, other),
-                        (Ok(_), Err(error)) => all = Err(error),
+                        // Who was only told that it is over has nothing to say.
+                        (Ok(_) | Err(Error::Cancelled), Err(error)) => all = Err(error),
                         (Err(_), _) => {}
                     }
                 }
@@ -487,7 +524,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     }
 
     fn frame(self, view: View, total: u64) -> Frame<'a, K, V> {
-        let control = Control { done: AtomicU64::new(0), total, progress: self.progress };
+        let (is_over, has_failed) = (AtomicBool::new(false), AtomicBool::new(false));
+        let control = Control { done: AtomicU64::new(0), total, progress: self.progress, is_over, has_failed };
         let listed = match (self.is_listed, self.keys) {
             (Some(is_listed), _) => Listed::If(is_listed),
             (None, Some(keys)) => Listed::Of(set(self.store, &*keys), keys),

@@ -114,6 +114,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// As [`Store::put`], the first one met; the pairs before it are in.
     pub fn put_many<Q: Borrow<K>, U: Borrow<V>>(&self, pairs: &[(Q, U)]) -> Result<()> {
+        if pairs.is_empty() {
+            return Ok(());
+        }
         for part in pairs.chunks(GROUP) {
             let mut group = self.fetch_group(part.iter().map(|(key, _)| key.borrow().bytes()));
             let mut next = 0;
@@ -193,6 +196,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         keys: &[Q],
         mut update: impl FnMut(usize, Option<V::View<'_>>) -> V::Owned,
     ) -> Result<()> {
+        if keys.is_empty() {
+            return Ok(());
+        }
         self.change_many(
             waits,
             keys,
@@ -287,6 +293,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// `what(item)`: a key, and the version it must have where one is told.
     async fn delete_all<'i, T>(&self, waits: Waits, items: &'i [T], what: impl Fn(&'i T) -> (&'i [u8], Option<Version>)) -> Result<usize> {
+        if items.is_empty() {
+            return Ok(0);
+        }
         let count = self
             .change_many(
                 waits,
@@ -608,6 +617,9 @@ impl<K: Key + ?Sized> Store<K, [u8]> {
     }
 
     pub(super) async fn append_many_by<Q: Borrow<K>, U: AsRef<[u8]>>(&self, waits: Waits, pairs: &[(Q, U)]) -> Result<()> {
+        if pairs.is_empty() {
+            return Ok(());
+        }
         self.change_many(
             waits,
             pairs,

@@ -90,6 +90,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Cost
     /// One poll puts 4,096 pairs at most; the cache misses of 64 overlap.
     pub async fn put_many_async<Q: Borrow<K>, U: Borrow<V>>(&self, pairs: &[(Q, U)]) -> Result<()> {
+        if pairs.is_empty() {
+            return Ok(());
+        }
         for (number, part) in (1..).zip(pairs.chunks(GROUP)) {
             if number % (PART / GROUP) == 0 {
                 give_way().await;

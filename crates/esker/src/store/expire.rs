@@ -17,7 +17,7 @@ use super::step::{Held, Known, Step};
 use super::waiting::{Waits, brought_here};
 use crate::epoch::Counter;
 use crate::error::Result;
-use crate::expiry::{instant, millis, whole_millis};
+use crate::expiry::{left_millis, millis, whole_millis};
 use crate::record::{ABSENT, EXPIRES, NEVER, Record};
 use crate::sync::atomic::Ordering::*;
 use crate::sync::{Rule, broken};
@@ -29,7 +29,7 @@ use std::time::{Duration, SystemTime};
 pub enum Ttl {
     /// Until it is changed.
     Forever,
-    /// So long from now on.
+    /// So long from now on, in whole milliseconds.
     Left(Duration),
 }
 
@@ -130,7 +130,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     pub(super) fn end_after(&self, ttl: Duration) -> u64 {
-        self.engine.expiry.now().saturating_add(whole_millis(ttl))
+        self.engine.expiry.end_after(ttl)
     }
 
     /// Sets the value of `key`, whatever it was, for this long: from then on the key is absent, as if deleted, and its space comes
@@ -361,10 +361,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Self::check_key(key.bytes())?;
         }
         let expires = self.ends_by(waits, key).await?;
-        let now = self.engine.expiry.now();
-        Ok(expires.filter(|expires| *expires > now).map(|expires| match expires {
+        let now = self.engine.expiry.time();
+        Ok(expires.filter(|expires| *expires > millis(now)).map(|expires| match expires {
             NEVER => Ttl::Forever,
-            _ => Ttl::Left(instant(expires).duration_since(instant(now)).unwrap_or_default()),
+            // No more than was asked for, though an end is at a whole millisecond.
+            _ => Ttl::Left(Duration::from_millis(left_millis(now, expires).max(1))),
         }))
     }
 

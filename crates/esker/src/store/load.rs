@@ -137,7 +137,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// * Nothing, and `load` returns `None`: an old value is deleted.
     ///
     /// # Errors
-    /// As [`Store::get_or_insert_with`]. A failed reload of a value that is still there is returned to nobody; `Stats::loads` counts it.
+    /// As [`Store::get_or_insert_with`]. What fails for a value that is still there is returned to nobody, be it `load`, which
+    /// `Stats::loads` counts, or the store, which has no room for what was loaded, or a disk that fails: the value is, and for a while nobody
+    /// tries again. That the loaded value is too long is told.
     ///
     /// # Cost
     /// A hit costs a `get`; two with [`Loading::renew_ahead`]. A miss takes a lock of its key's stripe, five times. The first value of at
@@ -260,6 +262,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 }
 
+/// True if nobody need hear why a value was not renewed, as long as it is there.
+fn is_no_news(error: &Error) -> bool {
+    matches!(error, Error::Load(_) | Error::Full | Error::Io { .. })
+}
+
 impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
     fn hash(&self) -> u64 {
         self.store.hash(self.key.bytes())
@@ -372,20 +379,20 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         })
     }
 
-    /// Brings everybody what came; where there is a value still, nobody need hear that another one did not. It may have gone meanwhile, or
-    /// be another's.
+    /// Brings everybody what came; where there is a value still, nobody need hear that another one did not, or could not be kept. It may
+    /// have gone meanwhile, or be another's.
     async fn finish(&self, lead: Lead<'_>, result: Result<Option<V::Owned>>, old: Option<V::Owned>, ends: u64) -> Result<Option<V::Owned>> {
         let now = self.now();
         let rest = match &result {
             Ok(None) if !self.loading.absent.is_zero() => Some((Rest::Absent, now.saturating_add(whole_millis(self.loading.absent)))),
-            Err(Error::Load(_)) if old.is_some() => {
+            Err(error) if old.is_some() && is_no_news(error) => {
                 Some((Rest::Failed, ends.min(now.saturating_add(whole_millis(self.loading.ahead) / REST_PART + 1))))
             }
             _ => None,
         };
         lead.set_rest(rest, now);
         match lead.finish::<V, _>(result) {
-            Err(Error::Load(error)) if old.is_some() => self.again().await?.map(Some).ok_or(Error::Load(error)),
+            Err(error) if old.is_some() && is_no_news(&error) => self.again().await?.map(Some).ok_or(error),
             result => result,
         }
     }

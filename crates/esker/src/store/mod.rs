@@ -502,7 +502,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// commit.
     ///
     /// # Errors
-    /// As [`Store::commit`].
+    /// As [`Store::commit`]; `Invalid`, after a commit, for a store on a bare device, which has no place for an image.
     ///
     /// # Cost
     /// Two commits, and the index's size in writes.

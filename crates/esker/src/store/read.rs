@@ -16,7 +16,7 @@ thread_local! {
 }
 
 /// Buffers above this go back to the allocator, in bytes.
-const SCRATCH_BYTES_MAX: usize = 1 << 20;
+const SCRATCH_BYTES_MAX: usize = 64 << 10;
 
 /// A buffer that outlives the call, taken out so that closures may use the store again.
 pub(super) fn with_scratch<R>(run: impl FnOnce(&mut Vec<u8>) -> R) -> R {
