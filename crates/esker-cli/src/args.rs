@@ -16,10 +16,10 @@ use crate::rows::Columns;
 
 /// What holds for all commands.
 const AFTER: &str =
-    "Stores of this program map bytes to bytes; verify, backup and restore take any store, open none, and need neither --memory nor
---durability.
+    "Stores of this program map bytes to bytes; verify without --accept-loss, backup and restore take any store, open none, and need
+neither --memory nor --durability. Of two of these options the one behind the command counts.
 Exit codes: 0 done; 1 failed, or the key is absent, or the store is damaged; 2 a command line that makes no sense;
-130 ended by an interrupt.";
+130 ended by an interrupt (those for one key, and stats, end by the signal itself).";
 
 /// Load, look into and try an Esker store: keys and values larger than memory, at the speed of memory
 #[derive(Debug, Parser)]

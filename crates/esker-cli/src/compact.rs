@@ -12,6 +12,7 @@ use esker::SpaceStats;
 use crate::args::Opening;
 use crate::bytes::size;
 use crate::failure::{Failure, Outcome};
+use crate::interrupt::Interrupt;
 use crate::stats::{amplification, row};
 use crate::store::{self, Bytes};
 use crate::{out, progress};
@@ -21,6 +22,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Compacts the store in `dir`.
 pub(crate) fn run(dir: &Path, rebuild_index: bool, json: bool, opening: Opening) -> Outcome {
     store::must_exist(dir)?;
+    // What it has copied so far may be dropped where it stands.
+    Interrupt::catch_for_reader()?;
     let (before, after) = store::with_options(dir, store::options(opening).rebuild_index(rebuild_index), |store| {
         let before = store.stats().space;
         watched(store).map_err(|error| Failure::about(dir.display(), error))?;

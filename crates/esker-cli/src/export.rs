@@ -10,6 +10,7 @@
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -92,6 +93,9 @@ fn put_in_place(file: NamedTempFile, path: &Path) -> io::Result<()> {
 }
 
 fn check(args: &ExportArgs, output: Option<&Path>) -> Outcome {
+    if let Some(output) = output.map(Path::as_os_str).filter(|output| output.as_bytes().ends_with(b"/")) {
+        return Err(Failure::Usage(format!("`{}` is no name of a file", output.display())));
+    }
     let has_types = matches!(args.format, ExportFormat::Arrow | ExportFormat::Parquet);
     if !has_types && (args.key_type.is_some() || args.value_type.is_some()) {
         return Err(Failure::Usage("--key-type and --value-type are for --format arrow and parquet".to_owned()));
@@ -149,8 +153,10 @@ fn there(path: &Path) -> Result<File, Failure> {
 fn beside(path: &Path) -> Result<NamedTempFile, Failure> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
-    // As any new file; a temporary one would be the owner's alone.
-    builder.prefix(".esker-export").permissions(Permissions::from_mode(0o666));
+    // As any new file, a temporary one would be the owner's alone; but nobody reads in it what he will not read in its place. It is opened
+    // once more.
+    let mode = fs::metadata(path).map_or(0o666, |about| about.permissions().mode() & 0o777 | 0o600);
+    builder.prefix(".esker-export").permissions(Permissions::from_mode(mode));
     builder.tempfile_in(parent).map_err(|error| Failure::about(path.display(), error))
 }
 
@@ -243,5 +249,28 @@ pub(crate) fn text(bytes: &[u8]) -> Value {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.into(),
         Err(_) => hex(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Until it was whole, anybody read in it what is the owner's alone.
+    #[test]
+    fn what_replaces_a_private_file_is_private_from_the_beginning() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("out.csv");
+        let mode = |file: &NamedTempFile| file.as_file().metadata().unwrap().permissions().mode() & 0o777;
+        let common = mode(&beside(&path).unwrap());
+        fs::write(&path, "old").unwrap();
+        for (private, begins) in [(0o600, 0o600), (0o440, 0o640 & common), (0o400, 0o600)] {
+            fs::set_permissions(&path, Permissions::from_mode(private)).unwrap();
+            let file = beside(&path).unwrap();
+            assert_eq!(mode(&file), begins, "{private:o}");
+            file.reopen().unwrap();
+            put_in_place(file, &path).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, private);
+        }
     }
 }

@@ -7,6 +7,7 @@
 
 use std::time::Instant;
 
+use esker::Durability;
 use indicatif::ProgressBar;
 
 use crate::acknowledge::Acknowledgements;
@@ -88,8 +89,12 @@ pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
             None => why,
             Some(Ok(())) if loaded.failed_at_line.is_some() => why.map(|why| format!("{why} (rows loaded before it: {})", loaded.rows)),
             Some(Ok(())) => after(loaded.rows, why),
-            // The first close had failed: how many rows there are is known of no other.
-            Some(Err(_)) => why.map(|why| format!("{why} (rows known to be stored: {})", told.printed().unwrap_or(loaded.skipped))),
+            // The first close had failed: how many rows there are is known of no other that was not durable by itself.
+            Some(Err(_)) => {
+                let is_each_durable = opening.durability == Durability::Always;
+                let known = if is_each_durable { loaded.rows } else { told.printed().unwrap_or(loaded.skipped) };
+                why.map(|why| format!("{why} (rows known to be stored: {known})"))
+            }
         });
     }
     bar.finish_and_clear();

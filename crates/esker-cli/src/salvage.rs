@@ -24,7 +24,12 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
     store::must_exist(dir)?;
     let interrupt = Interrupt::catch()?;
     let was_there = to.exists();
-    let into: Bytes = store::options(opening).open(to).map_err(|error| Failure::about(to.display(), error))?;
+    let into: Bytes = store::options(opening).open(to).map_err(|error| {
+        if !matches!(error, esker::Error::Locked(_)) {
+            store::forget_if_free(to, was_there);
+        }
+        Failure::about(to.display(), error)
+    })?;
     let bar = progress::of_bytes(0);
     let done = esker::salvage(dir, &into, |done, total| {
         bar.set_length(total);

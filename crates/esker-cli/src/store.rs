@@ -87,7 +87,8 @@ pub(crate) fn must_exist(dir: &Path) -> Outcome {
 pub(crate) fn refuse_inside(dir: &Path, target: &Path) -> Outcome {
     // Where a link leads, though nothing may be there yet.
     let link = fs::read_link(target).ok();
-    let target = std::path::absolute(link.map_or_else(|| target.to_owned(), |link| target.with_file_name("").join(link)))?;
+    let leads_to = std::path::absolute(link.map_or_else(|| target.to_owned(), |link| target.with_file_name("").join(link)));
+    let target = leads_to.map_err(|error| Failure::about(format_args!("`{}`", target.display()), error))?;
     let whereabouts = target.ancestors().find_map(|path| path.canonicalize().ok());
     match (dir.canonicalize(), whereabouts) {
         (Ok(dir), Some(place)) if place.starts_with(&dir) => Err(Failure::about(target.display(), "this is in the store's own directory")),
@@ -108,8 +109,15 @@ pub(crate) fn holds_something(dir: &Path) -> io::Result<bool> {
 /// Removes what a copy left that failed before it was a store, unless somebody else has the directory by now; the directory, too, unless it
 /// was there.
 pub(crate) fn forget_beginning(to: &Path, was_there: bool) {
+    if !to.join(MANIFEST).exists() {
+        forget_if_free(to, was_there);
+    }
+}
+
+/// The same of what was a store already, though nobody's yet.
+pub(crate) fn forget_if_free(to: &Path, was_there: bool) {
     let Ok(lock) = fs::File::open(to.join(LOCK)) else { return };
-    if lock.try_lock().is_ok() && !to.join(MANIFEST).exists() {
+    if lock.try_lock().is_ok() {
         forget(to, was_there);
     }
 }

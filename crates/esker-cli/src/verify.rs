@@ -92,12 +92,12 @@ fn must_be_sound(dir: &Path, found: &Verification, verdict: &str) -> Outcome {
     if found.is_sound() {
         return Ok(());
     }
-    let is_of_image = |damage: &String| damage.contains("file=index.");
+    let is_made_up_for = |damage: &String| damage.contains("file=index.") || damage.contains("its other copy is whole");
     let advice = if found.line == 0 {
         // There is no store to carry anything over from.
         "nothing else of it can be read: a backup may be"
-    } else if found.damaged == found.damage.len() as u64 && found.damage.iter().all(is_of_image) {
-        "`esker verify --accept-loss` makes the index anew from the log, and nothing is lost"
+    } else if found.damaged == found.damage.len() as u64 && found.damage.iter().all(is_made_up_for) {
+        "`esker verify --accept-loss` makes it anew, and nothing is lost"
     } else {
         "`esker salvage` carries over what is not"
     };

@@ -18,7 +18,7 @@ const WHOLE: f64 = 1000.0;
 
 /// The scan, watched; to be called once in a program.
 pub(crate) fn watched(scan: BytesScan<'_>) -> Result<BytesScan<'_>, Failure> {
-    Ok(until(scan, Interrupt::catch()?, false))
+    Ok(until(scan, Interrupt::catch_for_reader()?, false))
 }
 
 /// The same where interrupts are caught already. Where the pairs themselves go by on a terminal, a bar among them would only disturb.

@@ -519,6 +519,14 @@ fn what_cannot_be_written_is_not_said_to_be_loaded() {
     let run = limited("load told a.csv --key k --memory 16MiB --durability 0.01 --acknowledge");
     let last = run.stdout.lines().last().unwrap_or("0").to_owned();
     run.must_fail(&format!("(rows known to be stored: {last})"));
+    // Each row is stored before the next one where all are durable by themselves.
+    let run = limited("load all a.csv --key k --mode count --memory 16MiB --durability always");
+    let known: u64 = run.stderr.rsplit_once("stored: ").unwrap().1.trim_end().trim_end_matches(')').parse().unwrap();
+    assert!(known > 0, "{run:?}");
+    place.ok(&format!("load all a.csv --key k --mode count --skip-rows {known}"));
+    for row in [0, known - 1, known, rows - 1] {
+        assert_eq!(place.ok(&format!("get all {row}")), "1\n");
+    }
     // What is there can be read, and the rest be loaded.
     place.ok(&format!("load told a.csv --key k --skip-rows {last}"));
     for row in [0, 1, rows / 2, rows - 1] {

@@ -39,13 +39,17 @@ fn an_interrupt_ends_what_nobody_reads_on() {
     // Many times what a pipe holds.
     place.write("long.csv", format!("id,text\n1,{0}\n2,{0}\n3,{0}\n", "x".repeat(1 << 20)));
     place.ok("load store long.csv --key id --value text");
-    for reader in ["scan store", "export store --format csv"] {
+    // Groups that are as long.
+    place.write("keys.csv", (0..8).fold("id\n".to_owned(), |text, n| text + &format!("{n}{}\n", "x".repeat(60_000))));
+    place.ok("load keys keys.csv --key id --mode count");
+    for reader in ["scan store", "export store --format csv", "aggregate keys --by prefix:65536"] {
         let mut child = esker(&place, reader).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut first = [0];
         child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
         signal(&child, "-TERM");
         assert_eq!(end(child).code, 130, "{reader}");
         assert!(place.ok("get store 1").len() > 1 << 20, "the store is free again");
+        place.ok("stats keys");
     }
 }
 
@@ -191,6 +195,14 @@ fn an_export_to_a_file_replaces_it_when_it_is_whole() {
 }
 
 /// It took the place of the log, with exit code 0.
+/// Found out when all had been written.
+#[test]
+fn an_output_that_can_be_no_file_is_refused_at_once() {
+    let place = Place::new();
+    let run = place.run("export nowhere --format csv --output out/");
+    assert!(run.code == 2 && run.stderr.contains("`out/` is no name of a file"), "{run:?}");
+}
+
 #[test]
 fn an_export_into_the_store_is_refused() {
     let place = orders();

@@ -7,7 +7,7 @@ mod common;
 
 use common::{Place, Run, end, esker, signal};
 use std::fs;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ fn a_damaged_image_is_built_anew_when_that_is_accepted() {
     let image = image_of(&place);
     flip(&place, &image, 40);
     place.fails("get store 7", &image);
-    place.fails("verify store", "`esker verify --accept-loss` makes the index anew from the log, and nothing is lost");
+    place.fails("verify store", "`esker verify --accept-loss` makes it anew, and nothing is lost");
     let text = place.ok("verify store --accept-loss");
     assert!(text.contains("DAMAGED") && text.contains(&image) && text.contains("(sound)"), "{text}");
     assert_eq!(place.ok("get store 19999"), format!("{:0>20}\n", 19_999 * 7));
@@ -128,6 +128,22 @@ fn a_damaged_slot_of_the_manifest_is_mended_when_its_loss_is_accepted() {
     assert!(text.contains("DAMAGED") && text.contains("(sound)"), "{text}");
     assert_eq!(place.ok("get store 19999"), format!("{:0>20}\n", 19_999 * 7));
     place.ok("verify store");
+}
+
+/// A whole store was to be copied for a sector that is there twice.
+#[test]
+fn a_damaged_copy_of_a_slot_is_mended_without_a_salvage() {
+    for copy in [0, 1] {
+        let place = Place::new();
+        load_rows(&place, "");
+        flip(&place, "esker.manifest", older_slot(&place)[copy] + 99);
+        let verified = place.run("verify store");
+        verified.must_fail("its other copy is whole");
+        assert!(verified.stderr.contains("verify --accept-loss") && !verified.stderr.contains("salvage"), "{verified:?}");
+        place.ok("verify store --accept-loss");
+        place.ok("verify store");
+        assert_eq!(place.ok("get store 19999"), format!("{:0>20}\n", 19_999 * 7));
+    }
 }
 
 /// The exit code is for whoever asks nothing else.
@@ -224,6 +240,19 @@ fn a_salvage_that_fails_leaves_nothing() {
     assert_eq!(fs::read_dir(place.path("saved")).unwrap().count(), 0);
     place.ok("salvage store saved --memory 64MiB");
     assert!(place.ok("verify saved").contains("20,001"));
+}
+
+/// The beginning of a new store that could not be made was in the way of the next attempt.
+#[test]
+fn a_salvage_without_room_for_its_store_leaves_nothing() {
+    let place = Place::new();
+    load_rows(&place, "");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -f 0; exec \"$0\" salvage store saved", env!("CARGO_BIN_EXE_esker")]);
+    let run = Run::from(shell.current_dir(place.path("")).stdin(Stdio::null()).output().unwrap());
+    run.must_fail("saved: ");
+    assert!(!place.path("saved").exists());
+    place.ok("salvage store saved");
 }
 
 /// It was killed where it stood, and what it had carried over was in the way of the next attempt.

@@ -336,9 +336,17 @@ fn read_slot(device: &dyn Device, slot: u64) -> Result<Slot> {
             Ok(Slot { state: one, spoiled: None, lacking: Some(second) })
         }
         [Ok(_), Ok(other)] => Ok(Slot { state: other, spoiled: None, lacking: Some(first) }),
-        [Ok(whole @ Some(_)), Err(damage)] => Ok(Slot { state: whole, spoiled: Some(damage), lacking: Some(second) }),
-        [Err(damage), Ok(whole @ Some(_))] => Ok(Slot { state: whole, spoiled: Some(damage), lacking: Some(first) }),
+        [Ok(whole @ Some(_)), Err(damage)] => Ok(Slot { state: whole, spoiled: Some(made_up_for(damage)), lacking: Some(second) }),
+        [Err(damage), Ok(whole @ Some(_))] => Ok(Slot { state: whole, spoiled: Some(made_up_for(damage)), lacking: Some(first) }),
         [Err(damage), _] | [_, Err(damage)] => Err(damage),
+    }
+}
+
+/// The damage of a copy whose twin is whole, so that nobody takes it for the slot's.
+fn made_up_for(damage: Error) -> Error {
+    match damage {
+        Error::Corruption(why) => Error::Corruption(format!("{why} (its other copy is whole)")),
+        other => other,
     }
 }
 
