@@ -119,6 +119,10 @@ impl Storage for Directory {
         Ok(Arc::new(file.while_locked_by(self.guard.clone())))
     }
 
+    fn open_to_read(&self, name: &str) -> io::Result<Arc<dyn Device>> {
+        Ok(Arc::new(FileDevice::open(&self.path.join(name), self.direct_io, false)?))
+    }
+
     fn list(&self) -> io::Result<Vec<String>> {
         let names = fs::read_dir(&self.path)
             .and_then(|entries| entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect());

@@ -350,7 +350,7 @@ impl Options {
         manifest.state.is_cache |= self.cache.is_some();
         let device = Arc::new(Segments::open(&storage, manifest.state.segment_bytes, begin)?);
         // What was just read, the names included, may never have been synced; all that follows builds on it.
-        device.doubt_from(cut)?;
+        device.doubt_from(cut, self.recovery.accept_loss)?;
         device.sync()?;
         lines::advance(&*storage, &*device, &mut manifest.state, self.recovery.accept_loss)?;
         // Removals that a crash cut short, or took back.

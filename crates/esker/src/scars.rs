@@ -223,8 +223,14 @@ pub(crate) fn list(storage: &dyn Storage, cut: u64, known: Option<Known>, accept
 /// The scars below `cut` that can be read, of a list that is damaged.
 pub(crate) fn readable(storage: &dyn Storage, cut: u64) -> Result<Vec<Scar>> {
     let mut scars = Vec::new();
-    let Some(device) = open_list(storage)? else { return Ok(scars) };
-    for number in 0..device.bytes()? / SECTOR_BYTES as u64 {
+    let opened = open_list(storage).and_then(|device| device.map(|device| Ok((device.bytes()?, device))).transpose());
+    let (bytes, device) = match opened {
+        Ok(Some(opened)) => opened,
+        Ok(None) => return Ok(scars),
+        Err(error) if error.is_damage() => return Ok(scars),
+        Err(error) => return Err(error),
+    };
+    for number in 0..bytes / SECTOR_BYTES as u64 {
         let scar = match read_one(&*device, number) {
             Err(error) if error.is_damage() => None,
             read => read?,

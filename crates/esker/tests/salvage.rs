@@ -1,11 +1,12 @@
 //! Salvage: damage anywhere costs what it hit, and nothing else.
 
 use esker::{
-    Durability, Error, ManualClock, MemoryStorage, Options, Result, SECTOR_BYTES, Salvage, Storage, Store, Value, salvage, salvage_in,
-    verify_in,
+    Device, Durability, Error, ManualClock, MemoryStorage, Options, Result, SECTOR_BYTES, Salvage, Storage, Store, Value, salvage,
+    salvage_in, verify_in,
 };
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -456,4 +457,66 @@ fn long_values_behind_damage_are_found_without_an_image() {
     // The one that was hit.
     assert_eq!((done.records, done.guessed), (VALUES - 1, 1), "{done:?}");
     assert!((1..VALUES).all(|n| into.get(&n.to_le_bytes()[..]).unwrap() == Some(value(n))));
+}
+
+/// Files of which one cannot be opened, as where a sector of the file system's own is lost.
+struct Unopened(Arc<MemoryStorage>, String);
+
+impl Storage for Unopened {
+    fn open(&self, name: &str) -> io::Result<Arc<dyn Device>> {
+        if name == self.1 { Err(io::Error::from_raw_os_error(libc::EIO)) } else { self.0.open(name) }
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.0.list()
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(name)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+}
+
+/// It was an error of its own, not damage: nothing was carried over, and no loss could be accepted.
+#[test]
+fn a_file_that_cannot_be_opened_is_damage() {
+    const KEYS: u64 = 200_000;
+    let files = Arc::new(MemoryStorage::new());
+    let open =
+        |files, accept_loss: bool| -> Result<Store<u64, u64>> { options().segment_bytes(1 << 20).accept_loss(accept_loss).open_in(files) };
+    let store = open(files.clone(), false).unwrap();
+    (0..KEYS).for_each(|n| store.put(&n, &!n).unwrap());
+    store.commit().unwrap();
+    // A crash, which leaves a scar.
+    (KEYS..1_000_000).for_each(|n| store.put(&n, &!n).unwrap());
+    let files = Arc::new(files.copy());
+    drop(store);
+    let store = open(files.clone(), false).unwrap();
+    (0..1000).for_each(|n| store.put(&n, &!n).unwrap());
+    store.commit().unwrap();
+    let files = Arc::new(files.copy());
+    let logs = || files.list().unwrap().into_iter().filter(|name| name.starts_with("esker.log."));
+    let (first, last) = (logs().min().unwrap(), logs().max().unwrap());
+    for (name, least) in [(&last, KEYS - 1000), (&first, 100_000), (&"esker.scars".to_owned(), KEYS)] {
+        let damaged = Arc::new(Unopened(Arc::new(files.copy()), name.clone()));
+        let refused = open(damaged.clone(), false).unwrap_err();
+        assert!(matches!(refused, Error::Io(_)), "{name}: {refused:?}");
+        let found = verify_in(damaged.clone(), |_, _| ControlFlow::Continue(())).unwrap();
+        assert!(!found.is_sound(), "{name}");
+        let into: Store<u64, u64> = Options::new().memory("256MiB").in_memory().unwrap();
+        salvage_in(damaged.clone(), &into, |_, _| ControlFlow::Continue(())).unwrap();
+        // Without the scars also what the crash had left.
+        let saved = pairs(&into);
+        assert!(saved.len() as u64 >= least && saved.iter().all(|(key, value)| *value == !key), "{name}: {}", saved.len());
+        if *name == last {
+            let store = open(damaged.clone(), true).unwrap();
+            assert!((0..KEYS).all(|n| store.get(&n).unwrap().is_none_or(|value| value == !n)));
+            store.put(&0, &7).unwrap();
+            store.close().unwrap();
+            assert_eq!(open(damaged, false).unwrap().get(&0).unwrap(), Some(7));
+        }
+    }
 }

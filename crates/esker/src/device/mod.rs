@@ -106,6 +106,15 @@ pub trait Storage: Send + Sync {
     /// Whatever the system reports.
     fn open(&self, name: &str) -> io::Result<Arc<dyn Device>>;
 
+    /// The file `name`, of which nothing will be written: also where nothing can be any more. One that is not there is an error, or as for
+    /// [`Storage::open`], which this is unless a place knows better.
+    ///
+    /// # Errors
+    /// Whatever the system reports.
+    fn open_to_read(&self, name: &str) -> io::Result<Arc<dyn Device>> {
+        self.open(name)
+    }
+
     /// The names of all files.
     ///
     /// # Errors

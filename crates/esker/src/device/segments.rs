@@ -15,11 +15,12 @@
 //!   far, and the next ones lie within the file. Zeros at the end of the last file mean nothing (`recovery.rs`).
 //! * **Handles** are opened when they are needed and at most [`HANDLES_MAX`] are kept, the newest segments' first; besides, those of files
 //!   that a sync is owed, and where these become [`OWED_MAX`] all but the newest are synced at once. So however long the log, and whoever
-//!   writes it without a line, the process does not run out of files. A read that is under way holds its file itself.
+//!   writes it without a line, the process does not run out of files. A read that is under way holds its file itself. A handle for reading
+//!   only is nothing that is written or synced by; it can be had where the file system refuses to be written any more.
 
 use super::buffer::{Sector, sector_bytes};
 use super::{Device, ReadSource, SECTOR_BYTES, Storage, read_one_by_one};
-use crate::error::{about, for_good, is_for_now, is_out_of_files, store_closed};
+use crate::error::{about, for_good, is_for_now, is_out_of_files, is_unreadable, store_closed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
@@ -74,7 +75,12 @@ struct Files {
     /// All below were given back.
     first: u64,
     known: BTreeSet<u64>,
-    open: BTreeMap<u64, Arc<dyn Device>>,
+    open: BTreeMap<u64, Handle>,
+}
+
+struct Handle {
+    device: Arc<dyn Device>,
+    is_to_write: bool,
 }
 
 /// Where the last short write's file ends, and how much short writes have come to that follow each other.
@@ -113,11 +119,15 @@ impl Segments {
         self.storage.upgrade().ok_or_else(store_closed)
     }
 
-    /// Makes the next sync settle what an earlier process may have left loose from `offset` on, the names included.
-    pub(crate) fn doubt_from(&self, offset: u64) -> io::Result<()> {
+    /// Makes the next sync settle what an earlier process may have left loose from `offset` on, the names included; where a loss is
+    /// accepted, but for files that cannot be opened, which are one.
+    pub(crate) fn doubt_from(&self, offset: u64, accept_loss: bool) -> io::Result<()> {
         let doubted: Vec<u64> = self.read_files().known.range(offset / self.segment_bytes..).copied().collect();
         for number in doubted {
-            let device = self.open_file(number)?;
+            let device = match self.open_file(number, true) {
+                Err(error) if accept_loss && is_unreadable(&error) => continue,
+                device => device?,
+            };
             self.owed().written.extend(device.map(|device| (number, device)));
             self.settle_many()?;
         }
@@ -139,12 +149,12 @@ impl Segments {
 
     /// The handle of a file, `None` if it was given back.
     fn file(&self, number: u64) -> io::Result<Option<Arc<dyn Device>>> {
-        let open = self.read_files().open.get(&number).cloned();
-        if open.is_some() { Ok(open) } else { self.open_file(number) }
+        let open = self.read_files().open.get(&number).map(|handle| handle.device.clone());
+        if open.is_some() { Ok(open) } else { self.open_file(number, false) }
     }
 
     #[cold]
-    fn open_file(&self, number: u64) -> io::Result<Option<Arc<dyn Device>>> {
+    fn open_file(&self, number: u64, is_to_write: bool) -> io::Result<Option<Arc<dyn Device>>> {
         let mut files = self.write_files();
         if number < files.first {
             return Ok(None);
@@ -153,16 +163,16 @@ impl Segments {
         if !files.known.contains(&number) {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("there is no file {}", name(number))));
         }
-        files.open(number, &*self.storage()?).map(Some)
+        files.open(number, &*self.storage()?, is_to_write).map(Some)
     }
 
     /// The handle of a file to be written, made if it is not there.
     fn file_to_write(&self, number: u64) -> io::Result<Arc<dyn Device>> {
-        if let Some(device) = self.read_files().open.get(&number) {
-            return Ok(device.clone());
+        if let Some(handle) = self.read_files().open.get(&number).filter(|handle| handle.is_to_write) {
+            return Ok(handle.device.clone());
         }
         let mut files = self.write_files();
-        let device = files.open(number, &*self.storage()?)?;
+        let device = files.open(number, &*self.storage()?, true)?;
         self.owed().is_name_new |= files.known.insert(number);
         Ok(device)
     }
@@ -236,19 +246,21 @@ impl Segments {
 }
 
 impl Files {
-    fn open(&mut self, number: u64, storage: &dyn Storage) -> io::Result<Arc<dyn Device>> {
-        if let Some(device) = self.open.get(&number) {
-            return Ok(device.clone());
+    fn open(&mut self, number: u64, storage: &dyn Storage, is_to_write: bool) -> io::Result<Arc<dyn Device>> {
+        if let Some(handle) = self.open.get(&number).filter(|handle| handle.is_to_write || !is_to_write) {
+            return Ok(handle.device.clone());
         }
-        let device = match storage.open(&name(number)) {
+        let name = name(number);
+        let open = || if is_to_write { storage.open(&name) } else { storage.open_to_read(&name) };
+        let device = match open() {
             // Others have all there are: ours come back when they are needed.
             Err(error) if is_out_of_files(&error) && !self.open.is_empty() => {
                 self.open.clear();
-                storage.open(&name(number))?
+                open()?
             }
             opened => opened?,
         };
-        self.open.insert(number, device.clone());
+        self.open.insert(number, Handle { device: device.clone(), is_to_write });
         if self.open.len() > HANDLES_MAX {
             self.open.pop_first();
         }
@@ -315,7 +327,11 @@ impl Device for Segments {
     fn bytes(&self) -> io::Result<u64> {
         let last = self.read_files().known.last().copied();
         let Some(last) = last else { return Ok(0) };
-        let held = self.file(last)?.map_or(Ok(0), |device| device.bytes())?;
+        let held = match self.file(last).and_then(|file| file.map_or(Ok(0), |device| device.bytes())) {
+            // Damage, as where its bytes are: they are refused one by one when they are read.
+            Err(error) if is_unreadable(&error) => self.segment_bytes,
+            held => held?,
+        };
         Ok(last * self.segment_bytes + held)
     }
 
@@ -416,6 +432,65 @@ mod tests {
         std::fs::write(&stays, b"").unwrap();
         segments.discard(0, 10 * sector).unwrap();
         assert_eq!((names(folder.path()), segments.held_bytes().unwrap()), (vec![name(5)], 2 * sector));
+    }
+
+    /// A file system that was made to be read only, as one is whose medium fails.
+    struct ReadOnly(Arc<dyn Storage>);
+
+    impl Storage for ReadOnly {
+        fn open(&self, _: &str) -> io::Result<Arc<dyn Device>> {
+            Err(io::ErrorKind::ReadOnlyFilesystem.into())
+        }
+
+        fn open_to_read(&self, name: &str) -> io::Result<Arc<dyn Device>> {
+            self.0.open_to_read(name)
+        }
+
+        fn list(&self) -> io::Result<Vec<String>> {
+            self.0.list()
+        }
+
+        fn remove(&self, _: &str) -> io::Result<()> {
+            Err(io::ErrorKind::ReadOnlyFilesystem.into())
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_can_no_more_be_written_can_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = directory(folder.path());
+        let (segments, bytes) = (open(&directory, 0), pattern(6));
+        segments.write(0, &bytes).unwrap();
+        segments.sync().unwrap();
+        let read_only: Arc<dyn Storage> = Arc::new(ReadOnly(directory.clone()));
+        let segments = open(&read_only, 0);
+        let mut read = vec![0; bytes.len()];
+        segments.read(0, &mut read).unwrap();
+        assert!(read == bytes);
+        // By another handle than those, which would pass a sync.
+        segments.write(0, &bytes[..SECTOR_BYTES]).unwrap_err();
+        segments.doubt_from(0, false).unwrap_err();
+        let segments = open(&directory, 0);
+        segments.read(0, &mut read).unwrap();
+        segments.write(SECTOR_BYTES as u64, &bytes[..SECTOR_BYTES]).unwrap();
+        segments.sync().unwrap();
+    }
+
+    /// A file that somebody removed was made anew, empty, by who read it.
+    #[test]
+    fn a_read_makes_no_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = directory(folder.path());
+        open(&directory, 0).write(0, &pattern(6)).unwrap();
+        let segments = open(&directory, 0);
+        std::fs::remove_file(folder.path().join(name(1))).unwrap();
+        let why = segments.read(LENGTH, &mut [0; SECTOR_BYTES]).unwrap_err();
+        assert!(why.kind() == io::ErrorKind::NotFound && why.to_string().contains(&name(1)), "{why}");
+        assert_eq!(names(folder.path()), [name(0), name(2)]);
     }
 
     #[test]
