@@ -354,6 +354,18 @@ impl Record {
         }
     }
 
+    /// Of a bytes record that may have an end: what to compare when its end was judged and its value copied. Each belongs to the other only
+    /// if nobody changed one of them meanwhile.
+    pub(crate) fn as_found(&self) -> Option<u64> {
+        // Acquire: as in `read_value`.
+        (!self.is_plain()).then(|| self.word(8).load(Acquire))
+    }
+
+    pub(crate) fn is_as_found(&self, found: Option<u64>) -> bool {
+        fence(Acquire);
+        found.is_none_or(|version| version & LATCH == 0 && self.word(8).load(Relaxed) == version)
+    }
+
     /// Copies the value, if there is room for just all of it and the key has this width, and nobody changes it meanwhile. True if it did.
     #[inline(always)]
     pub(crate) fn read_short(&self, key_width: usize, into: &mut [u8]) -> bool {

@@ -90,11 +90,11 @@ impl Resting {
 
 impl Resting {
     /// Bytes of the log's blocks behind the line that are whole: of lines that a lost slot told of, or of none.
-    pub(crate) fn whole_bytes_behind(&self) -> Result<u64> {
+    pub(crate) fn whole_bytes_behind(&self, progress: &mut dyn FnMut(u64) -> Result<()>) -> Result<u64> {
         let behind = block_ceil(self.state.cut)..self.engine.log.cold_device()?.bytes()? / SECTOR_BYTES as u64 * BLOCK_BYTES;
         let mut blocks = behind.end.saturating_sub(behind.start) / BLOCK_BYTES;
         if blocks > 0 {
-            self.engine.check_blocks(behind, &mut |_, _| blocks -= 1, &mut |_| Ok(()))?;
+            self.engine.check_blocks(behind, &mut |_, _| blocks -= 1, progress)?;
         }
         Ok(blocks * BLOCK_BYTES)
     }

@@ -130,12 +130,12 @@ pub fn salvage_in<K: Key + ?Sized, V: Value + ?Sized>(
     let resting = opened?;
     done.line = resting.state.line;
     let span = Span::new(resting.state.begin, &resting.state, &resting.scars);
-    // First: nothing is thrown away for a figure.
-    if resting.lacks_slot {
-        done.lost_bytes += resting.whole_bytes_behind()?;
-    }
     let total = 2 * span.parts().iter().map(|part| part.end - part.start).sum::<u64>();
     let mut control = Control::new(&mut progress, total);
+    // First: nothing is thrown away for a figure.
+    if resting.lacks_slot {
+        done.lost_bytes += resting.whole_bytes_behind(&mut |_| control.advance(0))?;
+    }
     let mut stretches = resting.sound_stretches(&span, &mut done, &mut control)?;
     let landmarks = resting.find_starts(&*from, &mut stretches, &mut done)?;
     let mut carrier = Carrier { into, done: &mut done, landmarks: &landmarks, control: &mut control, failed: None, end: 0, told: 0 };

@@ -3,7 +3,7 @@
 #[path = "common/raise.rs"]
 mod raise;
 
-use esker::{Clock, Error, Key, Loading, ManualClock, MemoryStorage, Options, Store, Ttl, Value};
+use esker::{Clock, Cursor, Error, Key, Loading, ManualClock, MemoryStorage, Options, Store, Ttl, Value};
 use raise::Raise;
 use std::borrow::Borrow;
 use std::cell::RefCell;
@@ -1244,4 +1244,37 @@ fn nothing_ends_a_part_of_a_millisecond_early() {
     assert_eq!(held(), [Some(1), Some(2), Some(3), None]);
     set(2_000);
     assert_eq!(held(), [None; 4]);
+}
+
+/// The old value's end was judged, and the new value copied, which had ended when it was put.
+#[test]
+fn a_value_is_read_with_its_own_end() {
+    const BEGIN: u64 = 1_000_000;
+    let options = || Options::new().memory("16MiB").clock(Arc::new(Staged(BEGIN))).background(false);
+    let store: Store<u64, [u8]> = options().in_memory().unwrap();
+    let ways: [fn(&Store<u64, [u8]>) -> Option<Vec<u8>>; 4] = [
+        |store| store.get(&1).unwrap(),
+        |store| {
+            let mut found = None;
+            store.get_many(&[1], |_, value| found = value.map(<[u8]>::to_vec)).unwrap();
+            found
+        },
+        |store| store.scan_page(Cursor::START, 10).unwrap().pairs.pop().map(|(_, value)| value),
+        |store| store.get_or_load(&1, &Loading::new(), || Ok::<_, Error>(None)).unwrap(),
+    ];
+    for (number, way) in ways.into_iter().enumerate() {
+        let mut has_waited = false;
+        for call in 1..5 {
+            store.put_with_ttl(&1, b"old", SECOND * 100).unwrap();
+            let found = thread::scope(|scope| {
+                let (reader, let_read) = staged(scope, (BEGIN, call), || way(&store));
+                has_waited |= !reader.is_finished();
+                store.put_with_ttl(&1, b"new", Duration::ZERO).unwrap();
+                drop(let_read);
+                reader.join().unwrap()
+            });
+            assert!(found.is_none_or(|found| found == b"old"), "by way {number} at call {call}");
+        }
+        assert!(has_waited, "way {number} asks no clock");
+    }
 }

@@ -79,9 +79,16 @@ fn what_a_lost_slot_told_of_is_lost() {
         .collect();
     assert!(lost.iter().all(|(_, is_told)| *is_told) && lost.iter().any(|(records, _)| *records == 3000), "{lost:?}");
     let sound = lost.iter().position(|(records, _)| *records == 4000).unwrap();
-    let files = damaged(&files, "esker.manifest", sound as u64);
+    let whole_files = files;
+    let files = damaged(&whole_files, "esker.manifest", sound as u64);
     damage(&files, "esker.manifest", sound as u64 + 2);
     assert_eq!(carry::<u64, u64>(&files).1.lost_bytes, 0);
+    // A look at what lies behind ends when it is told to, however far that reaches.
+    let files = damaged(&whole_files, "esker.manifest", 1 - sound as u64);
+    damage(&files, "esker.manifest", 3 - sound as u64);
+    files.open("esker.log.00900000").unwrap();
+    let ended = salvage_in(files, &options().in_memory::<u64, u64>().unwrap(), |_, _| ControlFlow::Break(()));
+    assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
 }
 
 #[test]

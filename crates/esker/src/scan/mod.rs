@@ -38,6 +38,7 @@ use crate::record::{self, Record};
 use crate::snapshot::{Snapshot, View};
 use crate::store::Store;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use crate::sync::hint;
 use crate::types::{Key, Value};
 use hashbrown::HashTable;
 use index::ByIndex;
@@ -223,15 +224,36 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
     /// Copies a record's key and value, if it has one. Under a pin.
     #[inline(always)]
     fn copy(&self, record: &Record, rows: &mut Rows) {
-        if !record.is_plain() && !self.is_special_value(record) {
+        let is_plain = record.is_plain();
+        if Store::<K, V>::WORD {
+            if is_plain || self.is_special_value(record) {
+                let word = record.word_value(Store::<K, V>::KEY_WIDTH).load(Acquire).to_ne_bytes();
+                rows.push_fixed(self.key_of(record), &word[..Store::<K, V>::VALUE_WIDTH]);
+            }
             return;
         }
-        if Store::<K, V>::WORD {
-            let word = record.word_value(Store::<K, V>::KEY_WIDTH).load(Acquire).to_ne_bytes();
-            return rows.push_fixed(self.key_of(record), &word[..Store::<K, V>::VALUE_WIDTH]);
+        if is_plain {
+            record.read_value(&mut rows.value);
+        } else if !self.read_special_value(record, &mut rows.value) {
+            return;
         }
-        record.read_value(&mut rows.value);
         rows.push_value(self.key_of(record));
+    }
+
+    /// The value of a bytes record that may have an end, if it is one: value and end of one moment.
+    #[cold]
+    fn read_special_value(&self, record: &Record, into: &mut Vec<u8>) -> bool {
+        loop {
+            let as_found = record.as_found();
+            let is_value = self.is_special_value(record);
+            if is_value {
+                record.read_value(into);
+            }
+            if record.is_as_found(as_found) {
+                return is_value;
+            }
+            hint::spin_loop();
+        }
     }
 
     /// Shows what was copied.

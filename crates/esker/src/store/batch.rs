@@ -554,9 +554,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 self.prefetch_value(*at);
             }
             let (seen, found) = self.locate(bytes, group.hashes[i]);
+            let as_found = self.as_found(&found);
             match self.record_if_known(&seen, &found) {
                 Some(Some(record)) => with_scratch(|buffer| {
                     record.read_value(buffer);
+                    if !self.is_as_found(&found, as_found) {
+                        return cold.push(self.cold_get(first + i, group.hashes[i], seen, &found));
+                    }
                     self.promote_in_memory(&pin, bytes, group.hashes[i], seen, found);
                     drop(pin);
                     visit(first + i, Some(V::view(buffer)));

@@ -67,8 +67,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let pin = self.engine.epochs.pin()?;
         if !self.engine.is_held(hash) {
             let (seen, found) = self.locate(key, hash);
+            let as_found = self.as_found(&found);
             if let Some(record) = self.record_if_known(&seen, &found) {
-                let value = record.and_then(read);
+                let value = record.and_then(read).filter(|_| self.is_as_found(&found, as_found));
                 if record.is_none() || value.is_some() {
                     self.count_miss(&pin, record.is_none());
                     self.promote_in_memory(&pin, key, hash, seen, found);
@@ -78,6 +79,24 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         drop(pin);
         Ok(self.get_slowly(key, hash)?.map(own))
+    }
+
+    /// To be asked before what was found is judged by its end, for a value in memory whose end may change with it.
+    #[inline(always)]
+    pub(super) fn as_found(&self, found: &Found) -> Option<u64> {
+        match found {
+            Found::Memory { record, .. } if !Self::WORD => record.as_found(),
+            _ => None,
+        }
+    }
+
+    /// True if the value that was copied is the one whose end was judged.
+    #[inline(always)]
+    pub(super) fn is_as_found(&self, found: &Found, as_found: Option<u64>) -> bool {
+        match found {
+            Found::Memory { record, .. } if as_found.is_some() => record.is_as_found(as_found),
+            _ => true,
+        }
     }
 
     /// The record of the key's value, or that it has none, if memory alone can tell at one look: of what has ended `get_step` makes sure.
@@ -179,12 +198,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             // A bucket was moving: look again.
             _ if !self.is_sure(&seen, &found) => Step::Again,
             Found::Memory { at, record } => {
+                let as_found = self.as_found(&found);
                 let (expires, bytes) = (self.engine.expiry_of(record), record.bytes(self.engine.layout));
                 let is_live = self.is_live(record);
                 if !is_live && !self.leads_still(hash, &seen) {
                     return Ok(Step::Again);
                 }
                 let held = is_live.then(|| Held { at, value: self.value_of(record), expires, bytes });
+                if !self.is_as_found(&found, as_found) {
+                    return Ok(Step::Again);
+                }
                 self.promote_in_memory(&pin, key, hash, seen, found);
                 Step::Done(held)
             }
