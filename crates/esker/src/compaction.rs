@@ -403,7 +403,7 @@ impl Engine {
     /// All that lives in the stretch lies above: it is given back when nobody holds it.
     fn end_stretch(&self, one: &MutexGuard<'_, ()>, mut mover: Mover<'_>, stretch: Range<u64>, caching: Option<&Caching>) -> Result<bool> {
         let Range { start: from, end: reached } = stretch;
-        let Tally { moved, expired, expired_records, left, idle_entries } = mover.tally;
+        let Tally { moved, expired, expired_records, left, idle_entries, .. } = mover.tally;
         let dead = (reached - from).saturating_sub(moved + expired) + mover.taken_back.get();
         match caching {
             Some(caching) => {
@@ -411,7 +411,7 @@ impl Engine {
                 let (gone, is_dropped) = (mover.judge_aside()?, self.drop_for_all(reached));
                 // Else the rest lives on, and is dropped another time.
                 let is_told = gone.into_iter().filter(|(_, is_unreachable)| is_dropped || *is_unreachable);
-                is_told.for_each(|(departed, _)| caching.will_tell(departed));
+                is_told.for_each(|(departed, _)| caching.let_go(departed));
                 if !is_dropped {
                     self.note_unfinished(mover.tally, mover.taken_back.get());
                     return Ok(false);

@@ -655,6 +655,20 @@ fn what_is_loaded_stays_as_long_as_it_is_to() {
 }
 
 /// Whoever makes a value at the source deletes the key here; also while it is being loaded.
+/// What had been put since, and was dropped, is not known to be absent at the source.
+#[test]
+fn a_drop_ends_an_absence() {
+    let store: Pages = options().background(false).in_memory().unwrap();
+    let loading = Loading::new().absent_ttl(SECOND * 60);
+    let load = |value: Option<Vec<u8>>| store.get_or_load(&1, &loading, || Ok::<_, Error>(value)).unwrap();
+    assert_eq!(load(None), None);
+    assert_eq!(load(Some(vec![1])), None);
+    store.put(&1, &[2]).unwrap();
+    (0..100_000).for_each(|n| store.put(&(100 + n), &[7; 250]).unwrap());
+    assert_eq!(store.get(&1).unwrap(), None);
+    assert_eq!(load(Some(vec![3])), Some(vec![3]));
+}
+
 #[test]
 fn a_deletion_ends_an_absence() {
     let (_, store) = timed();

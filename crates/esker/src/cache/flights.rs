@@ -51,6 +51,8 @@ pub(crate) struct Flights {
     is_used: AtomicBool,
     /// So many loads.
     under_way: AtomicU64,
+    /// Some key rests, or did.
+    has_rests: AtomicBool,
 }
 
 /// Why nobody loads a key.
@@ -122,7 +124,7 @@ impl Drop for Ending<'_> {
 /// The leader's duty to land.
 pub(crate) struct Lead<'f> {
     stripe: &'f Stripe,
-    under_way: &'f AtomicU64,
+    flights: &'f Flights,
     key: Box<[u8]>,
     flight: Arc<Flight>,
     /// What it lands with.
@@ -131,7 +133,8 @@ pub(crate) struct Lead<'f> {
 
 impl Flights {
     pub(crate) fn new() -> Self {
-        Self { stripes: (0..STRIPES).map(|_| Mutex::default()).collect(), is_used: AtomicBool::new(false), under_way: AtomicU64::new(0) }
+        let (is_used, under_way, has_rests) = (AtomicBool::new(false), AtomicU64::new(0), AtomicBool::new(false));
+        Self { stripes: (0..STRIPES).map(|_| Mutex::default()).collect(), is_used, under_way, has_rests }
     }
 
     fn stripe(&self, hash: u64) -> &Stripe {
@@ -153,7 +156,7 @@ impl Flights {
         let flight = Arc::new(Flight { state: Waited::default(), came: Condvar::new(), hash, is_outdated, keeps_nothing, keeping });
         board.flights.insert(key.into(), flight.clone());
         self.under_way.fetch_add(1, SeqCst);
-        Joined::Leads(Lead { stripe, under_way: &self.under_way, key: key.into(), flight, brings: Landed::Lost })
+        Joined::Leads(Lead { stripe, flights: self, key: key.into(), flight, brings: Landed::Lost })
     }
 
     /// True from the first load on.
@@ -187,6 +190,13 @@ impl Flights {
         let ending = Ending { stripe, hash };
         Self::outdate_on(board, key);
         ending
+    }
+
+    /// The same where only the rest is at an end. Next to nothing where no key rests.
+    pub(crate) fn rest_no_more(&self, key: &[u8], hash: u64) {
+        if self.has_rests.load(SeqCst) {
+            lock(self.stripe(hash)).rest_no_more(key);
+        }
     }
 
     fn outdate_on(board: MutexGuard<'_, Board>, key: &[u8]) {
@@ -282,6 +292,9 @@ impl Lead<'_> {
 
     /// Nobody loads the key until then, from now on; or anybody does again.
     pub(crate) fn set_rest(&self, rest: Option<(Rest, u64)>, now: u64) {
+        if rest.is_some() {
+            self.flights.has_rests.store(true, SeqCst);
+        }
         let mut board = lock(self.stripe);
         match rest {
             Some((Rest::Absent, _)) if !self.may_keep() => {}
@@ -295,7 +308,7 @@ impl Drop for Lead<'_> {
     fn drop(&mut self) {
         // First: nobody joins what has landed.
         lock(self.stripe).flights.remove(&self.key);
-        self.under_way.fetch_add(1u64.wrapping_neg(), SeqCst);
+        self.flights.under_way.fetch_add(1u64.wrapping_neg(), SeqCst);
         self.flight.land(std::mem::replace(&mut self.brings, Landed::Lost));
     }
 }

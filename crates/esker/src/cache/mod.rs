@@ -36,7 +36,7 @@ use crate::engine::{lock, try_lock};
 use crate::error::{Error, Result};
 use crate::log::Log;
 use crate::options::ByteCount;
-use crate::record::{self, ABSENT, ColdRecord};
+use crate::record::{self, ColdRecord};
 use crate::stats::CacheStats;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
@@ -208,11 +208,18 @@ impl fmt::Debug for Cache {
     }
 }
 
-/// A pair that left, until it is told.
+/// A pair that left, or may have, until it is told.
 pub(crate) struct Departed {
     pub(crate) key: Box<[u8]>,
+    /// Nothing where there is no listener.
     value: Box<[u8]>,
     why: Eviction,
+    /// Of its record.
+    bytes: u64,
+}
+
+fn reason(is_expired: bool) -> Eviction {
+    if is_expired { Eviction::Expired } else { Eviction::Full }
 }
 
 /// So much may be kept of a stretch, and what earlier ones might have kept and did not, or less by what they kept beyond it.
@@ -392,20 +399,33 @@ impl Caching {
         self.threshold.store(next.to_bits(), Relaxed);
     }
 
-    /// Counts a record that is dropped, in these bytes; what is to be told of it.
-    pub(crate) fn depart(&self, layout: Layout, record: &[u8], is_expired: bool) -> Option<Departed> {
-        let (counter, why) = if is_expired { (&self.expired, Eviction::Expired) } else { (&self.evictions, Eviction::Full) };
-        counter.fetch_add(1, Relaxed);
-        self.evicted_bytes.fetch_add(record.len() as u64, Relaxed);
-        if self.listener.is_none() || record::word_at(record, 0) & ABSENT != 0 {
-            return None;
-        }
-        record::parse(layout, record).map(|record| Departed { key: record.key.into(), value: record.value.into(), why })
+    /// What is to be known of the pair in these bytes once it has gone.
+    pub(crate) fn departed(&self, layout: Layout, record: &[u8], is_expired: bool) -> Option<Departed> {
+        let (why, bytes) = (reason(is_expired), record.len() as u64);
+        let value = |value: &[u8]| if self.listener.is_some() { value.into() } else { Box::default() };
+        record::parse(layout, record).map(|record| Departed { key: record.key.into(), value: value(record.value), why, bytes })
     }
 
-    /// The listener is to hear of it: nobody finds it any more.
-    pub(crate) fn will_tell(&self, departed: Departed) {
-        lock(&self.departed).push_back(departed);
+    /// The pair in these bytes has gone: nobody finds it any more.
+    pub(crate) fn let_go_record(&self, layout: Layout, record: &[u8], is_expired: bool) {
+        match &self.listener {
+            Some(_) => self.departed(layout, record, is_expired).into_iter().for_each(|departed| self.let_go(departed)),
+            None => self.count_gone(reason(is_expired), record.len() as u64),
+        }
+    }
+
+    /// The same of one of which it was not known at first. The listener is to hear of it.
+    pub(crate) fn let_go(&self, departed: Departed) {
+        self.count_gone(departed.why, departed.bytes);
+        if self.listener.is_some() {
+            lock(&self.departed).push_back(departed);
+        }
+    }
+
+    fn count_gone(&self, why: Eviction, bytes: u64) {
+        let counter = if why == Eviction::Expired { &self.expired } else { &self.evictions };
+        counter.fetch_add(1, Relaxed);
+        self.evicted_bytes.fetch_add(bytes, Relaxed);
     }
 
     /// Tells the listener, and waits for who is at that: so nobody drops more than is told. But not who has a duty, who leaves it to
@@ -428,7 +448,7 @@ impl Caching {
             && let Some(telling) = lock()
         {
             let was_telling = IS_TELLING.replace(true);
-            while let Some(Departed { key, value, why }) = self.next_departed() {
+            while let Some(Departed { key, value, why, .. }) = self.next_departed() {
                 // Foreign code: the thread may be the store's own.
                 let _ = catch_unwind(AssertUnwindSafe(|| listener(&key, &value, why)));
             }

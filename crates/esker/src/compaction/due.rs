@@ -167,8 +167,7 @@ impl Engine {
     /// has expired is found once more, but for a cache, which has taken its entries away.
     pub(super) fn note_unfinished(&self, tally: Tally, taken_back: u64) {
         let Due { known, given_back, pass, .. } = &self.compaction.due;
-        let gone = if self.caching.is_some() { tally.expired } else { 0 };
-        known.fetch_add(tally.moved + gone, Relaxed);
+        known.fetch_add(tally.moved + tally.expired_gone, Relaxed);
         given_back.fetch_add(taken_back, Relaxed);
         lock(&self.compaction.done).moved_bytes += tally.moved;
         if let Some(pass) = &mut *lock(pass) {

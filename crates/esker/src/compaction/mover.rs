@@ -71,6 +71,8 @@ pub(super) struct Tally {
     /// Of expired records dropped: nobody counted them. And how many there were.
     pub(super) expired: u64,
     pub(super) expired_records: u64,
+    /// Those that nobody finds any more though the stretch may end early: a cache takes their entries away.
+    pub(super) expired_gone: u64,
     /// Counted as dead by the copies: what they left of their pieces and last blocks.
     pub(super) left: u64,
     /// Entries, not bytes, that lead to what has no copy.
@@ -83,6 +85,7 @@ impl Tally {
             moved: self.moved + other.moved,
             expired: self.expired + other.expired,
             expired_records: self.expired_records + other.expired_records,
+            expired_gone: self.expired_gone + other.expired_gone,
             left: self.left + other.left,
             idle_entries: self.idle_entries + other.idle_entries,
         }
@@ -276,6 +279,10 @@ impl Mover<'_> {
     /// The same in a cache: the entry goes at once, if it leads here.
     fn drop_from(&mut self, caching: &Caching, pin: Pin<'_>, of: &Original<'_>, seen: &Seen, has_expired: bool) -> bool {
         let engine = self.engine;
+        // Before anybody misses it: that there was no value once is nothing to go by.
+        if !has_expired && !is_deletion(of.bytes) {
+            caching.flights.rest_no_more(of.key(engine.layout), of.hash);
+        }
         // Its bytes stay if the stretch is not given back, and no entry leads to them: a scan must ask.
         engine.mark_superseded(of.at);
         // Before: an image that lacks the entry comes later.
@@ -295,13 +302,16 @@ impl Mover<'_> {
             is_unreachable = is_removed;
         }
         drop(pin);
-        if !is_deletion(of.bytes)
-            && let Some(departed) = caching.depart(engine.layout, of.bytes, has_expired)
-        {
-            match is_unreachable {
-                true => caching.will_tell(departed),
-                false => self.aside.push((of.at, of.hash, departed)),
-            }
+        if has_expired && is_unreachable {
+            self.tally.expired_gone += of.bytes.len() as u64;
+        }
+        if is_deletion(of.bytes) {
+            return true;
+        }
+        if is_unreachable {
+            caching.let_go_record(engine.layout, of.bytes, has_expired);
+        } else if let Some(departed) = caching.departed(engine.layout, of.bytes, has_expired) {
+            self.aside.push((of.at, of.hash, departed));
         }
         true
     }

@@ -922,6 +922,7 @@ fn hears_once_of_what_expired(ends_before: bool) {
     let before = heard();
     assert!(engine.try_move_stretch(caching, || true).unwrap());
     assert_eq!((before, heard()), if ends_before { (0, 1) } else { (1, 1) });
+    assert_eq!(store.stats().cache.unwrap().expired, 1);
 }
 
 /// Each time a stretch ended early what had expired in it was counted as dead once more: all of a log was dead, by and by.

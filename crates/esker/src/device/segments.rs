@@ -535,7 +535,7 @@ mod tests {
             assert!(segments.owed().written.len() < OWED_MAX && segments.owed().written.contains_key(&(number as u64)));
         }
         segments.sync().unwrap();
-        segments.doubt_from(0).unwrap();
+        segments.doubt_from(0, false).unwrap();
         assert!(segments.owed().written.len() < OWED_MAX);
         for number in (0..count).rev().chain(0..count) {
             let mut read = vec![0; SECTOR_BYTES];
