@@ -218,7 +218,8 @@ pub struct IndexStats {
     pub entries: u64,
     /// Buckets behind full ones.
     pub overflow_buckets: u64,
-    /// Of a sample of entries: how many have a chain of one record in memory, of two, and so on. Versions of one key count, too.
+    /// Of a sample of entries: how many have a chain of one record in memory, of two, and so on; the last of 256 are
+    /// those that are as long or longer. Versions of one key count, too.
     pub chain_lengths: Vec<u64>,
 }
 

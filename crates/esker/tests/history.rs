@@ -164,3 +164,22 @@ fn history_answers_as_the_store_does_where_it_cannot_be() {
     store.close().unwrap();
     assert!(matches!(store.history(&1, 1), Err(Error::Closed)));
 }
+
+/// They were copied under one pin, for which all who draw lines, evict or begin to scan waited; and a figure grew as long.
+#[test]
+fn many_versions_are_taken_some_at_a_time() {
+    const VERSIONS: u64 = 200_000;
+    let cold = Options::new().memory("16MiB").history(true).background(false).open_in(Arc::new(MemoryStorage::new())).unwrap();
+    for store in [Options::new().memory("64MiB").history(true).in_memory().unwrap(), cold] {
+        let store: Store<u64, [u8]> = store;
+        let value = |n: u64| n.to_le_bytes().repeat(4);
+        (0..VERSIONS).for_each(|n| store.put(&0, &value(n)).unwrap());
+        for most in [1, 255, 256, 257, 600, usize::MAX] {
+            let newest = values(&store, 0, most);
+            assert_eq!(newest.len(), most.min(newest.len()));
+            assert!(newest.len() > 10_000 || newest.len() == most);
+            assert!(newest.iter().zip((0..VERSIONS).rev()).all(|(found, n)| *found == Some(value(n))), "{most}");
+        }
+        assert_eq!(store.stats().index.chain_lengths.len(), 256);
+    }
+}

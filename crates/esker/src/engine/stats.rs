@@ -7,6 +7,9 @@ use crate::epoch::Counter;
 use crate::stats::{ExpiryStats, IndexStats, LoadStats, LogStats, MemoryStats, OperationStats, Stats};
 use crate::sync::atomic::Ordering::*;
 
+/// Records of a chain that a sample counts.
+const CHAIN_RECORDS_MAX: usize = 256;
+
 impl Engine {
     pub(crate) fn stats(&self) -> Stats {
         let bounds = &self.log.bounds;
@@ -85,10 +88,10 @@ impl Engine {
         (lengths, keys as f64 / sampled as f64)
     }
 
-    /// How many records a chain has in memory, and of how many keys: a lookup ends at the first of its own. Under a pin.
+    /// How many records a chain has in memory, up to so many, and of how many keys: a lookup ends at the first of its own. Under a pin.
     fn chain_in_memory(&self, first: u64) -> (usize, usize) {
         let (mut length, mut keys) = (0, Vec::new());
-        for link in self.log.chain(first, 0) {
+        for link in self.log.chain(first, 0).take(CHAIN_RECORDS_MAX) {
             let hash = self.hash_of(link.record.key(self.layout));
             if !keys.contains(&hash) {
                 keys.push(hash);

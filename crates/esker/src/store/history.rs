@@ -17,6 +17,16 @@ use crate::snapshot::{Newest, View};
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 
+/// Versions copied under one pin.
+const VERSIONS_AT_ONCE: usize = 256;
+
+/// Where a chain goes on.
+enum Next {
+    Memory(u64),
+    /// On the device, or 0.
+    Cold(u64),
+}
+
 /// The versions found so far, the newest first; `None`: the key was absent.
 struct Found {
     versions: Vec<Option<Vec<u8>>>,
@@ -80,11 +90,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let view = hold.view();
         let mut found = Found { versions: Vec::new(), most };
         let mut attempts = 0;
+        let mut from = None;
         let cold = loop {
-            if let Some(cold) = self.history_in_memory(key, &view, &mut found)? {
-                break cold;
+            match self.history_in_memory(key, &view, from, &mut found)? {
+                Some(Next::Memory(at)) => from = Some(at),
+                Some(Next::Cold(at)) => break at,
+                None => pause(&mut attempts),
             }
-            pause(&mut attempts);
         };
         if cold != 0 && found.versions.len() < most {
             chain::visit_in(&self.engine, &view, cold, key, |record| {
@@ -95,17 +107,21 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(found.versions.into_iter().map(|value| value.map(versioned)).collect())
     }
 
-    /// Where the chain goes on on the device, or 0; `None` if a transaction holds the key or its bucket was moving.
-    fn history_in_memory(&self, key: &[u8], view: &View, found: &mut Found) -> Result<Option<u64>> {
+    /// Some versions, from the beginning of the chain or from where it went on: who holds space finds it there. Others wait for the pin.
+    /// `None` if a transaction holds the key or its bucket was moving.
+    fn history_in_memory(&self, key: &[u8], view: &View, from: Option<u64>, found: &mut Found) -> Result<Option<Next>> {
         let hash = self.hash(key);
         let _pin = self.engine.epochs.pin()?;
-        if self.engine.is_held(hash) {
-            return Ok(None);
+        if from.is_none() {
+            if self.engine.is_held(hash) {
+                return Ok(None);
+            }
+            found.versions.clear();
         }
-        found.versions.clear();
         let seen = self.engine.index.lookup(hash);
-        let mut at = seen.address();
-        loop {
+        let is_sure = || from.is_some() || self.engine.index.is_settled(&seen);
+        let mut at = from.unwrap_or(seen.address());
+        for _ in 0..VERSIONS_AT_ONCE {
             let end = match self.engine.newest_in(view, at, 0, |record: &Record| self.is_of(*record, key)) {
                 Newest::Memory(record) => {
                     let wants_more =
@@ -119,7 +135,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Newest::Cold(at) => at,
                 Newest::Nowhere { .. } => 0,
             };
-            return Ok(self.engine.index.is_settled(&seen).then_some(end));
+            return Ok(is_sure().then_some(Next::Cold(end)));
         }
+        Ok(is_sure().then_some(Next::Memory(at)))
     }
 }

@@ -62,7 +62,7 @@ impl Loading {
 
     /// From `span` before its expiry on a value is loaded anew: one caller does so, and the others get the present value without waiting
     /// (refresh ahead, stale while revalidate). If that load fails its caller, too, gets the present value; until the expiry at most
-    /// sixteen attempts are made in `span`.
+    /// sixteen attempts are made in `span`. It is to be shorter than [`Loading::ttl`], or each call is within it.
     #[must_use]
     pub fn renew_ahead(mut self, span: Duration) -> Self {
         self.ahead = span;
