@@ -24,6 +24,8 @@ pub enum Error {
     Locked(PathBuf),
     /// A loader given to `get_or_insert_with` or `get_or_load` failed; what it failed with.
     Load(Arc<dyn std::error::Error + Send + Sync>),
+    /// What a transaction was given to do decided against it, and why ([`Error::aborted`]): nothing was changed.
+    Aborted(Arc<dyn std::error::Error + Send + Sync>),
     /// What the transaction had read is not so any more: another writer changed this key, or it expired, or a cache dropped it; or its
     /// record was moved, by compaction or to the device, while another key that shares its latch was written; in a cache, whenever it was
     /// moved. The transaction changed nothing. Do it again.
@@ -42,6 +44,26 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
+    /// For a transaction's body that decides against it: any error of the caller's, or a message.
+    ///
+    /// # Examples
+    /// ```
+    /// use esker::{Error, Options, Store};
+    ///
+    /// let accounts: Store<str, u64> = Options::new().memory("16MiB").in_memory()?;
+    /// accounts.put("ada", &20)?;
+    /// let paid = accounts.transaction(|tx| {
+    ///     let ada = tx.get("ada")?.unwrap_or(0);
+    ///     tx.put("ada", &ada.checked_sub(30).ok_or_else(|| Error::aborted("ada has not enough"))?)
+    /// });
+    /// assert!(matches!(paid, Err(Error::Aborted(why)) if why.to_string() == "ada has not enough"));
+    /// assert_eq!(accounts.get("ada")?, Some(20));
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn aborted(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Aborted(Arc::from(why.into()))
+    }
+
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::Invalid(message.into())
     }
@@ -168,6 +190,7 @@ impl fmt::Display for Error {
             Self::Invalid(what) => write!(f, "invalid: {what}"),
             Self::Locked(path) => write!(f, "locked: open in this or another process path={}", path.display()),
             Self::Load(error) => write!(f, "the loader failed: {error}"),
+            Self::Aborted(why) => write!(f, "aborted: {why}"),
             Self::Conflict { key } => write!(f, "conflict with another writer key={}", key.escape_ascii()),
             Self::Closed => f.write_str("the store is closed"),
             Self::Cancelled => f.write_str("cancelled"),
@@ -179,7 +202,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Io(error) => Some(error.as_ref()),
-            Self::Load(error) => Some(error.as_ref()),
+            Self::Load(error) | Self::Aborted(error) => Some(error.as_ref()),
             _ => None,
         }
     }

@@ -42,6 +42,7 @@ fn a_version_names_a_value_hot_or_cold() {
         store.put(&key, &[0; 1000]).unwrap();
     }
     assert_eq!(store.get_versioned(&0).unwrap().unwrap().1, first);
+    let first = esker::Version::from_u128(first.to_u128());
     assert!(store.put_if_version(&0, first, &[2; 1000]).unwrap());
     assert!(!store.put_if_version(&0, first, &[3; 1000]).unwrap());
     assert!(!store.put_if_version(&50_000, first, &[3; 1000]).unwrap());

@@ -1252,7 +1252,8 @@ fn a_value_is_read_with_its_own_end() {
     const BEGIN: u64 = 1_000_000;
     let options = || Options::new().memory("16MiB").clock(Arc::new(Staged(BEGIN))).background(false);
     let store: Store<u64, [u8]> = options().in_memory().unwrap();
-    let ways: [fn(&Store<u64, [u8]>) -> Option<Vec<u8>>; 4] = [
+    type Way = fn(&Store<u64, [u8]>) -> Option<Vec<u8>>;
+    let ways: [Way; 4] = [
         |store| store.get(&1).unwrap(),
         |store| {
             let mut found = None;

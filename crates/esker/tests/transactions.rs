@@ -534,3 +534,23 @@ fn a_store_in_memory_that_is_closed_says_so() {
     store.close().unwrap();
     assert!(matches!(store.commit(), Err(Error::Closed)));
 }
+
+/// A caller's own reason, and none that an attempt had which nobody believes.
+#[test]
+fn a_transaction_that_is_aborted_says_why_and_changes_nothing() {
+    let store: Store<str, u64> = Options::new().memory("16MiB").in_memory().unwrap();
+    store.put("ada", &10).unwrap();
+    let mut attempts = 0;
+    let aborted = store.transaction(|tx| {
+        attempts += 1;
+        let ada = tx.get("ada")?.unwrap();
+        if attempts == 1 {
+            store.put("ada", &20).unwrap();
+        }
+        tx.put("ben", &ada)?;
+        Err::<(), _>(Error::aborted(std::io::Error::other(format!("ada has {ada}"))))
+    });
+    let Err(Error::Aborted(why)) = aborted else { panic!("{aborted:?}") };
+    assert!(why.downcast_ref::<std::io::Error>().is_some_and(|why| why.to_string() == "ada has 20"), "{why}");
+    assert_eq!((attempts, store.get("ben").unwrap()), (2, None));
+}

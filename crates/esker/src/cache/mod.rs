@@ -189,7 +189,7 @@ impl Cache {
     /// deleted, nor of all that leave a disk (a key whose index entry another key shares goes unheard).
     ///
     /// It runs on a thread that needed the room, or on the store's own, outside the store: it may use it, if it waits for nobody who uses
-    /// it. (A clone of the store that the listener holds keeps the store open for good: let it hold a `Weak`.) Threads that need room wait for it, so keep it short; futures, loads and the store's own threads do not, and what they drop
+    /// it. (A clone of the store that the listener holds keeps the store open for good: let it hold a `Weak` of one.) Threads that need room wait for it, so keep it short; futures, loads and the store's own threads do not, and what they drop
     /// meanwhile takes memory beside the budget until it is told. A panic in it is swallowed.
     #[must_use]
     pub fn on_eviction(mut self, listener: impl Fn(&[u8], &[u8], Eviction) + Send + Sync + 'static) -> Self {

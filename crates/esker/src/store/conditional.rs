@@ -24,6 +24,20 @@ use super::bytes::{Change, Old};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Version(u128);
 
+impl Version {
+    /// The version as a number, to be kept or sent elsewhere.
+    #[must_use]
+    pub fn to_u128(self) -> u128 {
+        self.0
+    }
+
+    /// The version with this number.
+    #[must_use]
+    pub fn from_u128(number: u128) -> Self {
+        Self(number)
+    }
+}
+
 /// A pair that is to be deleted: where a version is told, only if its value still has it.
 pub(crate) struct Doomed {
     pub(crate) key: Box<[u8]>,

@@ -115,7 +115,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// store somewhat slower from then on (`# Cost`).
     ///
     /// # Errors
-    /// The error that `body` returned, if all it had read was so at one moment (else it runs again): nothing was changed.
+    /// The error that `body` returned, if all it had read was so at one moment (else it runs again): nothing was changed. One of its own
+    /// is [`Error::aborted`].
     /// [`Error::Conflict`] if others were quicker every time. `Full`, `Io`, `Invalid` as [`Store::put`]; `Invalid` also for a transaction
     /// that the log's memory cannot take at once, before it changes anything. With [`Durability::Always`](crate::Durability::Always) an
     /// `Io` may come after the change.
