@@ -194,7 +194,6 @@ fn an_export_to_a_file_replaces_it_when_it_is_whole() {
     assert_eq!(files, 3, "orders.csv, the store and the export; nothing temporary");
 }
 
-/// It took the place of the log, with exit code 0.
 /// Found out when all had been written.
 #[test]
 fn an_output_that_can_be_no_file_is_refused_at_once() {
@@ -203,6 +202,7 @@ fn an_output_that_can_be_no_file_is_refused_at_once() {
     assert!(run.code == 2 && run.stderr.contains("`out/` is no name of a file"), "{run:?}");
 }
 
+/// It took the place of the log, with exit code 0.
 #[test]
 fn an_export_into_the_store_is_refused() {
     let place = orders();

@@ -412,7 +412,9 @@ impl Engine {
                 // Else the rest lives on, and is dropped another time.
                 let is_told = gone.into_iter().filter(|(_, is_unreachable)| is_dropped || *is_unreachable);
                 is_told.for_each(|(departed, _)| caching.let_go(departed));
-                if !is_dropped {
+                if is_dropped {
+                    caching.count_unheard(mover.tally.unheard);
+                } else {
                     self.note_unfinished(mover.tally, mover.taken_back.get());
                     return Ok(false);
                 }

@@ -96,11 +96,13 @@ impl Engine {
         // A recovery without it would make the index as large as it was.
         let has_shrunk = self.index.finest_times() > 2 && !self.index.is_shrinking();
         let is_long = lag > LAG_BYTES_MIN.max(LAG_INDEX_TIMES * self.index.bytes());
-        self.has_place_for_images()
+        !self.is_in_memory()
             && (is_long || has_shrunk)
             && self.lacks_nothing()
             && !self.images.is_under_way.load(Relaxed)
             && lock(&self.images.retries).are_due()
+            // Last: it waits for who writes the manifest.
+            && self.has_place_for_images()
     }
 
     fn has_place_for_images(&self) -> bool {

@@ -654,7 +654,6 @@ fn what_is_loaded_stays_as_long_as_it_is_to() {
     }
 }
 
-/// Whoever makes a value at the source deletes the key here; also while it is being loaded.
 /// What had been put since, and was dropped, is not known to be absent at the source.
 #[test]
 fn a_drop_ends_an_absence() {
@@ -669,6 +668,7 @@ fn a_drop_ends_an_absence() {
     assert_eq!(load(Some(vec![3])), Some(vec![3]));
 }
 
+/// Whoever makes a value at the source deletes the key here; also while it is being loaded.
 #[test]
 fn a_deletion_ends_an_absence() {
     let (_, store) = timed();

@@ -14,6 +14,7 @@ use crate::model::{Bytes, Layout, Operation};
 use crate::storage::{KINDS, Kind, SimStorage, StorageFault};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// What was done.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -93,13 +94,25 @@ struct Run<'s, S> {
     failed: bool,
     /// What fails does so for want of room.
     lacks_room: bool,
+    /// Which of the calls that failed were an image's.
+    of_images: Vec<Range<usize>>,
     went_on: u64,
 }
 
 impl<'s, S: Subject> Run<'s, S> {
     fn new(subject: &'s S, storage: &'s SimStorage, program: &Program) -> Run<'s, S> {
         let layout = program.layout;
-        Run { subject, storage, layout, keys: keys(layout), paths: vec![Past::none(layout)], failed: false, lacks_room: false, went_on: 0 }
+        Run {
+            subject,
+            storage,
+            layout,
+            keys: keys(layout),
+            paths: vec![Past::none(layout)],
+            failed: false,
+            lacks_room: false,
+            of_images: Vec::new(),
+            went_on: 0,
+        }
     }
 
     fn fits(&self, found: &State) -> Result<(), String> {
@@ -115,11 +128,14 @@ impl<'s, S: Subject> Run<'s, S> {
                 Step::Commit => self.commit(&mut store)?,
                 Step::Compact => self.failed |= store.compact().is_err(),
                 Step::Stretch => self.failed |= store.compact_stretch().is_err(),
-                Step::Image => match store.image() {
-                    Ok(()) if self.subject.takes_images() => self.promised(),
-                    // An image that cannot be written is no harm to the store, which need not say so.
-                    _ => {}
-                },
+                Step::Image => {
+                    let before = self.storage.struck().len();
+                    match store.image() {
+                        Ok(()) if self.subject.takes_images() => self.promised(),
+                        // An image that cannot be written is no harm to the store, which need not say so.
+                        _ => self.of_images.push(before..self.storage.struck().len()),
+                    }
+                }
                 Step::Reopen => {
                     if store.close().is_ok() {
                         self.promised();
@@ -172,7 +188,9 @@ impl<'s, S: Subject> Run<'s, S> {
     /// Which call that is says the storage: a thread that reads ahead comes sooner in one run than in another, and the nth call of
     /// this run may ask something else than that of the run without a fault.
     fn latches(&self) -> bool {
-        self.storage.struck().iter().any(|kind| kind.is_change() && !self.had_no_room(*kind))
+        let is_of_image = |at: usize| self.of_images.iter().any(|calls| calls.contains(&at));
+        let struck = self.storage.struck();
+        struck.iter().enumerate().any(|(at, kind)| kind.is_change() && !self.had_no_room(*kind) && !is_of_image(at))
     }
 
     fn had_no_room(&self, kind: Kind) -> bool {

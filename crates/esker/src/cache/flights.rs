@@ -207,10 +207,12 @@ impl Flights {
         }
     }
 
-    /// The same of all keys that are being loaded, whatever rests: some of them are dropped.
+    /// The same of all keys: some of them are dropped.
     pub(crate) fn outdate_all(&self) {
         for stripe in &self.stripes {
-            let board = lock(stripe);
+            let mut board = lock(stripe);
+            board.rests.clear();
+            board.rests_bytes = 0;
             let flights: Vec<Arc<Flight>> = board.flights.values().cloned().collect();
             flights.iter().for_each(|flight| flight.is_outdated.store(true, Relaxed));
             drop(board);

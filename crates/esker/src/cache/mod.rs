@@ -189,8 +189,9 @@ impl Cache {
     /// deleted, nor of all that leave a disk (a key whose index entry another key shares goes unheard).
     ///
     /// It runs on a thread that needed the room, or on the store's own, outside the store: it may use it, if it waits for nobody who uses
-    /// it. (A clone of the store that the listener holds keeps the store open for good: let it hold a `Weak` of one.) Threads that need room wait for it, so keep it short; futures, loads and the store's own threads do not, and what they drop
-    /// meanwhile takes memory beside the budget until it is told. A panic in it is swallowed.
+    /// it. Threads that need room wait for it, so keep it short; futures, loads and the store's own threads do not, and what they drop
+    /// meanwhile takes memory beside the budget until it is told. A panic in it is swallowed. A clone of the store that it holds keeps the
+    /// store open for good: let it hold a `Weak` of one.
     #[must_use]
     pub fn on_eviction(mut self, listener: impl Fn(&[u8], &[u8], Eviction) + Send + Sync + 'static) -> Self {
         self.listener = Some(Arc::new(listener));
@@ -212,11 +213,29 @@ impl fmt::Debug for Cache {
 /// A pair that left, or may have, until it is told.
 pub(crate) struct Departed {
     pub(crate) key: Box<[u8]>,
-    /// Nothing where there is no listener.
     value: Box<[u8]>,
     why: Eviction,
     /// Of its record.
     bytes: u64,
+}
+
+/// Pairs of which no listener hears.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Unheard {
+    evictions: u64,
+    expired: u64,
+    bytes: u64,
+}
+
+impl Unheard {
+    pub(crate) fn add(&mut self, is_expired: bool, bytes: u64) {
+        *self = self.with(Self { evictions: u64::from(!is_expired), expired: u64::from(is_expired), bytes });
+    }
+
+    pub(crate) fn with(self, other: Self) -> Self {
+        let Self { evictions, expired, bytes } = other;
+        Self { evictions: self.evictions + evictions, expired: self.expired + expired, bytes: self.bytes + bytes }
+    }
 }
 
 fn reason(is_expired: bool) -> Eviction {
@@ -400,11 +419,10 @@ impl Caching {
         self.threshold.store(next.to_bits(), Relaxed);
     }
 
-    /// What is to be known of the pair in these bytes once it has gone.
+    /// What a listener is to hear of the pair in these bytes once it has gone.
     pub(crate) fn departed(&self, layout: Layout, record: &[u8], is_expired: bool) -> Option<Departed> {
         let (why, bytes) = (reason(is_expired), record.len() as u64);
-        let value = |value: &[u8]| if self.listener.is_some() { value.into() } else { Box::default() };
-        record::parse(layout, record).map(|record| Departed { key: record.key.into(), value: value(record.value), why, bytes })
+        record::parse(layout, record).map(|record| Departed { key: record.key.into(), value: record.value.into(), why, bytes })
     }
 
     /// The pair in these bytes has gone: nobody finds it any more.
@@ -418,15 +436,19 @@ impl Caching {
     /// The same of one of which it was not known at first. The listener is to hear of it.
     pub(crate) fn let_go(&self, departed: Departed) {
         self.count_gone(departed.why, departed.bytes);
-        if self.listener.is_some() {
-            lock(&self.departed).push_back(departed);
-        }
+        lock(&self.departed).push_back(departed);
     }
 
     fn count_gone(&self, why: Eviction, bytes: u64) {
-        let counter = if why == Eviction::Expired { &self.expired } else { &self.evictions };
-        counter.fetch_add(1, Relaxed);
-        self.evicted_bytes.fetch_add(bytes, Relaxed);
+        let mut one = Unheard::default();
+        one.add(why == Eviction::Expired, bytes);
+        self.count_unheard(one);
+    }
+
+    pub(crate) fn count_unheard(&self, gone: Unheard) {
+        self.evictions.fetch_add(gone.evictions, Relaxed);
+        self.expired.fetch_add(gone.expired, Relaxed);
+        self.evicted_bytes.fetch_add(gone.bytes, Relaxed);
     }
 
     /// Tells the listener, and waits for who is at that: so nobody drops more than is told. But not who has a duty, who leaves it to

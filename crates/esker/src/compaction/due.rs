@@ -164,7 +164,7 @@ impl Engine {
     }
 
     /// A stretch that will be gone through again: its copies stand, and what was taken back of guesses is not taken back once more. What
-    /// has expired is found once more, but for a cache, which has taken its entries away.
+    /// has expired is found once more, but for those whose entries a cache has taken away.
     pub(super) fn note_unfinished(&self, tally: Tally, taken_back: u64) {
         let Due { known, given_back, pass, .. } = &self.compaction.due;
         known.fetch_add(tally.moved + tally.expired_gone, Relaxed);

@@ -18,7 +18,7 @@
 
 mod doubts;
 
-use crate::cache::{Caching, Departed, Kept};
+use crate::cache::{Caching, Departed, Kept, Unheard};
 use crate::copies::{Newest, Original};
 use crate::engine::Engine;
 use crate::epoch::{Counter, Pin};
@@ -73,6 +73,8 @@ pub(super) struct Tally {
     pub(super) expired_records: u64,
     /// Those that nobody finds any more though the stretch may end early: a cache takes their entries away.
     pub(super) expired_gone: u64,
+    /// What goes with the stretch.
+    pub(super) unheard: Unheard,
     /// Counted as dead by the copies: what they left of their pieces and last blocks.
     pub(super) left: u64,
     /// Entries, not bytes, that lead to what has no copy.
@@ -86,6 +88,7 @@ impl Tally {
             expired: self.expired + other.expired,
             expired_records: self.expired_records + other.expired_records,
             expired_gone: self.expired_gone + other.expired_gone,
+            unheard: self.unheard.with(other.unheard),
             left: self.left + other.left,
             idle_entries: self.idle_entries + other.idle_entries,
         }
@@ -256,7 +259,7 @@ impl Mover<'_> {
             Newest::Cold(other) if other < at || seen.is_sole() => Standing::Dead,
             // A cache drops what is on a device anyway.
             Newest::Cold(_) if self.is_being_loaded(of) => Standing::Loaded,
-            Newest::Cold(_) if self.caching.is_some() => Standing::Dead,
+            Newest::Cold(_) if self.is_dropped(of) => Standing::Dead,
             Newest::Cold(other) => Standing::InDoubt(other),
         }
     }
@@ -310,6 +313,9 @@ impl Mover<'_> {
         }
         if is_unreachable {
             caching.let_go_record(engine.layout, of.bytes, has_expired);
+        } else if !caching.listens() {
+            // For a figure nobody looks again.
+            self.tally.unheard.add(has_expired, of.bytes.len() as u64);
         } else if let Some(departed) = caching.departed(engine.layout, of.bytes, has_expired) {
             self.aside.push((of.at, of.hash, departed));
         }
@@ -379,6 +385,11 @@ impl Mover<'_> {
     }
 
     /// True if somebody loads the key of what a cache drops, and would keep a value that may be older than this one.
+    /// True in a cache. It may be the newest of its key.
+    fn is_dropped(&self, of: &Original<'_>) -> bool {
+        self.caching.inspect(|caching| caching.flights.rest_no_more(of.key(self.engine.layout), of.hash)).is_some()
+    }
+
     fn is_being_loaded(&self, of: &Original<'_>) -> bool {
         self.caching.is_some_and(|caching| caching.flights.may_keep(of.key(self.engine.layout), of.hash))
     }

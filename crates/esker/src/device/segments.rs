@@ -312,13 +312,16 @@ impl Device for Segments {
         let mut removed = Ok(());
         for number in gone {
             self.owed().written.remove(&number);
-            match self.storage().and_then(|storage| storage.remove(&name(number))) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    // It takes space until the next time.
-                    self.write_files().known.insert(number);
-                    removed = removed.and(Err(error));
+            let name = name(number);
+            if let Err(error) = self.storage().and_then(|storage| storage.remove(&name)) {
+                // Somebody may have been quicker; or what is not found is the lock.
+                let has_gone = || self.storage().and_then(|storage| storage.list()).is_ok_and(|names| !names.contains(&name));
+                if error.kind() == io::ErrorKind::NotFound && has_gone() {
+                    continue;
                 }
-                _ => {}
+                // It takes space until the next time.
+                self.write_files().known.insert(number);
+                removed = removed.and(Err(error));
             }
         }
         removed

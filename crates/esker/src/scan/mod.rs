@@ -38,7 +38,7 @@ use crate::record::{self, Record};
 use crate::snapshot::{Snapshot, View};
 use crate::store::Store;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use crate::sync::hint;
+use crate::sync::thread;
 use crate::types::{Key, Value};
 use hashbrown::HashTable;
 use index::ByIndex;
@@ -62,7 +62,15 @@ impl<F: FnMut(&[u8], &[u8])> Visit for F {}
 
 type Filter<'a, K, V> = dyn for<'v> Fn(<K as Value>::View<'v>, <V as Value>::View<'v>) -> bool + Send + Sync + 'a;
 type KeyTest<'a, K> = dyn for<'v> Fn(<K as Value>::View<'v>) -> bool + Send + Sync + 'a;
-type Progress<'a> = dyn Fn(f64) -> ControlFlow<()> + Send + Sync + 'a;
+type Progress<'a> = dyn Fn(f64) -> ControlFlow<Ends> + Send + Sync + 'a;
+
+/// Whose share of a scan ends.
+enum Ends {
+    All,
+    /// That of the thread that asked.
+    #[cfg_attr(not(feature = "rayon"), allow(dead_code, reason = "said by a parallel iterator"))]
+    Own,
+}
 
 /// A scan that is being described; [`Scan::for_each`] and its kin run it.
 ///
@@ -157,8 +165,10 @@ impl Control<'_> {
         let done = self.done.fetch_add(by, Relaxed) + by;
         match progress((done as f64 / self.total.max(1) as f64).min(1.0)) {
             ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => {
-                self.is_over.store(true, Release);
+            ControlFlow::Break(ends) => {
+                if let Ends::All = ends {
+                    self.is_over.store(true, Release);
+                }
                 Err(Error::Cancelled)
             }
         }
@@ -252,7 +262,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
             if record.is_as_found(as_found) {
                 return is_value;
             }
-            hint::spin_loop();
+            // Whoever changes it may run a caller's closure.
+            thread::yield_now();
         }
     }
 
@@ -387,7 +398,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// Calls this now and then, on any of the threads, with the part that is done, from 0 to 1. `Break` ends the scan with
     /// [`Error::Cancelled`].
     pub fn progress(mut self, report: impl Fn(f64) -> ControlFlow<()> + Send + Sync + 'a) -> Self {
-        self.progress = Some(Box::new(report));
+        self.progress = Some(Box::new(move |part| report(part).map_break(|()| Ends::All)));
         self
     }
 
@@ -426,7 +437,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         let stopped = Scan {
             progress: Some(Box::new(move |part| {
                 if is_over.load(Relaxed) {
-                    return ControlFlow::Break(());
+                    return ControlFlow::Break(Ends::All);
                 }
                 progress.as_ref().map_or(ControlFlow::Continue(()), |report| report(part))
             })),

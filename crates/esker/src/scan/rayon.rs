@@ -3,12 +3,12 @@
 //! A scan's threads take its parts in turns ([`Way::work`]), so the work need not be divided beforehand: rayon splits a *number of
 //! shares*, and each share is one thread's work, whichever parts it comes by. Shares that begin late find little left.
 //!
-//! **Ending early** (`find_any`): a share whose consumer is full lets its pairs pass, and when all that have begun are full the
-//! scan is cancelled. So it is where a share failed: its error is an item, and the others' ends are none.
+//! **Ending early** (`find_any`): a share whose consumer is full lets its pairs pass, and when all that have begun are full they
+//! end. Where a share failed all end: its error is an item, and the others' ends are none.
 
 use super::{Filter, Scan, Way};
 use crate::error::{Error, Result};
-use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use crate::sync::atomic::{AtomicUsize, Ordering::*};
 use crate::types::{Key, Value};
 use rayon::iter::plumbing::{Folder, UnindexedConsumer, UnindexedProducer, bridge_unindexed};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
@@ -56,10 +56,7 @@ where
         let (ends, progress) = (&ends, scan.progress.take());
         let scan = Scan {
             progress: Some(Box::new(move |part| match &progress {
-                _ if ends.are_all_full() => {
-                    ends.are_over.store(true, Relaxed);
-                    ControlFlow::Break(())
-                }
+                _ if ends.are_all_full() => ControlFlow::Break(super::Ends::Own),
                 Some(report) => report(part),
                 None => ControlFlow::Continue(()),
             })),
@@ -83,8 +80,6 @@ where
 struct Ends {
     begun: AtomicUsize,
     full: AtomicUsize,
-    /// The scan was cancelled for that.
-    are_over: AtomicBool,
 }
 
 impl Ends {
@@ -127,7 +122,7 @@ where
             }
         });
         match done {
-            Err(Error::Cancelled) if place.is_full || self.ends.are_over.load(Relaxed) => {}
+            Err(Error::Cancelled) if place.is_full => {}
             Err(Error::Cancelled) if self.way.control().has_failed.load(Relaxed) => {}
             Err(error) => place.put(Err(error), self.ends),
             Ok(()) => {}
