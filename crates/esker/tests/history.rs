@@ -165,9 +165,9 @@ fn history_answers_as_the_store_does_where_it_cannot_be() {
     assert!(matches!(store.history(&1, 1), Err(Error::Closed)));
 }
 
-/// They were copied under one pin, for which all who draw lines, evict or begin to scan waited; and a figure grew as long.
+/// They are taken some at a time, from where the last ones ended; and no figure grows as long.
 #[test]
-fn many_versions_are_taken_some_at_a_time() {
+fn many_versions_are_all_found() {
     const VERSIONS: u64 = 200_000;
     let cold = Options::new().memory("16MiB").history(true).background(false).open_in(Arc::new(MemoryStorage::new())).unwrap();
     for store in [Options::new().memory("64MiB").history(true).in_memory().unwrap(), cold] {

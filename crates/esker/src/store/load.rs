@@ -61,8 +61,8 @@ impl Loading {
     }
 
     /// From `span` before its expiry on a value is loaded anew: one caller does so, and the others get the present value without waiting
-    /// (refresh ahead, stale while revalidate). If that load fails its caller, too, gets the present value; until the expiry at most
-    /// sixteen attempts are made in `span`. It is to be shorter than [`Loading::ttl`], or each call is within it.
+    /// (refresh ahead, stale while revalidate). If that load fails, or what it brings cannot be kept, its caller, too, gets the present
+    /// value; until the expiry at most sixteen attempts are made in `span`. It is to be shorter than [`Loading::ttl`], or each call is within it.
     #[must_use]
     pub fn renew_ahead(mut self, span: Duration) -> Self {
         self.ahead = span;
@@ -138,8 +138,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Errors
     /// As [`Store::get_or_insert_with`]. What fails for a value that is still there is returned to nobody, be it `load`, which
-    /// `Stats::loads` counts, or the store, which has no room for what was loaded, or a disk that fails: the value is, and for a while nobody
-    /// tries again. That the loaded value is too long is told.
+    /// `Stats::loads` counts, or the store, which has no room for what was loaded, or whose disk fails: the value is, and for a while
+    /// nobody tries again. That the loaded value is too long is told, and with [`Durability::Always`](crate::Durability::Always) that the
+    /// disk fails.
     ///
     /// # Cost
     /// A hit costs a `get`; two with [`Loading::renew_ahead`]. A miss takes a lock of its key's stripe, five times. The first value of at
@@ -262,11 +263,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 }
 
-/// True if nobody need hear why a value was not renewed, as long as it is there.
-fn is_no_news(error: &Error) -> bool {
-    matches!(error, Error::Load(_) | Error::Full | Error::Io { .. })
-}
-
 impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
     fn hash(&self) -> u64 {
         self.store.hash(self.key.bytes())
@@ -274,6 +270,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
 
     fn now(&self) -> u64 {
         self.store.engine.expiry.now()
+    }
+
+    /// True if nobody need hear why a value was not renewed, as long as it is there. That a call is not durable is told where it is to be.
+    fn is_no_news(&self, error: &Error) -> bool {
+        match error {
+            Error::Load(_) | Error::Full => true,
+            Error::Io(_) => !self.store.engine.is_always_durable,
+            _ => false,
+        }
     }
 
     /// What there is, and when it ends, if that matters.
@@ -385,14 +390,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Asking<'_, K, V> {
         let now = self.now();
         let rest = match &result {
             Ok(None) if !self.loading.absent.is_zero() => Some((Rest::Absent, now.saturating_add(whole_millis(self.loading.absent)))),
-            Err(error) if old.is_some() && is_no_news(error) => {
+            Err(error) if old.is_some() && self.is_no_news(error) => {
                 Some((Rest::Failed, ends.min(now.saturating_add(whole_millis(self.loading.ahead) / REST_PART + 1))))
             }
             _ => None,
         };
         lead.set_rest(rest, now);
         match lead.finish::<V, _>(result) {
-            Err(error) if old.is_some() && is_no_news(&error) => self.again().await?.map(Some).ok_or(error),
+            Err(error) if old.is_some() && self.is_no_news(&error) => self.again().await?.map(Some).ok_or(error),
             result => result,
         }
     }
