@@ -17,7 +17,7 @@ use crate::rows::Columns;
 /// What holds for all commands.
 const AFTER: &str =
     "Stores of this program map bytes to bytes; verify without --accept-loss, backup and restore take any store, open none, and need
-neither --memory nor --durability. Of two of these options the one behind the command counts.
+neither --memory nor --durability. Given before and behind the command, the latter counts.
 Exit codes: 0 done; 1 failed, or the key is absent, or the store is damaged; 2 a command line that makes no sense;
 130 ended by an interrupt (those for one key, and stats, end by the signal itself).";
 

@@ -153,8 +153,8 @@ fn there(path: &Path) -> Result<File, Failure> {
 fn beside(path: &Path) -> Result<NamedTempFile, Failure> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
-    // As any new file, a temporary one would be the owner's alone; but nobody reads in it what he will not read in its place. It is opened
-    // once more.
+    // As any new file: a temporary one would be the owner's alone. But nobody reads in it what he may not read in what it replaces. Its
+    // owner may in any case: it is opened once more.
     let mode = fs::metadata(path).map_or(0o666, |about| about.permissions().mode() & 0o777 | 0o600);
     builder.prefix(".esker-export").permissions(Permissions::from_mode(mode));
     builder.tempfile_in(parent).map_err(|error| Failure::about(path.display(), error))

@@ -37,7 +37,7 @@ impl Interrupt {
         Self::catch_and(|| {})
     }
 
-    /// The same for a program that only reads, and may be dropped where it stands: it ends soon after the first one.
+    /// The same for a program that only reads, or loses nothing when it is dropped where it stands: it ends soon after the first one.
     pub(crate) fn catch_for_reader() -> Result<Self, Failure> {
         // Handlers have a thread of their own.
         Self::catch_and(|| {

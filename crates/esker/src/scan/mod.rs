@@ -373,7 +373,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     }
 
     /// The number of threads for [`Scan::fold`], [`Scan::collect`] and [`Scan::aggregate`], the calling one among them; at least one and at
-    /// most 256, or as many as the system grants. Default: 1.
+    /// most 256, or as many as the system grants. What ends one of them (a `Break`, an error, a panic) soon ends all. Default: 1.
     pub fn parallel(mut self, threads: usize) -> Self {
         self.threads = threads.clamp(1, THREADS_MAX);
         self

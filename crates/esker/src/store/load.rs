@@ -71,7 +71,8 @@ impl Loading {
 
     /// For this time the store remembers that the loader found no value (negative caching), for some ten thousand keys in a mebibyte of
     /// memory. A deletion of the key ([`Store::delete`], [`Store::delete_many`], in a transaction, by [`Store::compare_and_swap`]) ends
-    /// that at once, also for a load that is under way: call one of them after a value was made at the source.
+    /// that at once, also for a load that is under way: call one of them after a value was made at the source. So does a cache that drops
+    /// what was put since.
     #[must_use]
     pub fn absent_ttl(mut self, ttl: Duration) -> Self {
         self.absent = ttl;
