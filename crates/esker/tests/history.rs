@@ -170,7 +170,7 @@ fn history_answers_as_the_store_does_where_it_cannot_be() {
 fn many_versions_are_all_found() {
     const VERSIONS: u64 = 200_000;
     let cold = Options::new().memory("16MiB").history(true).background(false).open_in(Arc::new(MemoryStorage::new())).unwrap();
-    for store in [Options::new().memory("64MiB").history(true).in_memory().unwrap(), cold] {
+    for store in [Options::new().memory("64MiB").history(true).background(false).in_memory().unwrap(), cold] {
         let store: Store<u64, [u8]> = store;
         let value = |n: u64| n.to_le_bytes().repeat(4);
         (0..VERSIONS).for_each(|n| store.put(&0, &value(n)).unwrap());
