@@ -107,7 +107,7 @@ fn a_real_cut_leaves_what_the_film_shows() {
     let mut changes = 0;
     for (call, kind) in (1..).zip(whole.calls()) {
         use esker_sim::storage::Kind;
-        if matches!(kind, Kind::Open | Kind::Read | Kind::Bytes | Kind::List) {
+        if !kind.is_change() {
             continue;
         }
         changes += 1;

@@ -340,10 +340,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     self.count(Counter::Delete)?;
                 }
                 group.look_again();
-                cold.attempt(self, first + i, hash, |known| {
-                    let step = self.delete_version_step(key, hash, known, version)?;
-                    self.seen_by_loads(step, key, hash, true, &mut ending)
-                })?
+                cold.attempt(self, first + i, hash, |known| self.delete_attempt(key, hash, known, version, &mut ending))?
             };
             match was_there {
                 Some(was_there) => count += usize::from(was_there),

@@ -253,8 +253,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(self.closer.flights.begin_ending(key, hash, deletes))
     }
 
-    fn delete_attempt<'s>(&'s self, key: &[u8], hash: u64, known: &Known, ending: &mut Option<Ending<'s>>) -> Result<Step<bool>> {
-        let step = self.delete_step(key, hash, known)?;
+    fn delete_attempt<'s>(
+        &'s self,
+        key: &[u8],
+        hash: u64,
+        known: &Known,
+        version: Option<Version>,
+        ending: &mut Option<Ending<'s>>,
+    ) -> Result<Step<bool>> {
+        let step = self.delete_version_step(key, hash, known, version)?;
         self.seen_by_loads(step, key, hash, true, ending)
     }
 
@@ -434,7 +441,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.delete_now(self.engine.index.first_match(hash), key) {
             return Ok(true);
         }
-        let was_there = self.run(key, |known| self.delete_attempt(key, hash, known, &mut ending))?;
+        let was_there = self.run(key, |known| self.delete_attempt(key, hash, known, None, &mut ending))?;
         self.written(was_there)
     }
 

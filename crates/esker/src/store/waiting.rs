@@ -279,7 +279,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.delete_now(self.engine.index.first_match(hash), key) {
             return Ok(true);
         }
-        let was_there = self.run_async(key, |known| self.delete_attempt(key, hash, known, &mut ending)).await?;
+        let was_there = self.run_async(key, |known| self.delete_attempt(key, hash, known, None, &mut ending)).await?;
         self.written_async(was_there).await
     }
 }
