@@ -13,7 +13,7 @@
 //!   well, and has its own turn.
 //! * **A line has all of the copies or none**: they are made for one line, under one pin.
 //! * **A full tag finds all of a chain's keys**, as recovery needs it: each of them has a copy, of which the highest leads to the others.
-//! * **A snapshot** needs what was linked: while one is held nothing is joined.
+//! * **A snapshot** needs what was linked, and so does an image where the log may begin: while either is held nothing is joined.
 //!
 //! It is rare, so it may cost device reads and freeze what is mutable. It is done where space comes back (`compaction.rs`), which stands
 //! still meanwhile; what cannot be done now is tried again when something was compacted, or written: more each time ([`InVain`]).
@@ -146,9 +146,10 @@ impl Engine {
     }
 
     /// Somebody may follow chains to what was copied, and joining leaves that out: a snapshot, or who shows the store as it is. Who begins
-    /// later does not.
+    /// later does not. Or the next line may say that the log begins there, or below, and an image is whole only with all that leads there.
     fn is_chain_held(&self) -> bool {
-        self.log.bounds.held.load(Acquire) != 0 || self.holds.is_any()
+        let bounds = &self.log.bounds;
+        bounds.held.load(Acquire) != 0 || self.holds.is_any() || bounds.copied.load(Acquire) != bounds.compacted.load(Acquire)
     }
 
     /// Nobody changes a record at or above `at` in place any more.

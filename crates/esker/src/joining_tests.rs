@@ -168,6 +168,45 @@ fn nothing_is_joined_beside<H>(hold: impl Fn(&Arc<Engine>) -> H) {
     assert_eq!((store.stats().index.buckets, store.get(&one).unwrap(), store.get(&other).unwrap()), (256, Some(1), Some(3)));
 }
 
+/// A deletion that has no copy counts as long as the log begins below it: its entry was left out, an image had the other one alone, which led
+/// to what had been deleted, and there the key was again.
+#[test]
+fn a_deletion_without_a_copy_keeps_its_entry_until_the_log_begins_above_it() {
+    let files = Arc::new(MemoryStorage::new());
+    let open = |files: &MemoryStorage| options(16 << 20).open_in::<u64, u64>(Arc::new(files.copy())).unwrap();
+    let store = options(16 << 20).open_in::<u64, u64>(files.clone()).unwrap();
+    store.put(&7, &1).unwrap();
+    store.close().unwrap();
+    let store = options(16 << 20).open_in::<u64, u64>(files.clone()).unwrap();
+    store.engine_for_test().index.grow_to_for_test(9);
+    store.put(&7, &2).unwrap();
+    store.commit().unwrap();
+    let files = Arc::new(files.copy());
+    crash(store);
+    // A short tag that leads to the first value, from the image, and a full one.
+    let store = options(16 << 20).open_in::<u64, u64>(files.clone()).unwrap();
+    assert!(store.delete(&7).unwrap());
+    store.commit().unwrap();
+    let scan = store.scan().iter().unwrap();
+    store.compact().unwrap();
+    drop(scan);
+    let bounds = &store.engine_for_test().log.bounds;
+    let has_no_copy =
+        || bounds.copied.load(std::sync::atomic::Ordering::Relaxed) > bounds.compacted.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(has_no_copy());
+    shrink_wholly(&store);
+    assert!(has_no_copy() && store.get(&7).unwrap().is_none());
+    store.save_index().unwrap();
+    assert_eq!(open(&files).get(&7).unwrap(), None);
+    // When it has been given back nothing is in the way.
+    store.compact().unwrap();
+    store.put(&8, &1).unwrap();
+    shrink_wholly(&store);
+    assert_eq!((store.stats().index.buckets, store.get(&7).unwrap(), store.get(&8).unwrap()), (256, None, Some(1)));
+    store.close().unwrap();
+    assert_eq!(open(&files).get(&7).unwrap(), None);
+}
+
 /// Each attempt froze what was mutable, and one was made whenever something had been written: who changed pairs in place copied them.
 #[test]
 fn what_is_joined_in_vain_is_tried_ever_less_often() {
