@@ -122,6 +122,8 @@ pub(crate) struct Expiry {
     said: AtomicU64,
     /// Some record expires, or may.
     is_watched: AtomicBool,
+    /// One came since the last look.
+    is_news: AtomicBool,
     /// The same, and never taken back.
     has_ends: AtomicBool,
     looks: Mutex<Looks>,
@@ -143,6 +145,8 @@ struct Sample {
     expiring: u64,
     expired: u64,
     expired_bytes: u64,
+    /// Of all records that were not deleted.
+    bytes: u64,
 }
 
 /// What the rounds saw, the older ones the less.
@@ -151,6 +155,7 @@ struct Looks {
     entries: f64,
     expired: f64,
     expired_bytes: f64,
+    bytes: f64,
     /// Entries since the last expiring one.
     in_vain: u64,
 }
@@ -161,6 +166,7 @@ impl Looks {
         self.entries += sample.entries as f64;
         self.expired += sample.expired as f64;
         self.expired_bytes += sample.expired_bytes as f64;
+        self.bytes += sample.bytes as f64;
         while self.expired > 2.0 * TELLING || self.entries > 2.0 * (entries as f64).max(TELLING) {
             self.scale(0.5);
         }
@@ -171,11 +177,13 @@ impl Looks {
         self.entries *= by;
         self.expired *= by;
         self.expired_bytes *= by;
+        self.bytes *= by;
     }
 
     /// So many bytes of `of` are gone.
     fn take_off(&mut self, bytes: u64, of: u64) {
         let left = 1.0 - (bytes as f64 / of.max(1) as f64).min(1.0);
+        self.bytes -= self.expired_bytes * (1.0 - left);
         self.expired *= left;
         self.expired_bytes *= left;
     }
@@ -188,6 +196,7 @@ impl Expiry {
             clock,
             said: zero(),
             is_watched: AtomicBool::new(false),
+            is_news: AtomicBool::new(false),
             has_ends: AtomicBool::new(false),
             looks: Mutex::default(),
             hand: zero(),
@@ -227,11 +236,15 @@ impl Expiry {
 
     /// There is an expiring record, or may be one.
     pub(crate) fn watch(&self) {
-        // Acquire, Release: who goes on because it is watched may publish an end, and who finds that finds this.
-        if !self.is_watched.load(Acquire) {
+        // SeqCst: who stops watching looks at the news afterwards, and who brings some here whether it is watched.
+        if !self.is_news.load(Relaxed) {
+            self.is_news.store(true, SeqCst);
+        }
+        // And Acquire, Release: who goes on because it is watched may publish an end, and who finds that finds this.
+        if !self.is_watched.load(SeqCst) {
             lock(&self.looks).in_vain = 0;
             self.has_ends.store(true, Relaxed);
-            self.is_watched.store(true, Release);
+            self.is_watched.store(true, SeqCst);
         }
     }
 
@@ -268,26 +281,35 @@ impl Expiry {
     /// As if so many bytes had been seen.
     #[cfg(test)]
     pub(crate) fn believe_for_test(&self, bytes: u64) {
-        self.learn(&Sample { entries: 1, expiring: 1, expired: 1, expired_bytes: bytes, reads: 0 }, 1, u64::MAX);
+        self.learn(&Sample { entries: 1, expiring: 1, expired: 1, expired_bytes: bytes, bytes, reads: 0 }, 1, None, u64::MAX);
     }
 
     /// Infers from a round over a table of so many entries; after as many as `most_in_vain` without any that expires there is none, it is
-    /// believed.
-    fn learn(&self, sample: &Sample, entries: u64, most_in_vain: u64) {
+    /// believed. Where keys share entries, a round sees one of those that share one: `shared` says how many bytes all records have.
+    fn learn(&self, sample: &Sample, entries: u64, shared: Option<u64>, most_in_vain: u64) {
         if sample.entries == 0 {
             return;
         }
         let mut looks = lock(&self.looks);
+        if self.is_news.swap(false, SeqCst) {
+            looks.in_vain = 0;
+        }
         // What is dropped meanwhile is taken off twice, or not at all: it is an estimate.
         looks.take_off(self.gone.swap(0, Relaxed), self.expired.load(Relaxed));
         looks.add(sample, entries);
         let is_believed = looks.in_vain < most_in_vain;
-        let expired = looks.expired_bytes / looks.entries * entries as f64;
+        let expired = match shared {
+            Some(bytes) => looks.expired_bytes / looks.bytes.max(1.0) * bytes as f64,
+            None => looks.expired_bytes / looks.entries * entries as f64,
+        };
         if !is_believed {
             *looks = Looks::default();
         }
         self.expired.store(if is_believed { expired as u64 } else { 0 }, Relaxed);
-        self.is_watched.store(is_believed, Relaxed);
+        self.is_watched.store(is_believed, SeqCst);
+        if self.is_news.load(SeqCst) {
+            self.is_watched.store(true, SeqCst);
+        }
     }
 }
 
@@ -315,7 +337,8 @@ impl Engine {
             addresses.into_iter().for_each(|address| self.sample_record(address, &mut sample));
         }
         let most_in_vain = if self.value_width.is_some() { ENTRIES_IN_VAIN } else { ENTRIES_IN_VAIN_OF_ANY_LENGTH };
-        self.expiry.learn(&sample, self.index.entries(), most_in_vain);
+        let shared = self.index.is_shared().then(|| self.log_extent() - self.superseded_bytes());
+        self.expiry.learn(&sample, self.index.entries(), shared, most_in_vain);
     }
 
     fn sample_record(&self, at: u64, sample: &mut Sample) {
@@ -336,13 +359,14 @@ impl Engine {
         let Ok((expires, bytes)) = known else { return };
         sample.entries += 1;
         sample.expiring += u64::from(expires != NEVER);
+        sample.bytes += bytes;
         if self.has_passed(expires) {
             sample.expired += 1;
             sample.expired_bytes += bytes;
         }
     }
 
-    /// When the record at `at` ends, and how long it is; `None` if it is not in memory.
+    /// When the record at `at` ends, and how long it is; `None` if it is not in memory. One that was deleted was counted then.
     fn expiry_in_memory(&self, at: u64) -> Result<Option<(u64, u64)>> {
         let _pin = self.epochs.pin_anyway()?;
         if at < self.log.bounds.head.load(Acquire) {
@@ -350,11 +374,12 @@ impl Engine {
         }
         // SAFETY: `at >= head` under the pin; index entries hold published addresses only.
         let record = unsafe { Record::new(self.log.pointer(at)) };
-        // What was deleted was counted then.
-        if record.is_plain() || record.header().load(Acquire) & ABSENT != 0 {
-            return Ok(Some((NEVER, 0)));
-        }
-        Ok(Some((self.expiry_of(record), record.bytes(self.layout))))
+        let bytes = record.bytes(self.layout);
+        Ok(Some(match record.header().load(Acquire) & ABSENT {
+            0 if record.is_plain() => (NEVER, bytes),
+            0 => (self.expiry_of(record), bytes),
+            _ => (NEVER, 0),
+        }))
     }
 
     /// When a record in memory ends.
@@ -410,12 +435,12 @@ mod tests {
     fn estimate(rounds: impl IntoIterator<Item = Sample>, entries: u64) -> Expiry {
         let expiry = Expiry::new(Arc::new(SystemClock));
         expiry.watch();
-        rounds.into_iter().for_each(|sample| expiry.learn(&sample, entries, ENTRIES_IN_VAIN));
+        rounds.into_iter().for_each(|sample| expiry.learn(&sample, entries, None, ENTRIES_IN_VAIN));
         expiry
     }
 
     fn sample(expired: u64, expired_bytes: u64) -> Sample {
-        Sample { entries: 100, expiring: expired, expired, expired_bytes, reads: 0 }
+        Sample { entries: 100, expiring: expired, expired, expired_bytes, bytes: 100 * 32, reads: 0 }
     }
 
     #[test]
@@ -424,14 +449,42 @@ mod tests {
         let (want, got) = (10_000 / 2 * 32, expiry.expired_bytes());
         assert!(got.abs_diff(want) < want / 50, "{got} for {want}");
         // Much that is found in a moment makes what was before forgotten soon.
-        (0..20).for_each(|_| expiry.learn(&sample(25, 25 * 32), 10_000, ENTRIES_IN_VAIN));
+        (0..20).for_each(|_| expiry.learn(&sample(25, 25 * 32), 10_000, None, ENTRIES_IN_VAIN));
         let got = expiry.expired_bytes();
         assert!(got.abs_diff(want / 2) < want / 20, "{got} for {}", want / 2);
         for _ in 0..ENTRIES_IN_VAIN.div_ceil(100) {
             assert!(expiry.is_watched.load(Relaxed));
-            expiry.learn(&Sample { entries: 100, ..Sample::default() }, 10_000, ENTRIES_IN_VAIN);
+            expiry.learn(&Sample { entries: 100, ..Sample::default() }, 10_000, None, ENTRIES_IN_VAIN);
         }
         assert!(!expiry.is_watched.load(Relaxed) && expiry.expired_bytes() == 0);
+    }
+
+    /// One in two has ended of those that were seen, and so of those behind them.
+    #[test]
+    fn where_keys_share_entries_what_is_behind_them_counts() {
+        let expiry = Expiry::new(Arc::new(SystemClock));
+        expiry.watch();
+        (0..40).for_each(|_| expiry.learn(&sample(50, 50 * 32), 10_000, Some(1 << 20), ENTRIES_IN_VAIN));
+        assert!(expiry.expired_bytes().abs_diff(1 << 19) < 1 << 12, "{}", expiry.expired_bytes());
+        // What is gone of them is gone of all.
+        expiry.drop_records(1, 1 << 18);
+        expiry.learn(&Sample { entries: 1, ..Sample::default() }, 10_000, Some(3 << 18), ENTRIES_IN_VAIN);
+        assert!(expiry.expired_bytes().abs_diff(1 << 18) < 1 << 13, "{}", expiry.expired_bytes());
+    }
+
+    /// Who came when it was nearly believed that there was none was forgotten: it counted as one of those looked for in vain.
+    #[test]
+    fn news_are_looked_for_anew() {
+        let none = Sample { entries: 100, ..Sample::default() };
+        let expiry = estimate((0..20).map(|_| Sample { ..none }), 10_000);
+        assert!(expiry.is_watched.load(Relaxed));
+        for _ in 0..20 {
+            expiry.watch();
+            expiry.learn(&none, 10_000, None, ENTRIES_IN_VAIN);
+            assert!(expiry.is_watched.load(Relaxed));
+        }
+        (0..20).for_each(|_| expiry.learn(&none, 10_000, None, ENTRIES_IN_VAIN));
+        assert!(!expiry.is_watched.load(Relaxed));
     }
 
     #[test]
@@ -444,7 +497,7 @@ mod tests {
         expiry.drop_records(1, want / 2);
         assert!(expiry.expired_bytes().abs_diff(want / 2) < want / 20);
         // What is gone is not inferred once more from what was seen before.
-        expiry.learn(&sample(0, 0), 100_000, ENTRIES_IN_VAIN);
+        expiry.learn(&sample(0, 0), 100_000, None, ENTRIES_IN_VAIN);
         assert!(expiry.expired_bytes().abs_diff(want / 2) < want / 20);
     }
 }

@@ -30,6 +30,8 @@ const OTHER_FILES: u64 = 8;
 
 /// While there is a snapshot each who needs room waits so often.
 const SNAPSHOT_PAUSES: u32 = 2;
+/// So often he tries anew because there was one, and is none any more.
+const ANEW: u32 = 16;
 
 /// What the driver keeps free of so much room.
 pub(crate) fn spare_of(room: u64) -> u64 {
@@ -51,6 +53,8 @@ impl Engine {
             if self.log.bounds.compacted.load(Relaxed) >= round {
                 caching.unpin(true);
             }
+            // Before: who held something may let go as soon as it was in the way.
+            let was_held = self.holds.is_any();
             result = match self.move_stretch_for_room(Some(caching), || !has_room()) {
                 Ok(true) => Ok(()),
                 Ok(false) if self.epochs.is_closed() => Err(Error::Closed),
@@ -59,8 +63,8 @@ impl Engine {
                     pauses += 1;
                     Ok(())
                 }
-                // Who held something may have let go since.
-                Ok(false) if pauses == 0 => {
+                // Nobody holds it any more; or who did came after that question, and has let go.
+                Ok(false) if pauses == 0 || was_held && pauses < ANEW && !self.holds.is_any() => {
                     pauses += 1;
                     Ok(())
                 }

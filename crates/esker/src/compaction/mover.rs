@@ -71,8 +71,9 @@ pub(super) struct Tally {
     /// Of expired records dropped: nobody counted them. And how many there were.
     pub(super) expired: u64,
     pub(super) expired_records: u64,
-    /// Those that nobody finds any more though the stretch may end early: a cache takes their entries away.
+    /// Those that nobody finds any more though the stretch may end early: a cache takes their entries away. And how many.
     pub(super) expired_gone: u64,
+    pub(super) expired_gone_records: u64,
     /// What goes with the stretch.
     pub(super) unheard: Unheard,
     /// Counted as dead by the copies: what they left of their pieces and last blocks.
@@ -88,6 +89,7 @@ impl Tally {
             expired: self.expired + other.expired,
             expired_records: self.expired_records + other.expired_records,
             expired_gone: self.expired_gone + other.expired_gone,
+            expired_gone_records: self.expired_gone_records + other.expired_gone_records,
             unheard: self.unheard.with(other.unheard),
             left: self.left + other.left,
             idle_entries: self.idle_entries + other.idle_entries,
@@ -307,6 +309,7 @@ impl Mover<'_> {
         drop(pin);
         if has_expired && is_unreachable {
             self.tally.expired_gone += of.bytes.len() as u64;
+            self.tally.expired_gone_records += 1;
         }
         if is_deletion(of.bytes) {
             return true;

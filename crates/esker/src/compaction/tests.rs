@@ -9,7 +9,7 @@ use crate::device::{AlignedBuffer, SECTOR_BYTES};
 use crate::index::Seen;
 use crate::log::BLOCK_BYTES;
 use crate::sync::atomic::Ordering::*;
-use crate::{Cache, Device, Error, ManualClock, MemoryStorage, Options, ReadSource, Result, Storage, Store, Value};
+use crate::{Cache, Device, Error, ManualClock, MemoryDevice, MemoryStorage, Options, ReadSource, Result, Storage, Store, Value};
 use minded::{Call, Minded};
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -1049,4 +1049,22 @@ fn what_was_deleted_before_its_end_is_dead_once() {
     }
     check::<u64>(&7);
     check::<[u8]>(&[7; 20]);
+}
+
+/// Where several keys share an index entry, what is behind the newest of them counts as well: only the newest did, so that all could have
+/// ended, and a third of it was thought to be dead.
+#[test]
+fn what_has_ended_behind_shared_entries_is_dead_as_well() {
+    let clock = Arc::new(ManualClock::default());
+    let options = Options::new().memory("16MiB").clock(clock.clone()).background(false);
+    let store: Store<u64, u64> = options.open_on(Arc::new(MemoryDevice::new())).unwrap();
+    (0..2_500_000).for_each(|n| store.put_with_ttl(&n, &n, Duration::from_secs(1)).unwrap());
+    let (engine, entries) = (store.engine_for_test(), store.stats().index.entries);
+    assert!(entries < 1_250_000, "{entries} entries");
+    (0..20).for_each(|_| engine.sample_expired(500));
+    assert_eq!(engine.expiry.expired_bytes(), 0);
+    clock.advance(Duration::from_secs(1));
+    (0..50).for_each(|_| engine.sample_expired(500));
+    let (expired, all) = (engine.expiry.expired_bytes(), engine.log_extent() - engine.superseded_bytes());
+    assert!(expired > all / 10 * 9, "{expired} bytes of {all}");
 }

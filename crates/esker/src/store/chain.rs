@@ -151,7 +151,7 @@ impl Walk {
 pub(super) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Result<Option<Held>> {
     let mut walk = Walk::new(engine, at).of_get(get);
     while !walk.is_over() {
-        let mut read = read_for_call(engine, walk.read(0))?;
+        let mut read = read_for(Counter::DeviceRead, engine, walk.read(0))?;
         if let Some(held) = walk.advance(engine, &mut read, key)?.held() {
             return Ok(held);
         }
@@ -164,7 +164,7 @@ pub(super) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Re
 pub(super) fn visit_in(engine: &Engine, view: &View, at: u64, key: &[u8], mut visit: impl FnMut(&ColdRecord<'_>) -> bool) -> Result<()> {
     let mut down = Descent::new(engine.layout, at);
     while down.at >= view.begin {
-        let (at, mut read) = (down.at, read_for_call(engine, down.read(0))?);
+        let (at, mut read) = (down.at, read_for(Counter::ScanRead, engine, down.read(0))?);
         let record = down.advance(engine.layout, &engine.log.open_record(&mut read)?)?;
         if record.is_some_and(|record| view.counts(at, record.header) && record.key == key && !visit(&record)) {
             break;
@@ -173,8 +173,8 @@ pub(super) fn visit_in(engine: &Engine, view: &View, at: u64, key: &[u8], mut vi
     Ok(())
 }
 
-fn read_for_call(engine: &Engine, read: DeviceRead) -> Result<DeviceRead> {
-    engine.epochs.slot()?.count(Counter::DeviceRead, 1);
+fn read_for(counter: Counter, engine: &Engine, read: DeviceRead) -> Result<DeviceRead> {
+    engine.epochs.slot()?.count(counter, 1);
     read_at_once(&engine.log, read)
 }
 
@@ -204,12 +204,15 @@ fn whole_of(engine: &Engine, at: u64, cold: &ColdBytes<'_>) -> Result<Vec<u8>> {
     part(engine, at, bytes, cold)
 }
 
-/// When the record at `at` ends, and how many bytes it has. Not under a pin.
+/// When the record at `at` ends, and how many bytes it has; of a deletion never, and none. Not under a pin.
 pub(crate) fn expiry(engine: &Engine, at: u64) -> Result<(u64, u64)> {
     let mut read = read_at_once(&engine.log, Log::cold_read(at, record::first_bytes(engine.layout), 0))?;
     let cold = engine.log.open_blocks(&mut read)?;
     let (header, bytes) = beginning(engine, at, &cold)?;
-    if header & record::EXPIRES == 0 || header & record::ABSENT != 0 {
+    if header & record::ABSENT != 0 {
+        return Ok((record::NEVER, 0));
+    }
+    if header & record::EXPIRES == 0 {
         return Ok((record::NEVER, bytes));
     }
     Ok((record::word_at(&part(engine, at + bytes - 8, 8, &cold)?, 0), bytes))
