@@ -536,6 +536,23 @@ fn a_store_in_memory_that_is_closed_says_so() {
 }
 
 /// A caller's own reason, and none that an attempt had which nobody believes.
+/// Each attempt wrote its values before it asked whether it was one in vain.
+#[test]
+fn attempts_in_vain_leave_no_values_in_the_log() {
+    let store: Store<u64, [u8]> = Options::new().memory("64MiB").background(false).in_memory().unwrap();
+    store.put(&1, b"read").unwrap();
+    let value = vec![7; 256 << 10];
+    let before = store.stats().log.tail;
+    let committed = store.transaction(|tx| {
+        tx.get(&1)?;
+        tx.put(&2, &value)?;
+        store.put(&1, b"changed")
+    });
+    assert!(is_conflict(committed));
+    let written = store.stats().log.tail - before;
+    assert!(written < 4 * value.len() as u64, "{written} bytes of log for nothing");
+}
+
 #[test]
 fn a_transaction_that_is_aborted_says_why_and_changes_nothing() {
     let store: Store<str, u64> = Options::new().memory("16MiB").in_memory().unwrap();

@@ -98,6 +98,16 @@ impl Log {
         self.reserve_with(share, self.longest.bytes().max(bytes)).saturating_sub(reserve)
     }
 
+    /// So many bytes fit the log's memory if none of their records is longer than that.
+    pub(crate) fn most_of(&self, longest: u64) -> u64 {
+        let (budget, reserve) = (self.budget.load(Relaxed), self.reserve.load(Relaxed));
+        if reserve == 0 {
+            return budget;
+        }
+        let share = budget + reserve;
+        share.saturating_sub(self.reserve_with(share, self.longest.bytes().max(longest)))
+    }
+
     /// The room to ask for where a record found none: with what is left to compaction if it will be the longest.
     pub(crate) fn room_for(&self, bytes: u64) -> u64 {
         if bytes > PIECE_RECORD_MAX { bytes.next_multiple_of(BLOCK_BYTES) + self.reserve_for_longest(bytes) } else { bytes }

@@ -170,9 +170,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 self.check_value(put.bytes().len())?;
             }
         }
-        let records = touched.iter().filter_map(|touched| Some(Self::written_bytes_of(touched, touched.write.as_ref()?)));
-        let room = records.map(Log::room_of).sum::<u64>() + PIECE_BYTES;
-        let most = self.engine.log.budget.load(Relaxed) / 8 * 7;
+        let room = Self::written_bytes(touched).map(Log::room_of).sum::<u64>() + PIECE_BYTES;
+        let longest = Self::written_bytes(touched).max().unwrap_or(0);
+        let most = self.engine.log.most_of(longest) / 8 * 7;
         if room > most {
             return Err(Error::invalid(format!("a transaction is larger than the log's memory max={most} transaction={room}")));
         }
@@ -181,8 +181,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// `room`, and what a longer record than all that are there leaves to compaction.
     fn needs_room(&self, touched: &[Touched<K, V>], room: u64) -> Step<()> {
-        let records = touched.iter().filter_map(|touched| Some(Self::written_bytes_of(touched, touched.write.as_ref()?)));
-        Step::Room(room + self.engine.log.reserve_for_longest(records.max().unwrap_or(0)))
+        Step::Room(room + self.engine.log.reserve_for_longest(Self::written_bytes(touched).max().unwrap_or(0)))
+    }
+
+    /// The lengths of the records that may be made.
+    fn written_bytes(touched: &[Touched<K, V>]) -> impl Iterator<Item = u64> {
+        touched.iter().filter_map(|touched| Some(Self::written_bytes_of(touched, touched.write.as_ref()?)))
     }
 
     fn written_bytes_of(touched: &Touched<K, V>, write: &Write<V>) -> u64 {
@@ -213,10 +217,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     // ---- make ahead ----------------------------------------------------------------------------------------------
 
-    /// Makes records for values of the bytes layout that cannot change in place, as far as a glance tells and there is room.
+    /// Makes records for values of the bytes layout that cannot change in place, as far as a glance tells and there is room. None where
+    /// something that was read may have changed: an attempt in vain would leave them in the log, dead.
     fn make_ahead<'p>(&'p self, pin: &'p Pin<'p>, touched: &[Touched<K, V>]) -> Ahead<'p> {
         let mut ahead = Ahead { engine: &self.engine, pin, made: Vec::new() };
-        if Self::WORD {
+        let stands = |touched: &Touched<K, V>| {
+            touched.read.is_none_or(|read| self.engine.latches.stands(LatchNumber::of(touched.hash), read.version))
+        };
+        if Self::WORD || !touched.iter().all(stands) {
             return ahead;
         }
         ahead.made.reserve(touched.len());

@@ -256,7 +256,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
     ///
     /// # Errors
     /// [`Error::Conflict`] with the key that another writer was quicker with; else as [`Store::transaction`]. Nothing was changed
-    /// then.
+    /// then, unless it is `Io` or `Closed` with [`Durability::Always`](crate::Durability::Always): others may see the change already.
     ///
     /// # Cost
     /// As [`Store::transaction`].
