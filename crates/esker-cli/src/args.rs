@@ -19,7 +19,7 @@ const AFTER: &str =
     "Stores of this program map bytes to bytes; verify without --accept-loss, backup and restore take any store, open none, and need
 neither --memory nor --durability. Given before and behind the command, the latter counts.
 Exit codes: 0 done; 1 failed, or the key is absent, or the store is damaged; 2 a command line that makes no sense;
-130 ended by an interrupt (those for one key, and stats, end by the signal itself).";
+130 ended by an interrupt (by the signal itself: those for one key, stats, and what only looks at a store, while it opens it).";
 
 /// Load, look into and try an Esker store: keys and values larger than memory, at the speed of memory
 #[derive(Debug, Parser)]

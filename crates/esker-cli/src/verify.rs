@@ -97,9 +97,9 @@ fn must_be_sound(dir: &Path, found: &Verification, verdict: &str) -> Outcome {
         // There is no store to carry anything over from.
         "nothing else of it can be read: a backup may be"
     } else if found.damaged == found.damage.len() as u64 && found.damage.iter().all(is_made_up_for) {
-        "`esker verify --accept-loss` makes it anew, and nothing is lost"
+        "`esker verify --accept-loss` makes it anew, and nothing is lost (the library's `accept_loss` for a store of other types)"
     } else {
-        "`esker salvage` carries over what is not"
+        "`esker salvage` carries over what is not (the library's for a store of other types)"
     };
     let verdict = format!("{verdict}; {advice}");
     let places = if found.damaged == 1 { "place is" } else { "places are" };

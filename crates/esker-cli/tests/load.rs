@@ -305,7 +305,7 @@ fn rows_that_a_failed_close_lost_are_not_only_called_loaded() {
     let script = format!("trap '' XFSZ; ulimit -f 2048; exec {} load store a.csv --key k", env!("CARGO_BIN_EXE_esker"));
     let output = Command::new("bash").args(["-c", &script]).current_dir(place.path(".")).output().unwrap();
     let run = Run::from(output);
-    run.must_fail("device failed");
+    run.must_fail("i/o failed");
     assert!(run.stderr.contains("line 40002: 1 fields") && run.stderr.contains("is lost"), "{run:?}");
 }
 

@@ -9,7 +9,7 @@ pub enum Error {
     /// Bytes on the device are not what was written; which, by file and address. Other records can still be read. Restore a backup, carry
     /// what is whole over with [`crate::salvage`], or open with [`crate::Options::accept_loss`].
     Corruption(String),
-    /// The device failed; in which file and where, in the text. What the system said, with its number, is the source of that. After a
+    /// The device failed, or the system refused a file, a thread or memory; which and where, in the text. What the system said, with its number, is the source of that. After a
     /// failed write or sync the store is latched: writes refuse, reads go on; reopen it. If it was for want of room, or of file handles,
     /// writes go on as soon as there is some.
     Io(Arc<io::Error>),
@@ -185,7 +185,7 @@ impl fmt::Display for Error {
             Self::Io(error) if matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => {
                 write!(f, "the system refuses: {error}")
             }
-            Self::Io(error) => write!(f, "device failed: {error}"),
+            Self::Io(error) => write!(f, "i/o failed: {error}"),
             Self::Full => f.write_str("the memory budget is full"),
             Self::Invalid(what) => write!(f, "invalid: {what}"),
             Self::Locked(path) => write!(f, "locked: open in this or another process path={}", path.display()),

@@ -7,7 +7,7 @@
 //! leaves less, each region takes half of what is left at most.
 
 #[cfg(not(loom))]
-use crate::error::Result;
+use crate::error::{Result, about};
 
 #[cfg(loom)]
 pub(crate) use modelled::Region;
@@ -58,7 +58,7 @@ impl Region {
         // SAFETY: a fresh anonymous mapping; no existing memory is affected.
         let base = unsafe { map_at(std::ptr::null_mut(), bytes, 0) };
         if base == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error());
+            return Err(about(std::io::Error::last_os_error(), format_args!("address space bytes={bytes}")));
         }
         Ok(Self { base: base.cast(), bytes })
     }

@@ -221,8 +221,8 @@ impl Options {
         self
     }
 
-    /// Whether a cold record that gets read repeatedly is copied to the log's tail, into memory. The price: the copy is written to the
-    /// device again when it leaves memory. Default: true.
+    /// Whether a cold record that gets read repeatedly is copied to the log's tail, into memory; in a cache also one that is read where it
+    /// would soon leave memory. The price: the copy is written to the device again when it leaves memory. Default: true.
     #[must_use]
     pub fn promotion(mut self, wanted: bool) -> Self {
         self.promotion = wanted;
@@ -265,8 +265,8 @@ impl Options {
     /// A store without a device. A full budget answers [`Error::Full`], unless it is a cache; no file is touched.
     ///
     /// # Errors
-    /// `Invalid` for a budget below 16 MiB or beyond the address space, and for a cache with a disk or a history; `Io` if the system
-    /// refuses memory.
+    /// `Invalid` for a budget below 16 MiB or beyond the address space, and for a cache with a disk, a bound of writes to it, or a history;
+    /// `Io` if the system refuses memory.
     pub fn in_memory<K: Key + ?Sized, V: Value + ?Sized>(self) -> Result<Store<K, V>> {
         self.check(false)?;
         self.start(None, None, true)
@@ -296,10 +296,11 @@ impl Options {
         self.open_home(Arc::new(directory), true)
     }
 
-    /// The store in a place for files of your own.
+    /// The store in a place for files of your own. Nothing locks it: see to it that one store uses it at a time, and none while it is
+    /// verified, salvaged or copied as a directory would be.
     ///
     /// # Errors
-    /// As [`Options::open`].
+    /// As [`Options::open`], but never `Locked`.
     pub fn open_in<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>) -> Result<Store<K, V>> {
         self.check(true)?;
         self.open_home(storage, false)

@@ -123,9 +123,9 @@ impl Stats {
         failures: [Option<Error>; 2],
     ) {
         let [of_compaction, of_image] = failures;
-        let OperationStats { gets, rmws, appends, deletes, device_reads, .. } = self.operations;
+        let OperationStats { gets, rmws, appends, deletes, device_reads, scan_reads, .. } = self.operations;
         let calls = gets + rmws + appends + deletes;
-        let reads_per_get = device_reads as f64 / calls.max(1) as f64;
+        let reads_per_get = (device_reads - scan_reads) as f64 / calls.max(1) as f64;
         let is_reading = calls >= CALLS_MIN;
         let found = [
             (keys_per_entry > CHAIN_MAX).then_some(Warning::LongChains { average: keys_per_entry }),
@@ -197,7 +197,7 @@ pub struct SpaceStats {
     pub live_bytes: u64,
     /// The log's length in multiples of what lives: infinite if nothing is known to live (in JSON `null`), 1 if there is nothing at all.
     pub amplification: f64,
-    /// Above this amplification the store compacts by itself.
+    /// Above this amplification the store compacts by itself, unless it is a cache, or has no driver.
     pub amplification_target: f64,
     /// Stretches that compaction went through since opening.
     pub stretches: u64,
@@ -302,6 +302,8 @@ pub struct OperationStats {
     pub conflicts: u64,
     /// Reads of cold records from the device.
     pub device_reads: u64,
+    /// Those of them that were for scans, iterators, histories and transactions that only read. What a scan reads in sequence does not count.
+    pub scan_reads: u64,
     /// Cold records copied into memory because gets asked for them repeatedly.
     pub promotions: u64,
 }

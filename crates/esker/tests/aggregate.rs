@@ -77,6 +77,8 @@ fn sums_of_integers_do_not_overflow_and_floats_lose_nothing() {
     let [store, _] = numbers(0);
     (0..1000).for_each(|n| store.put(&n, &u64::MAX).unwrap());
     assert_eq!(store.aggregate(Sum(|_, value| value)).unwrap(), 1000 * i128::from(u64::MAX));
+    let sizes = (Sum(|_, value: u64| value as usize), Max(|key: u64, _| key as isize - 1000));
+    assert_eq!(store.aggregate(sizes).unwrap(), (1000 * i128::from(u64::MAX), Some(-1)));
     let floats: Store<u64, f64> = Options::new().memory("64MiB").in_memory().unwrap();
     for (n, value) in [(0, 1e16), (1, 1.0), (2, -1e16), (3, f64::NAN)] {
         floats.put(&n, &value).unwrap();

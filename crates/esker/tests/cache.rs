@@ -443,6 +443,30 @@ fn reads_alone_write_no_more_than_they_may() {
     assert!((1..=60_000 + (128 << 10)).contains(&written), "{written}");
 }
 
+/// A cache copied what was read in the oldest part of its memory, whatever it had been told.
+#[test]
+fn reads_that_shall_not_copy_write_nothing() {
+    let open = |promotion| -> Pages {
+        let options = Options::new().memory(BUDGET).cache(Cache::new().disk(256 << 20)).promotion(promotion);
+        options.open_in(Arc::new(MemoryStorage::new())).unwrap()
+    };
+    let (copies, copies_not) = (open(true), open(false));
+    let count = 85_000u64;
+    let tails = [&copies, &copies_not].map(|store| {
+        (0..count).for_each(|key| store.put(&key, &[1; 100]).unwrap());
+        store.commit().unwrap();
+        store.stats().log.tail
+    });
+    let begun = Instant::now();
+    while copies.stats().log.tail == tails[0] {
+        assert!(begun.elapsed() < SECOND * 300, "reads write nothing");
+        for store in [&copies_not, &copies] {
+            (0..count).for_each(|key| _ = store.get(&key).unwrap());
+        }
+    }
+    assert_eq!((copies_not.stats().log.tail, copies_not.stats().operations.promotions), (tails[1], 0));
+}
+
 #[test]
 fn eight_threads_load_once() {
     let store = pages(true);
@@ -2000,6 +2024,26 @@ fn a_transaction_that_never_fits_on_the_disk_drops_nothing() {
     assert!((0..10_000).all(|key| store.contains(&key).unwrap()));
     put(4).unwrap();
     assert!((100_000..100_004).all(|key| store.contains(&key).unwrap()));
+}
+
+/// In memory a long record leaves compaction room for its copy: what fitted without that emptied the cache, was told `Full`, and the next
+/// time `Invalid`.
+#[test]
+fn a_transaction_that_never_fits_in_memory_drops_nothing() {
+    let value = vec![1; 3_950_000];
+    let put =
+        |store: &Store<u64, [u8]>, count: u64| store.transaction(|tx| (0..count).try_for_each(|key| tx.put(&(100_000 + key), &value)));
+    let options = || Options::new().memory(BUDGET).background(false);
+    let cache: Store<u64, [u8]> = options().cache(Cache::new()).in_memory().unwrap();
+    (0..10_000).for_each(|key| cache.put(&key, &[1; 1000]).unwrap());
+    let large = put(&cache, 3);
+    assert!(matches!(large, Err(Error::Invalid(_))), "{large:?}");
+    assert!((0..10_000).all(|key| cache.contains(&key).unwrap()));
+    put(&cache, 2).unwrap();
+    // Nothing that could be deleted would make room.
+    let store = options().in_memory().unwrap();
+    assert!(matches!(put(&store, 3), Err(Error::Invalid(_))));
+    put(&store, 2).unwrap();
 }
 
 /// It counted on room that dropping cannot make: the end of a file, and the index. All went, and it was told `Full`.

@@ -403,8 +403,22 @@ fn a_budget_far_too_small_is_said() {
     for n in 0..20_000u64 {
         assert!(store.contains(&(n * 7)).unwrap());
     }
-    let warnings = store.stats().warnings;
-    assert!(warnings.iter().any(|warning| matches!(warning, Warning::DiskBound { reads_per_get } if *reads_per_get > 0.5)), "{warnings:?}");
+    let is_bound = |store: &Store<u64, [u8]>| {
+        let warnings = store.stats().warnings;
+        warnings.iter().any(|warning| matches!(warning, Warning::DiskBound { reads_per_get } if *reads_per_get > 0.5))
+    };
+    assert!(is_bound(&store), "{:?}", store.stats());
+
+    // What a scan reads says nothing about the keys in use.
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").open_temporary().unwrap();
+    (0..100_000u64).for_each(|n| store.put(&n, &[7; 300]).unwrap());
+    (0..20_000u64).for_each(|n| assert!(store.contains(&(99_000 + n % 1_000)).unwrap()));
+    while store.stats().operations.scan_reads <= 10_000 {
+        assert_eq!(store.scan().by_index().aggregate(esker::aggregate::Count).unwrap(), 100_000);
+    }
+    let done = store.stats().operations;
+    assert!(done.scan_reads <= done.device_reads, "{done:?}");
+    assert!(!is_bound(&store), "{:?}", store.stats());
 }
 
 /// A key that is not there while its bucket moves must be looked up again; in a store without a device that was an error.

@@ -561,6 +561,11 @@ fn a_list_with_a_test_is_either() {
                 assert_eq!(scan.keys_where(&listed, |key| key % 5 == 0).aggregate(sum).unwrap(), want, "{strategy:?}");
                 assert_eq!(store.scan().by(strategy).parallel(threads).keys(&listed).aggregate(sum).unwrap(), want, "{strategy:?}");
             }
+            // Of one kind the condition that was given last counts.
+            let both_ways =
+                [store.scan().keys_where(&[1, 2], |key| key < 3).keys(&[7]), store.scan().keys(&[7]).keys_where(&[1, 2], |key| key < 3)];
+            let found = both_ways.map(|scan| scan.by(strategy).aggregate(Sum(|key: u64, _| key)).unwrap());
+            assert_eq!(found, [7, 3], "{strategy:?}");
         }
         // Asked for three keys, no plan reads everything.
         assert_eq!(store.scan().keys(&[1, 2, 3]).explain().unwrap().strategy, Strategy::ByKeys);

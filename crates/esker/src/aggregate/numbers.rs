@@ -73,19 +73,19 @@ impl<N: Into<f64>> Total<N> for Compensated {
 }
 
 macro_rules! numbers {
-    ($total:ty: $($number:ty)*) => {
+    ($total:ty: $($number:ty as $of:ty),*) => {
         $(
             impl Number for $number {
                 type Total = $total;
-                type Of = $number;
+                type Of = $of;
 
                 #[inline(always)]
-                fn number(self) -> Option<$number> {
+                fn number(self) -> Option<$of> {
                     #[allow(clippy::eq_op, reason = "a number that differs from itself is NaN")]
-                    (self == self).then_some(self)
+                    (self == self).then_some(self as $of)
                 }
                 #[inline(always)]
-                fn float(of: $number) -> f64 {
+                fn float(of: $of) -> f64 {
                     of as f64
                 }
             }
@@ -93,8 +93,8 @@ macro_rules! numbers {
     };
 }
 
-numbers!(i128: u8 u16 u32 u64 i8 i16 i32 i64);
-numbers!(Compensated: f32 f64);
+numbers!(i128: u8 as u8, u16 as u16, u32 as u32, u64 as u64, usize as u64, i8 as i8, i16 as i16, i32 as i32, i64 as i64, isize as i64);
+numbers!(Compensated: f32 as f32, f64 as f64);
 
 impl<N: Number> Number for Option<N> {
     type Total = N::Total;

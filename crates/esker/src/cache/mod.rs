@@ -178,7 +178,8 @@ impl Cache {
 
     /// So many bytes a second are written to the disk in the long run, and a minute's worth at once, unless puts alone are more: beyond
     /// that what [`Store::get_or_load`](crate::Store::get_or_load) and its kin load for a key without a value is handed out and not kept,
-    /// and what was read from the disk is not copied into memory. `Stats::cache` counts both. A terabyte a day is 11 MiB a second.
+    /// and what was read from the disk is not copied into memory. `Stats::cache` counts both. A terabyte a day is 11 MiB a second. A cache
+    /// in memory with such a bound is `Invalid` when it is opened.
     #[must_use]
     pub fn disk_writes(mut self, bytes_per_second: impl ByteCount) -> Self {
         self.disk_writes = Some(bytes_per_second.byte_count());

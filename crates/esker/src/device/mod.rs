@@ -71,7 +71,8 @@ pub trait Device: Send + Sync {
     }
 
     /// The file that holds `[offset, offset + bytes)` and where there, if one file does: then the kernel may be asked for
-    /// these bytes directly, many at once.
+    /// these bytes directly, many at once. Stores in a directory ask; of a device of your own the reads are done by
+    /// [`Device::read_stream`].
     fn file_at(&self, _offset: u64, _bytes: usize) -> Option<(Arc<File>, u64)> {
         None
     }

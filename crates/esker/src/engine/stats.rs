@@ -17,6 +17,7 @@ impl Engine {
         let (log_bytes, index_bytes) = (self.log_bytes(), self.index.bytes());
         let waiting: u64 = self.epochs.slots().map(|slot| slot.entries.load(Relaxed)).sum();
         let (chain_lengths, keys_per_entry) = self.sample_chains();
+        let scan_reads = count(Counter::ScanRead);
         let mut stats = Stats {
             in_memory: self.is_in_memory(),
             open_seconds: self.opened.elapsed().as_secs_f64(),
@@ -51,7 +52,8 @@ impl Engine {
                 deletes: count(Counter::Delete),
                 transactions: count(Counter::Transaction),
                 conflicts: count(Counter::Conflict),
-                device_reads: count(Counter::DeviceRead),
+                device_reads: count(Counter::DeviceRead) + scan_reads,
+                scan_reads,
                 promotions: count(Counter::Promotion),
             },
             expiry: ExpiryStats { expired_bytes: self.expiry.expired_bytes(), dropped_records: self.expiry.dropped.load(Relaxed) },

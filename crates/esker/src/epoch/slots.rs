@@ -60,10 +60,12 @@ pub(crate) enum Counter {
     /// Puts over a cold record that nobody read, and the bytes that were counted as dead for them.
     Guess,
     GuessedByte,
+    /// Reads of the device for what does not count as a call: scans, histories.
+    ScanRead,
 }
 
 impl Counter {
-    pub(crate) const COUNT: usize = 13;
+    pub(crate) const COUNT: usize = 14;
     /// The first so many count what may be done at once. Models count gets alone.
     const AT_ONCE: usize = if cfg!(loom) { 1 } else { Self::DeviceRead as usize };
 

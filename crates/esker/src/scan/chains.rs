@@ -74,7 +74,7 @@ pub(super) fn follow<T: Default>(
         chains.list.truncate(chains.kept);
     }
     chains.list.clear();
-    engine.epochs.slot()?.count(Counter::DeviceRead, chains.reads);
+    engine.epochs.slot()?.count(Counter::ScanRead, chains.reads);
     chains.result
 }
 

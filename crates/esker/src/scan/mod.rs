@@ -326,6 +326,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// ([`Strategy::ByKeys`]) first gathers them in a set.
     pub fn keys<Q: Borrow<K> + Sync>(mut self, keys: &'a [Q]) -> Self {
         self.keys = Some(Box::new(Lent { keys, of: PhantomData::<fn(&K)> }));
+        self.is_listed = None;
         self
     }
 
@@ -333,12 +334,11 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// index asks it, instead of gathering a set. Where list and test disagree, either may count. It may run inside the store: keep it
     /// short, and do not use the store from it, which may be [`Error::Invalid`].
     pub fn keys_where<Q: Borrow<K> + Sync>(
-        mut self,
+        self,
         keys: &'a [Q],
         is_listed: impl for<'v> Fn(K::View<'v>) -> bool + Send + Sync + 'a,
     ) -> Self {
-        self.is_listed = Some(Box::new(is_listed));
-        self.keys(keys)
+        Self { is_listed: Some(Box::new(is_listed)), ..self.keys(keys) }
     }
 
     /// Only keys that begin with these bytes. Keys are not ordered, so all keys are visited all the same; only the other keys' values are

@@ -20,7 +20,7 @@ use super::bytes::{Change, Old};
 /// Names a value that a key had: the same as long as the value is, wherever it lies and after reopening too. A value that
 /// changed and came back has its old version again.
 ///
-/// 128 bits, keyed by the store; of a value of up to eight bytes under a key of one width the value itself.
+/// 128 bits, keyed by the store; of a value of up to eight bytes under a key of one width, of 256 bytes at most, the value itself.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Version(u128);
 

@@ -20,7 +20,7 @@ use crate::cache::Duty;
 use crate::device::{DeviceRead, ReadSource};
 use crate::engine::{Engine, wake};
 use crate::epoch::Counter;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, about};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -221,7 +221,8 @@ impl<J: Send + 'static> Queue<J> {
                 belong_to_store();
                 run(&engine, &queue);
             };
-            state.thread = Some(std::thread::Builder::new().name(name.into()).spawn(work)?);
+            let thread = std::thread::Builder::new().name(name.into()).spawn(work);
+            state.thread = Some(thread.map_err(|error| about(error, format_args!("thread={name}")))?);
         }
         state.jobs.push_back(job);
         drop(state);

@@ -42,7 +42,7 @@ mod word;
 use crate::cache::{self, Ending, Flights};
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout};
 use crate::epoch::Counter;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, about};
 use crate::options::ByteCount;
 use crate::record::{self, ABSENT, KEY_BYTES_MAX, TOMBSTONE};
 use crate::stats::Stats;
@@ -196,7 +196,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             driven.run_driver();
         };
         let driver = std::thread::Builder::new().name("esker-driver".into());
-        let driver = if engine.in_background { Some(driver.spawn(drive)?) } else { None };
+        let refused = |error| about(error, "thread=esker-driver");
+        let driver = if engine.in_background { Some(driver.spawn(drive).map_err(refused)?) } else { None };
         let closer = Arc::new(Closer::new(engine.clone(), driver));
         Ok(Self { engine, closer, types: PhantomData })
     }
@@ -567,7 +568,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// process that was forked from the one that opened it.
     ///
     /// # Cost
-    /// Writes what of the log is in memory only, and an image of the index, with a few syncs. Nothing for a store in memory.
+    /// Writes what of the log is in memory only, and an image of the index, with a few syncs. Nothing for a store that cannot be opened
+    /// again: in memory, in a temporary directory, on a device of your own. Of such nothing is written, whatever failed before.
     pub fn close(&self) -> Result<()> {
         if self.engine.epochs.is_inside() {
             return Err(Error::invalid("the store was closed from inside a closure that it runs"));

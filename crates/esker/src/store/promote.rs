@@ -24,6 +24,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let Found::Memory { at, record } = found else { return };
         let is_old = !caching.is_in_memory() && at < self.engine.log.bounds.near();
         if !is_old
+            || !self.engine.is_promoting
             || !self.is_live(record)
             || !matches!(self.region(at), Region::Frozen)
             || self.is_dropped_soon(at)
