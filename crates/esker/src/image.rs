@@ -16,7 +16,8 @@
 //!   names the image without that line or a later one.
 //! * *The higher address wins*, whether it comes from the image or from the log. Where keys share an entry, a record that the
 //!   image's entry lies above was published before its bucket was copied, so the entry leads to it: after that it could not have
-//!   been, for chains descend.
+//!   been, for chains descend. Its own entry, that is: so one that leads below the log's beginning stays where another of its bucket
+//!   lies above `until`.
 //!
 //! **What an entry says of its chain**, that it is of one key, it says here as well: of a guess it does not, for the count of what is dead
 //! is of another moment.
@@ -33,6 +34,7 @@ use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
 use crate::engine::{Engine, Retries, lock};
 use crate::error::{Error, Result};
 use crate::index::{Index, SOLE, address_of};
+use crate::manifest::State;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::Arc;
@@ -269,17 +271,18 @@ pub(crate) fn copy(from: &dyn Storage, to: &dyn Storage, number: u64, store_id: 
     Ok(copy.sync()?)
 }
 
-/// Fills an empty index from the image `number`; the highest address in it. The image is read once, and believed before all of it
+/// Fills an empty index from the image of this state; the highest address in it. The image is read once, and believed before all of it
 /// is known to be whole: after an error the index holds anything.
-pub(crate) fn read(storage: &dyn Storage, number: u64, store_id: u64, begin: u64, index: &Index) -> Result<u64> {
-    let mut pieces = Pieces::open(storage, number, store_id)?;
+pub(crate) fn read(storage: &dyn Storage, state: &State, index: &Index) -> Result<u64> {
+    let (number, begin, until) = (state.image, state.begin, state.image_until);
+    let mut pieces = Pieces::open(storage, number, state.identity.store_id)?;
     let most = pieces.bytes / WORD as u64;
     let (restored, words) = if most <= PIECE_WORDS {
         let first = pieces.buffer();
-        let restored = Words::new(first, |buffer| pieces.next(buffer)).restore(index, begin, most);
+        let restored = Words::new(first, |buffer| pieces.next(buffer)).restore(index, begin, until, most);
         (restored, pieces.words())
     } else {
-        read_ahead(pieces, |first, next| Words::new(first, next).restore(index, begin, most))
+        read_ahead(pieces, |first, next| Words::new(first, next).restore(index, begin, until, most))
     };
     let (used, top) = restored?.ok_or_else(|| damaged(number))?;
     // What was used must be what was written.
@@ -464,16 +467,20 @@ impl<F: FnMut(AlignedBuffer) -> Result<Option<Piece>>> Words<F> {
     }
 
     /// Fills the index, in which there are at most so many words, and goes on to the end; how many words that took, and the
-    /// highest address. `None` if the words do not say an index.
-    fn restore(self, index: &Index, begin: u64, most: u64) -> Result<Option<(u64, u64)>> {
+    /// highest address. `None` if the words do not say an index. The log begins at `begin`, and is read from `until` on.
+    fn restore(self, index: &Index, begin: u64, until: u64, most: u64) -> Result<Option<(u64, u64)>> {
         let mut top = 0;
         let used = self.buckets(
             most,
             |shape| index.restore_shape(shape),
             |at, words| {
                 top = words.iter().fold(top, |top, word| top.max(address_of(*word)));
-                // What lies below has gone, and deletions with it: their entries would come back.
-                words.retain(|word| address_of(*word) >= begin);
+                // What lies below has gone, and deletions with it: their entries would come back. But where somebody published while the
+                // bucket was copied, a record behind `until` is known by its own entry, wherever that leads: a shorter one may lie above
+                // the record, and not lead to it.
+                if words.iter().all(|word| address_of(*word) < until) {
+                    words.retain(|word| address_of(*word) >= begin);
+                }
                 index.restore(at, words);
             },
         )?;
@@ -538,8 +545,10 @@ fn word_at(bytes: &[u8], at: usize) -> u64 {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use crate::device::SECTOR_BYTES;
+    use crate::engine::lock;
     use crate::sync::atomic::Ordering::*;
     use crate::{Cache, Error, MemoryStorage, Options, Storage, Store};
+    use std::collections::HashMap;
     use std::sync::Arc;
 
     /// An image of several pieces, so that a thread reads ahead of the one that fills the index.
@@ -572,6 +581,62 @@ mod tests {
             assert!(matches!(&refused, Err(Error::Corruption(what)) if what.contains(&name)), "{refused:?} at {at}");
             whole(&files, options().accept_loss(true)).unwrap();
         }
+    }
+
+    /// A key's own entry led below the log's beginning and was left out; a shorter one, which others share, had got a record while the image
+    /// was written, above the key's next one. That was taken for known, and lost.
+    #[test]
+    fn what_came_beside_an_image_is_found_by_its_own_entry() {
+        const KEYS: u64 = 900_000;
+        let files = Arc::new(MemoryStorage::new());
+        let options = || Options::new().memory("16MiB").background(false).promotion(false);
+        let store: Store<u64, [u8]> = options().open_in(files.clone()).unwrap();
+        (0..KEYS).for_each(|n| store.put(&n, &[1; 8]).unwrap());
+        store.commit().unwrap();
+        let engine = store.engine_for_test();
+        let hash = |n: u64| engine.hash_of(&n.to_le_bytes());
+        let lookup = |n: u64| engine.index.lookup(hash(n));
+        let shared: HashMap<u64, u64> = (30_000..KEYS).filter(|n| !lookup(*n).is_full()).map(|n| (lookup(n).address(), n)).collect();
+        // One key of each pair has an entry of its own, to the log's first mebibyte, the other the shorter one, which matches both.
+        let pairs: Vec<(u64, u64)> = (0..10_000)
+            .filter(|n| lookup(*n).is_full())
+            .filter_map(|n| Some((n, *shared.get(&engine.index.shorter_match_for_test(hash(n))?)?)))
+            .take(20)
+            .collect();
+        assert!(pairs.len() >= 10, "{}", pairs.len());
+        let first = pairs.iter().map(|(n, _)| lookup(*n).address()).max().unwrap();
+        engine.commit().unwrap();
+        let until = engine.log.bounds.cut.load(SeqCst);
+        // A piece that has room; above it long records have places of their own.
+        (KEYS..KEYS + 100).for_each(|n| store.put(&n, &[2; 8]).unwrap());
+        pairs.iter().for_each(|(_, other)| store.put(other, &[3; 17_000]).unwrap());
+        let (storage, number, id) = {
+            let home = lock(&engine.home);
+            let home = home.as_ref().unwrap();
+            (home.storage.clone(), home.manifest.state.image + 1, home.manifest.state.identity.store_id)
+        };
+        engine.write_image(&*storage, number, id, || false).unwrap();
+        pairs.iter().for_each(|(n, _)| store.put(n, &[4; 8]).unwrap());
+        let below = pairs.iter().filter(|(n, other)| lookup(*n).address() < lookup(*other).address()).count();
+        assert!(below > pairs.len() / 2, "{below} of {}", pairs.len());
+        engine.commit().unwrap();
+        let shape = engine.index.shape_word();
+        let mut home = lock(&engine.home);
+        let manifest = &mut home.as_mut().unwrap().manifest;
+        manifest.write(|state| (state.image, state.image_until, state.shape) = (number, until, shape)).unwrap();
+        drop(home);
+        while engine.log.bounds.copied.load(SeqCst) <= first {
+            engine.compact_once().unwrap();
+        }
+        store.put(&KEYS, &[5; 8]).unwrap();
+        store.commit().unwrap();
+        assert!(engine.told_begin() > first);
+        let crashed = Arc::new(files.copy());
+        drop(store);
+        let store: Store<u64, [u8]> = options().open_in(crashed).unwrap();
+        let lost: Vec<_> = pairs.iter().filter(|(n, _)| store.get(n).unwrap().as_deref() != Some(&[4; 8][..])).collect();
+        assert!(lost.is_empty(), "{lost:?} of {}", pairs.len());
+        assert!(pairs.iter().all(|(_, other)| store.get(other).unwrap().is_some_and(|value| value.len() == 17_000)));
     }
 
     fn images(files: &MemoryStorage) -> Vec<String> {

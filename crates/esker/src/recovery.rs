@@ -197,7 +197,7 @@ impl Engine {
             return self.restore_nothing(state, false);
         }
         let home = lock(&self.home);
-        let restore = |home: &Home| image::read(&*home.storage, state.image, state.identity.store_id, state.begin, &self.index);
+        let restore = |home: &Home| image::read(&*home.storage, state, &self.index);
         let read = home.as_ref().map_or(Ok(0), restore);
         match read {
             Ok(top) => {

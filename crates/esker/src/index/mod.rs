@@ -247,6 +247,15 @@ impl Index {
         if has_short { self.longest_match(bucket, tag) } else { None }
     }
 
+    /// Where the longest entry leads that matches and is not full.
+    #[cfg(test)]
+    pub(crate) fn shorter_match_for_test(&self, hash: u64) -> Option<u64> {
+        let place = self.locate(hash);
+        let words = self.chain(self.bucket_at(place.offset)).flat_map(Bucket::entries).map(|slot| slot.load(Acquire));
+        let bits = |word: &u64| if tag_of(*word) & FULL == 0 { match_bits(tag_of(*word), place.tag()) } else { None };
+        words.filter(|word| bits(word).is_some()).max_by_key(bits).map(address_of)
+    }
+
     fn longest_match<'a>(&'a self, bucket: &'a Bucket, tag: u64) -> Option<(&'a AtomicU64, u64)> {
         let mut best: Option<(u32, &AtomicU64, u64)> = None;
         for part in self.chain(bucket) {
