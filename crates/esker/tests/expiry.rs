@@ -661,6 +661,32 @@ fn expired_space_comes_back_by_itself() {
     assert!((0..1000).all(|n| store.get(&(1 << 40 | n)).unwrap() == Some([8; 100])));
 }
 
+/// What had ended and was compacted needed no deletion, though somebody held it still: a crash brought it back, for a clock that was set
+/// back.
+#[test]
+fn what_is_deleted_behind_its_end_stays_so_for_a_clock_that_is_set_back() {
+    let (clock, files) = (Arc::new(ManualClock::default()), Arc::new(MemoryStorage::new()));
+    let open = |clock: ManualClock, files: &Arc<MemoryStorage>| -> Store<u64, u64> {
+        Options::new().memory("16MiB").background(false).clock(Arc::new(clock)).open_in(files.clone()).unwrap()
+    };
+    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).clock(clock.clone()).open_in(files.clone()).unwrap();
+    for key in 0..3 {
+        store.put_with_ttl(&key, &1, SECOND).unwrap();
+    }
+    store.commit().unwrap();
+    clock.advance(SECOND * 2);
+    let scan = store.scan().iter().unwrap();
+    store.compact().unwrap();
+    assert!(!store.delete(&0).unwrap());
+    store.transaction(|tx| tx.delete(&1).map(drop)).unwrap();
+    store.commit().unwrap();
+    let crashed = Arc::new(files.copy());
+    drop(scan);
+    let store = open(ManualClock::default(), &crashed);
+    // What nobody deleted is there again, as is told.
+    assert_eq!([0, 1, 2].map(|key| store.get(&key).unwrap()), [None, None, Some(1)]);
+}
+
 #[test]
 fn a_full_memory_takes_back_what_expired() {
     let clock = Arc::new(ManualClock::default());

@@ -53,10 +53,13 @@ impl Engine {
         self.epochs.drain();
     }
 
-    /// True if what is not there needs no deletion to be so after a crash, too. Not while a cache drops what no line has given up yet.
+    /// True if what is not there needs no deletion to be so after a crash, too. Not while a cache drops what no line has given up yet, nor
+    /// while what had ended, and has no copy, is held: a clock may be set back.
     pub(crate) fn stays_absent(&self) -> bool {
+        let bounds = &self.log.bounds;
+        let is_held = || bounds.copied.load(Acquire) != bounds.compacted.load(Acquire);
         // Acquire: who found that an entry has gone finds this as well.
-        self.log.bounds.doomed.load(Acquire) <= self.told_begin()
+        bounds.doomed.load(Acquire) <= self.told_begin() && !(self.expiry.has_ends() && self.gives_up_by_lines() && is_held())
     }
 
     /// True if a crash brings back what a cache dropped and no line has given up: not in a store that goes with the process.
