@@ -58,6 +58,17 @@ fn run_program(choices: &mut Unstructured<'_>) -> Result<()> {
             Step::Commit | Step::Reopen | Step::Image => {}
         }
     }
+    let all = Operation::GetMany((0..KEYS).map(|id| layout.key(id)).collect());
+    let mut must_agree = |store: &dyn Subject, when: &str| {
+        let gave = subject::apply(store, layout, &all).unwrap_or_else(|e| panic!("{when}: {e}"));
+        assert_eq!(gave, model.apply(&all), "{when}");
+    };
+    must_agree(&*store, "in the end");
+    if is_kept {
+        store.close().expect("a healthy store closes");
+        drop(store);
+        must_agree(&*subject::open(layout, BUDGET_BYTES, &place).expect("a closed store opens"), "opened again");
+    }
     Ok(())
 }
 

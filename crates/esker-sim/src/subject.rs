@@ -6,7 +6,7 @@
 
 use crate::disk::SimDisk;
 use crate::model::{Bytes, Layout, Operation, Outcome, change, operand};
-use esker::{Clock, Error, ManualClock, Options, Result, Salvage, Stats, Storage, Store, Transaction, Ttl, salvage_in};
+use esker::{Clock, Error, ManualClock, Options, Result, Salvage, Stats, Storage, Store, Strategy, Transaction, Ttl, salvage_in};
 use std::borrow::Borrow;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -73,6 +73,8 @@ pub trait Subject: Send + Sync {
     fn ttl(&self, key: &[u8]) -> Result<Option<Option<u64>>>;
     /// The store's clock.
     fn clock(&self) -> &ManualClock;
+    /// All pairs that a scan shows, in order.
+    fn pairs(&self, strategy: Strategy) -> Result<Vec<(Bytes, Bytes)>>;
     /// Does operations on single keys in one transaction.
     fn transaction(&self, operations: &[Operation]) -> Result<Vec<Outcome>>;
     /// Sets the budget.
@@ -187,6 +189,12 @@ impl Seen for [u8; 24] {
 impl Seen for &[u8] {
     fn seen(&self) -> Bytes {
         self.to_vec()
+    }
+}
+
+impl Seen for &str {
+    fn seen(&self) -> Bytes {
+        self.as_bytes().to_vec()
     }
 }
 
@@ -318,6 +326,13 @@ macro_rules! subject {
             fn swap(&self, key: &[u8], expected: Option<&[u8]>, new: Option<&[u8]>) -> Result<bool> {
                 let (expected, new) = (expected.map($to_value), new.map($to_value));
                 self.0.compare_and_swap(&$to_key(key), expected.as_ref().map(Borrow::borrow), new.as_ref().map(Borrow::borrow))
+            }
+
+            fn pairs(&self, strategy: Strategy) -> Result<Vec<(Bytes, Bytes)>> {
+                let mut pairs = Vec::new();
+                self.0.scan().by(strategy).for_each(|key, value| pairs.push((key.seen(), value.seen())))?;
+                pairs.sort_unstable();
+                Ok(pairs)
             }
 
             fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool> {

@@ -173,6 +173,69 @@ fn a_store_whose_calls_come_in_another_order_is_not_accused() {
     }
 }
 
+/// What a store that sulks after a failed read refuses.
+#[derive(Clone, Copy, PartialEq)]
+enum Refuses {
+    Nothing,
+    Commits,
+    Reads,
+}
+
+/// A right store that reads its log before each operation, and sulks when it could not.
+struct Sulky(Refuses);
+
+struct LiveSulky {
+    toy: LiveToy,
+    storage: SimStorage,
+    refuses: Refuses,
+    has_failed: bool,
+}
+
+impl Subject for Sulky {
+    type Live = LiveSulky;
+
+    fn open(&self, layout: Layout, storage: &SimStorage) -> Result<LiveSulky, String> {
+        Ok(LiveSulky { toy: Toy(Bug::None).open(layout, storage)?, storage: storage.clone(), refuses: self.0, has_failed: false })
+    }
+}
+
+impl LiveSulky {
+    fn must_not_sulk(&self, what: Refuses) -> Result<(), String> {
+        if self.has_failed && self.refuses == what { Err("it sulks".into()) } else { Ok(()) }
+    }
+}
+
+impl Live for LiveSulky {
+    fn apply(&mut self, operation: &Operation) -> Result<Outcome, String> {
+        let mut sector = vec![0; esker::SECTOR_BYTES];
+        let log = self.storage.open("log").map_err(|e| e.to_string())?;
+        if log.bytes().is_ok_and(|bytes| bytes >= sector.len() as u64) {
+            self.has_failed |= log.read(0, &mut sector).is_err();
+        }
+        self.must_not_sulk(Refuses::Reads)?;
+        self.toy.apply(operation)
+    }
+
+    fn commit(&mut self) -> Result<(), String> {
+        self.must_not_sulk(Refuses::Commits)?;
+        self.toy.commit()
+    }
+
+    fn close(self) -> Result<(), String> {
+        self.toy.close()
+    }
+}
+
+#[test]
+fn faults_find_a_store_that_a_failed_read_stops() {
+    let run = |refuses| (0..60).try_for_each(|seed| faults::check(&Sulky(refuses), &Program::random(seed), &mut faults::Report::default()));
+    run(Refuses::Nothing).unwrap_or_else(|wrong| panic!("{wrong}"));
+    let wrong = run(Refuses::Commits).expect_err("not found");
+    assert!(wrong.contains("a commit failed"), "{wrong}");
+    let wrong = run(Refuses::Reads).expect_err("not found");
+    assert!(wrong.contains("reads do not go on"), "{wrong}");
+}
+
 #[test]
 fn rot_finds_a_store_without_checksums() {
     let run = |bug| {

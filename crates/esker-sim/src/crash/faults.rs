@@ -71,7 +71,7 @@ fn one<S: Subject>(subject: &S, program: &Program, fault: StorageFault, report: 
     let storage = SimStorage::new();
     storage.fail(fault);
     let mut run = Run::new(subject, &storage, program);
-    run.lacks_room = fault.failure == Failure::NoSpace;
+    (run.lacks_room, run.is_lasting) = (fault.failure == Failure::NoSpace, fault.lasting);
     guarded(|| run.all(program))?;
     report.went_on += run.went_on;
     storage.heal();
@@ -94,6 +94,8 @@ struct Run<'s, S> {
     failed: bool,
     /// What fails does so for want of room.
     lacks_room: bool,
+    /// What fails does so from then on.
+    is_lasting: bool,
     /// Which of the calls that failed were an image's.
     of_images: Vec<Range<usize>>,
     went_on: u64,
@@ -110,6 +112,7 @@ impl<'s, S: Subject> Run<'s, S> {
             paths: vec![Past::none(layout)],
             failed: false,
             lacks_room: false,
+            is_lasting: false,
             of_images: Vec::new(),
             went_on: 0,
         }
@@ -197,8 +200,17 @@ impl<'s, S: Subject> Run<'s, S> {
         self.lacks_room && matches!(kind, Kind::Write | Kind::Create)
     }
 
+    /// True if only reads have failed, once: then nothing is latched. (What else changes nothing, a question for a file's length say, may
+    /// have been part of a write.)
+    fn has_only_read(&self) -> bool {
+        let struck = self.storage.struck();
+        !self.is_lasting && !struck.is_empty() && struck.iter().all(|kind| *kind == Kind::Read)
+    }
+
     fn commit(&mut self, store: &mut S::Live) -> Result<(), String> {
+        let must_go_on = self.has_only_read();
         match store.commit() {
+            Err(why) if must_go_on => return Err(format!("a commit failed though only a read had failed, once: {why}")),
             Ok(()) if self.failed && self.latches() => {
                 return Err("a commit succeeded after a call that changes the disk had failed".into());
             }
@@ -217,9 +229,14 @@ impl<'s, S: Subject> Run<'s, S> {
         }
     }
 
-    /// What can be read must fit; after an opening any allowed state does, and it is the last from then on.
+    /// What can be read must fit; after an opening any allowed state does, and it is the last from then on. Reads go on, whatever has failed
+    /// once.
     fn look(&mut self, store: &mut S::Live, opened: bool) -> Result<(), String> {
-        let Ok(found) = store.state(&self.keys) else { return Ok(()) };
+        let found = match store.state(&self.keys).or_else(|_| store.state(&self.keys)) {
+            Ok(found) => found,
+            Err(why) if !self.is_lasting => return Err(format!("reads do not go on: {why}")),
+            Err(_) => return Ok(()),
+        };
         let paths = std::mem::take(&mut self.paths);
         for mut path in paths.iter().cloned() {
             let at = match opened {

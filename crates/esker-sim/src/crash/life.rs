@@ -3,7 +3,7 @@
 //! The theory: a store's history is a list of states, one more after each operation. A floor says which of them the last commit
 //! promised; the ceiling is the operation begun last. At each moment of the film the states from the floor to the ceiling are
 //! allowed. A store that lived before begins with that range of an older history; once its opening has returned, it is known which
-//! state it chose, and later ones of the old history may never be seen again.
+//! state it chose: later ones of the old history may never be seen again, nor earlier ones, for what it was opened from is durable.
 //!
 //! Where the medium has little room a call may be refused. An operation that was is done or not, which a look tells at once, and promises
 //! nothing; a close that was is the end of the run.
@@ -123,8 +123,9 @@ pub fn live<S: Subject>(subject: &S, storage: &SimStorage, program: &Program, pa
             is_scarce: program.is_scarce,
             model: model_of(program.layout, &keys, &found, past.now),
             states: past.states[..=at].to_vec(),
-            floor: past.floor,
-            marks: vec![Mark { calls: opened, floor: past.floor, ceiling: at, now: past.now }],
+            // All that it was opened from is durable: no later opening goes behind what this one has shown.
+            floor: at,
+            marks: vec![Mark { calls: opened, floor: at, ceiling: at, now: past.now }],
             keys,
         };
         let mut store = Some(store);

@@ -120,6 +120,14 @@ pub trait Live {
         keys.iter().map(read).collect()
     }
 
+    /// What scans show, which is just what the keys hold.
+    ///
+    /// # Errors
+    /// The store's, in words, or what they show besides, or do not.
+    fn scan(&mut self, _keys: &[Bytes], _state: &State) -> Result<(), String> {
+        Ok(())
+    }
+
     /// When a key that is there ends, in milliseconds since the beginning; [`NEVER`] in a store whose keys do not.
     ///
     /// # Errors
@@ -164,10 +172,13 @@ fn guarded<R>(call: impl FnOnce() -> Result<R, String>) -> Result<R, String> {
     })
 }
 
-/// Opens a storage and reads all keys.
+/// Opens a storage and reads all keys, by themselves and by scans.
 fn recovered<S: Subject>(subject: &S, layout: Layout, storage: &SimStorage, keys: &[Bytes]) -> Result<State, String> {
     guarded(|| {
-        subject.open(layout, storage).map_err(|e| format!("does not open: {e}"))?.state(keys).map_err(|e| format!("does not read: {e}"))
+        let mut store = subject.open(layout, storage).map_err(|e| format!("does not open: {e}"))?;
+        let state = store.state(keys).map_err(|e| format!("does not read: {e}"))?;
+        store.scan(keys, &state).map_err(|e| format!("does not scan: {e}"))?;
+        Ok(state)
     })
 }
 

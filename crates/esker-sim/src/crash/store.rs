@@ -1,10 +1,10 @@
 //! Esker itself as the subject: the smallest budget, no driver thread, so that every call is made by the program.
 
-use super::{Live, NEVER, Program, State, Subject};
+use super::{Held, Live, NEVER, Program, State, Subject};
 use crate::model::{Bytes, Layout, Operation, Outcome};
 use crate::storage::SimStorage;
 use crate::subject::{self, Place};
-use esker::{Durability, Error, Options};
+use esker::{Durability, Error, Options, Strategy};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -83,6 +83,19 @@ impl Live for LiveEsker {
 
     fn image(&mut self) -> Result<(), String> {
         self.store.save_index().map_err(words)
+    }
+
+    fn scan(&mut self, keys: &[Bytes], state: &State) -> Result<(), String> {
+        let there = |(key, held): (&Bytes, &Option<Held>)| Some((key.clone(), held.as_ref()?.value.clone()));
+        let mut pairs: Vec<_> = keys.iter().zip(state).filter_map(there).collect();
+        pairs.sort_unstable();
+        for strategy in [Strategy::ByLog, Strategy::ByIndex] {
+            let shown = self.store.pairs(strategy).map_err(words)?;
+            if shown != pairs {
+                return Err(format!("{strategy:?} shows {} pairs, of which {} are there", shown.len(), pairs.len()));
+            }
+        }
+        Ok(())
     }
 
     fn end(&mut self, key: &Bytes) -> Result<u64, String> {
