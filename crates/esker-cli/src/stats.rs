@@ -132,6 +132,7 @@ pub(crate) fn operations(stats: &Stats) -> String {
         ("transactions", done.transactions),
         ("conflicts", done.conflicts),
         ("device reads", done.device_reads),
+        ("scan reads", done.scan_reads),
         ("promotions", done.promotions),
     ];
     let mut text = String::new();

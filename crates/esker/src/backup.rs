@@ -61,8 +61,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// an independent store, and cannot be added to any more.
     ///
     /// # Errors
-    /// As [`Store::commit`]; `Invalid` if `to` is something else; `Locked` if the backup is open; `Corruption` for damage in what is copied,
-    /// by address. An earlier backup is what it was then.
+    /// As [`Store::commit`]; `Invalid` if `to` is something else; `Locked` if the backup is open; `Corruption` for damage in what is
+    /// copied, by address. An earlier backup is what it was then.
     ///
     /// # Cost
     /// Reads and writes the log, or what is new of it. Compaction waits.

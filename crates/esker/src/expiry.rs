@@ -115,6 +115,9 @@ const TELLING: f64 = 128.0;
 const ENTRIES_IN_VAIN: u64 = 2048;
 const ENTRIES_IN_VAIN_OF_ANY_LENGTH: u64 = 1 << 17;
 
+/// Records of a chain that several keys share that are looked at: the newest alone are not like the others.
+const CHAIN_RECORDS_MAX: usize = 16;
+
 /// What an engine knows of time.
 pub(crate) struct Expiry {
     clock: Arc<dyn Clock>,
@@ -135,6 +138,14 @@ pub(crate) struct Expiry {
     gone: AtomicU64,
     /// Expired records that compaction dropped.
     pub(crate) dropped: AtomicU64,
+}
+
+/// When a record ends, how long it is, and where its chain goes on. A deletion was counted then: it never ends, and has no bytes.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Ends {
+    pub(crate) expires: u64,
+    pub(crate) bytes: u64,
+    pub(crate) previous: u64,
 }
 
 /// What a round saw.
@@ -285,7 +296,7 @@ impl Expiry {
     }
 
     /// Infers from a round over a table of so many entries; after as many as `most_in_vain` without any that expires there is none, it is
-    /// believed. Where keys share entries, a round sees one of those that share one: `shared` says how many bytes all records have.
+    /// believed. Where keys share entries `shared` says how many bytes all records have that are not superseded.
     fn learn(&self, sample: &Sample, entries: u64, shared: Option<u64>, most_in_vain: u64) {
         if sample.entries == 0 {
             return;
@@ -322,10 +333,11 @@ impl Engine {
 
     /// One look at how much has expired, if anything may have, by some `entries`. Not under a pin.
     pub(crate) fn sample_expired(&self, entries: u64) {
-        if !self.expiry.is_watched.load(Relaxed) {
+        if !self.expiry.is_watched.load(Acquire) {
             return;
         }
-        let mut sample = Sample::default();
+        let (mut sample, is_shared) = (Sample::default(), self.index.is_shared());
+        let most = if is_shared { CHAIN_RECORDS_MAX } else { 1 };
         // Most buckets of a table that just grew are half full.
         for _ in 0..entries {
             if sample.entries >= entries || sample.reads >= SMALL_SAMPLE {
@@ -334,51 +346,56 @@ impl Engine {
             let Ok(pin) = self.epochs.pin_anyway() else { return };
             let addresses = self.index.addresses(self.index.sampled_bucket(&self.expiry.hand));
             drop(pin);
-            addresses.into_iter().for_each(|address| self.sample_record(address, &mut sample));
+            addresses.into_iter().for_each(|address| self.sample_chain(address, most, &mut sample));
         }
         let most_in_vain = if self.value_width.is_some() { ENTRIES_IN_VAIN } else { ENTRIES_IN_VAIN_OF_ANY_LENGTH };
-        let shared = self.index.is_shared().then(|| self.log_extent() - self.superseded_bytes());
+        let shared = is_shared.then(|| self.log_extent().saturating_sub(self.superseded_bytes()));
         self.expiry.learn(&sample, self.index.entries(), shared, most_in_vain);
     }
 
-    fn sample_record(&self, at: u64, sample: &mut Sample) {
-        // Compaction has been there, and the entry waits for a sweep.
-        if at < self.log.bounds.copied.load(Acquire) {
-            sample.entries += 1;
-            return;
-        }
-        let known = match self.expiry_in_memory(at) {
-            // Its chain may lie on the device.
-            Ok(None) => {
-                sample.reads += 1;
-                chain::expiry(self, at)
+    /// Looks at the first records of a chain, at most so many.
+    fn sample_chain(&self, first: u64, most: usize, sample: &mut Sample) {
+        let mut at = first;
+        for number in 0..most {
+            // Compaction has been there, and the entry waits for a sweep; or it is the chain's end.
+            if at < self.log.bounds.copied.load(Acquire) {
+                sample.entries += u64::from(number == 0);
+                return;
             }
-            known => known.map(|known| known.unwrap_or_default()),
-        };
-        // What cannot be read (any more) is told to whoever asks for it.
-        let Ok((expires, bytes)) = known else { return };
-        sample.entries += 1;
-        sample.expiring += u64::from(expires != NEVER);
-        sample.bytes += bytes;
-        if self.has_passed(expires) {
-            sample.expired += 1;
-            sample.expired_bytes += bytes;
+            let known = match self.ends_in_memory(at) {
+                // Its chain may lie on the device.
+                Ok(None) => {
+                    sample.reads += 1;
+                    chain::ends(self, at)
+                }
+                known => known.map(|known| known.unwrap_or_default()),
+            };
+            // What cannot be read (any more) is told to whoever asks for it.
+            let Ok(Ends { expires, bytes, previous }) = known else { return };
+            sample.entries += u64::from(number == 0);
+            sample.expiring += u64::from(expires != NEVER);
+            sample.bytes += bytes;
+            if self.has_passed(expires) {
+                sample.expired += 1;
+                sample.expired_bytes += bytes;
+            }
+            at = previous;
         }
     }
 
-    /// When the record at `at` ends, and how long it is; `None` if it is not in memory. One that was deleted was counted then.
-    fn expiry_in_memory(&self, at: u64) -> Result<Option<(u64, u64)>> {
+    /// What is known of the record at `at`; `None` if it is not in memory.
+    fn ends_in_memory(&self, at: u64) -> Result<Option<Ends>> {
         let _pin = self.epochs.pin_anyway()?;
         if at < self.log.bounds.head.load(Acquire) {
             return Ok(None);
         }
-        // SAFETY: `at >= head` under the pin; index entries hold published addresses only.
+        // SAFETY: `at >= head` under the pin; index entries and chains hold published addresses only.
         let record = unsafe { Record::new(self.log.pointer(at)) };
-        let bytes = record.bytes(self.layout);
+        let (bytes, previous) = (record.bytes(self.layout), record.previous());
         Ok(Some(match record.header().load(Acquire) & ABSENT {
-            0 if record.is_plain() => (NEVER, bytes),
-            0 => (self.expiry_of(record), bytes),
-            _ => (NEVER, 0),
+            0 if record.is_plain() => Ends { expires: NEVER, bytes, previous },
+            0 => Ends { expires: self.expiry_of(record), bytes, previous },
+            _ => Ends { expires: NEVER, bytes: 0, previous },
         }))
     }
 

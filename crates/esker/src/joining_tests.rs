@@ -168,8 +168,8 @@ fn nothing_is_joined_beside<H>(hold: impl Fn(&Arc<Engine>) -> H) {
     assert_eq!((store.stats().index.buckets, store.get(&one).unwrap(), store.get(&other).unwrap()), (256, Some(1), Some(3)));
 }
 
-/// A deletion that has no copy counts as long as the log begins below it: its entry was left out, an image had the other one alone, which led
-/// to what had been deleted, and there the key was again.
+/// A deletion that has no copy counts as long as the log begins below it: its entry was left out, an image had the other one alone, which
+/// led to what had been deleted, and there the key was again.
 #[test]
 fn a_deletion_without_a_copy_keeps_its_entry_until_the_log_begins_above_it() {
     let files = Arc::new(MemoryStorage::new());

@@ -302,7 +302,8 @@ pub struct OperationStats {
     pub conflicts: u64,
     /// Reads of cold records from the device.
     pub device_reads: u64,
-    /// Those of them that were for scans, iterators, histories and transactions that only read. What a scan reads in sequence does not count.
+    /// Those of them that were for scans, iterators, histories, and the `get_many` of a transaction that only reads. What a scan reads in
+    /// sequence does not count.
     pub scan_reads: u64,
     /// Cold records copied into memory because gets asked for them repeatedly.
     pub promotions: u64,

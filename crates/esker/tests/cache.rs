@@ -376,6 +376,39 @@ fn a_listener_may_drop_the_last_store() {
     }
 }
 
+/// One that closed let go of the store's threads: a close behind it, which may wait for them, did not.
+#[test]
+fn a_close_waits_for_a_listener_that_has_closed() {
+    let slot: Held<u64> = Arc::default();
+    let (is_closed, is_done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (held, closes, ends) = (slot.clone(), is_closed.clone(), is_done.clone());
+    let cache = Cache::new().on_eviction(move |_, _, _| {
+        if thread::current().name() == Some("esker-driver")
+            && let Some(store) = held.lock().unwrap().take()
+        {
+            store.close().unwrap();
+            closes.store(true, SeqCst);
+            thread::sleep(SECOND / 5);
+            ends.store(true, SeqCst);
+        }
+    });
+    let store: Store<u64, u64> = Options::new().memory(BUDGET).cache(cache).in_memory().unwrap();
+    *slot.lock().unwrap() = Some(store.clone());
+    for key in 0.. {
+        if is_closed.load(SeqCst) {
+            break;
+        }
+        // Closed, in the end.
+        let _ = store.put(&key, &1);
+        if key % 500 == 0 {
+            // The driver makes room.
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+    store.close().unwrap();
+    assert!(is_done.load(SeqCst));
+}
+
 /// What is to be told is in memory beside the budget.
 #[test]
 fn a_cache_on_disk_tells_before_much_has_gathered() {
@@ -465,6 +498,10 @@ fn reads_that_shall_not_copy_write_nothing() {
         }
     }
     assert_eq!((copies_not.stats().log.tail, copies_not.stats().operations.promotions), (tails[1], 0));
+    // With less room its oldest part is nearer, whatever its driver has done so far.
+    (count..count + 20_000).for_each(|key| copies_not.put(&key, &[1; 100]).unwrap());
+    (0..count + 20_000).for_each(|key| _ = copies_not.get(&key).unwrap());
+    assert_eq!(copies_not.stats().operations.promotions, 0);
 }
 
 #[test]

@@ -535,7 +535,6 @@ fn a_store_in_memory_that_is_closed_says_so() {
     assert!(matches!(store.commit(), Err(Error::Closed)));
 }
 
-/// A caller's own reason, and none that an attempt had which nobody believes.
 /// Each attempt wrote its values before it asked whether it was one in vain.
 #[test]
 fn attempts_in_vain_leave_no_values_in_the_log() {
@@ -553,6 +552,7 @@ fn attempts_in_vain_leave_no_values_in_the_log() {
     assert!(written < 4 * value.len() as u64, "{written} bytes of log for nothing");
 }
 
+/// A caller's own reason, and none that an attempt had which nobody believes.
 #[test]
 fn a_transaction_that_is_aborted_says_why_and_changes_nothing() {
     let store: Store<str, u64> = Options::new().memory("16MiB").in_memory().unwrap();

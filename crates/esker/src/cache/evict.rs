@@ -46,7 +46,7 @@ impl Engine {
         }
         self.move_near(caching);
         let has_room = || self.has_room(caching, bytes);
-        let (mut result, mut pauses) = (Ok(()), 0);
+        let (mut result, mut pauses, mut anew) = (Ok(()), 0, 0);
         let round = self.log.tail();
         while !has_room() && result.is_ok() {
             // Once through the log what is kept has left too little room.
@@ -64,8 +64,8 @@ impl Engine {
                     Ok(())
                 }
                 // Nobody holds it any more; or who did came after that question, and has let go.
-                Ok(false) if pauses == 0 || was_held && pauses < ANEW && !self.holds.is_any() => {
-                    pauses += 1;
+                Ok(false) if anew == 0 || was_held && anew < ANEW && !self.holds.is_any() => {
+                    anew += 1;
                     Ok(())
                 }
                 Ok(false) => Err(Error::Full),

@@ -107,7 +107,7 @@ impl Engine {
 
     /// Bytes of records that are superseded, deleted or expired, as far as was noticed.
     pub(crate) fn dead_bytes(&self) -> u64 {
-        (self.superseded_bytes() + self.expiry.expired_bytes()).min(self.log_extent())
+        self.superseded_bytes().saturating_add(self.expiry.expired_bytes()).min(self.log_extent())
     }
 
     /// Bytes of records that are superseded or deleted, as far as was noticed.

@@ -387,12 +387,12 @@ impl Mover<'_> {
         self.engine.epochs.within(pin, || caching.keeps(self.engine.layout, of.bytes, of.hash, self.stretch))
     }
 
-    /// True if somebody loads the key of what a cache drops, and would keep a value that may be older than this one.
     /// True in a cache. It may be the newest of its key.
     fn is_dropped(&self, of: &Original<'_>) -> bool {
         self.caching.inspect(|caching| caching.flights.rest_no_more(of.key(self.engine.layout), of.hash)).is_some()
     }
 
+    /// True if somebody loads the key of what a cache drops, and would keep a value that may be older than this one.
     fn is_being_loaded(&self, of: &Original<'_>) -> bool {
         self.caching.is_some_and(|caching| caching.flights.may_keep(of.key(self.engine.layout), of.hash))
     }

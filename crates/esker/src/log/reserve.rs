@@ -100,12 +100,7 @@ impl Log {
 
     /// So many bytes fit the log's memory if none of their records is longer than that.
     pub(crate) fn most_of(&self, longest: u64) -> u64 {
-        let (budget, reserve) = (self.budget.load(Relaxed), self.reserve.load(Relaxed));
-        if reserve == 0 {
-            return budget;
-        }
-        let share = budget + reserve;
-        share.saturating_sub(self.reserve_with(share, self.longest.bytes().max(longest)))
+        self.budget.load(Relaxed).saturating_sub(self.reserve_lacking(longest))
     }
 
     /// The room to ask for where a record found none: with what is left to compaction if it will be the longest.

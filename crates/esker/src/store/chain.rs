@@ -11,6 +11,7 @@ use crate::device::DeviceRead;
 use crate::engine::{Engine, Layout};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
+use crate::expiry::Ends;
 use crate::log::{BLOCK_BYTES, ColdBytes, Log};
 use crate::promotion::ColdFind;
 use crate::record::{self, ABSENT, ADDRESS_MASK, ColdRecord};
@@ -160,11 +161,18 @@ pub(super) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Re
 }
 
 /// Shows the key's records of a view in the chain that begins at `at`, the newest first, as long as `visit` wants more. Not under a
-/// pin, but while the view is held.
-pub(super) fn visit_in(engine: &Engine, view: &View, at: u64, key: &[u8], mut visit: impl FnMut(&ColdRecord<'_>) -> bool) -> Result<()> {
+/// pin, but while the view is held. `counter`: what its reads are for.
+pub(super) fn visit_in(
+    engine: &Engine,
+    view: &View,
+    at: u64,
+    key: &[u8],
+    counter: Counter,
+    mut visit: impl FnMut(&ColdRecord<'_>) -> bool,
+) -> Result<()> {
     let mut down = Descent::new(engine.layout, at);
     while down.at >= view.begin {
-        let (at, mut read) = (down.at, read_for(Counter::ScanRead, engine, down.read(0))?);
+        let (at, mut read) = (down.at, read_for(counter, engine, down.read(0))?);
         let record = down.advance(engine.layout, &engine.log.open_record(&mut read)?)?;
         if record.is_some_and(|record| view.counts(at, record.header) && record.key == key && !visit(&record)) {
             break;
@@ -204,18 +212,18 @@ fn whole_of(engine: &Engine, at: u64, cold: &ColdBytes<'_>) -> Result<Vec<u8>> {
     part(engine, at, bytes, cold)
 }
 
-/// When the record at `at` ends, and how many bytes it has; of a deletion never, and none. Not under a pin.
-pub(crate) fn expiry(engine: &Engine, at: u64) -> Result<(u64, u64)> {
+/// What is known of the record at `at` for its end. Not under a pin.
+pub(crate) fn ends(engine: &Engine, at: u64) -> Result<Ends> {
     let mut read = read_at_once(&engine.log, Log::cold_read(at, record::first_bytes(engine.layout), 0))?;
     let cold = engine.log.open_blocks(&mut read)?;
     let (header, bytes) = beginning(engine, at, &cold)?;
+    let previous = header & ADDRESS_MASK;
     if header & record::ABSENT != 0 {
-        return Ok((record::NEVER, 0));
+        return Ok(Ends { expires: record::NEVER, bytes: 0, previous });
     }
-    if header & record::EXPIRES == 0 {
-        return Ok((record::NEVER, bytes));
-    }
-    Ok((record::word_at(&part(engine, at + bytes - 8, 8, &cold)?, 0), bytes))
+    let has_end = header & record::EXPIRES != 0;
+    let expires = if has_end { record::word_at(&part(engine, at + bytes - 8, 8, &cold)?, 0) } else { record::NEVER };
+    Ok(Ends { expires, bytes, previous })
 }
 
 /// The header of a record that was read from its beginning, and how many bytes it has.

@@ -142,7 +142,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// As [`Store::put`].
     ///
     /// # Cost
-    /// As [`Store::put`], with eight bytes more; a word (a value of at most eight bytes under a key of one width, of 256 at most) is always a new record.
+    /// As [`Store::put`], with eight bytes more; a word (a value of at most eight bytes under a key of one width, of
+    /// 256 at most) is always a new record.
     ///
     /// # Examples
     /// ```

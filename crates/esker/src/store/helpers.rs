@@ -250,11 +250,13 @@ impl<J: Send + 'static> Queue<J> {
     fn close(&self, may_wait: bool) {
         let mut state = lock(&self.state);
         state.closed = true;
-        let (jobs, thread) = (std::mem::take(&mut state.jobs), state.thread.take());
+        let jobs = std::mem::take(&mut state.jobs);
+        // Else it is left to a later close that may.
+        let thread = if may_wait { state.thread.take() } else { None };
         drop(state);
         drop(jobs);
         self.arrived.notify_all();
-        if let Some(thread) = thread.filter(|_| may_wait) {
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
     }

@@ -11,6 +11,7 @@
 
 use super::step::pause;
 use super::{Store, Version, chain};
+use crate::epoch::Counter;
 use crate::error::Result;
 use crate::record::{ABSENT, Record};
 use crate::snapshot::{Newest, View};
@@ -99,7 +100,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             }
         };
         if cold != 0 && found.versions.len() < most {
-            chain::visit_in(&self.engine, &view, cold, key, |record| {
+            chain::visit_in(&self.engine, &view, cold, key, Counter::ScanRead, |record| {
                 found.add(&view, record.header, record.expires, || record.value.to_vec())
             })?;
         }

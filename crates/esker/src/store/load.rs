@@ -134,7 +134,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// What happens to the key while `load` runs:
     /// * It is written: the written value stays, and is returned to all; `None` is if `load` returns that. (That the very value is written
     ///   that was there before is not noticed.)
-    /// * It is deleted, or a cache drops what was put: what `load` returns goes to the callers that had asked before, and is not stored.
+    /// * It is deleted or given an end, or a cache drops what was put: what `load` returns is not stored, and goes to the callers that had
+    ///   asked before (where an end was given they may get what is there instead).
     /// * Nothing, and `load` returns `None`: an old value is deleted.
     ///
     /// # Errors

@@ -135,12 +135,13 @@ impl Closer {
             let Some(mut closed) = closed else { return Err(Error::Closed) };
             closed.get_or_insert_with(|| helpers::as_own(|| self.engine.close())).clone()
         };
-        let driver = self.driver.lock().unwrap_or_else(|e| e.into_inner()).take();
-        if let Some(driver) = driver {
-            driver.thread().unpark();
-            if may_wait {
-                let _ = driver.join();
-            }
+        // Who may not wait leaves the threads to a later close that may.
+        let mut driver = self.driver.lock().unwrap_or_else(|e| e.into_inner());
+        driver.as_ref().inspect(|driver| driver.thread().unpark());
+        let waited_for = if may_wait { driver.take() } else { None };
+        drop(driver);
+        if let Some(driver) = waited_for {
+            let _ = driver.join();
         }
         self.helpers.close(may_wait);
         result

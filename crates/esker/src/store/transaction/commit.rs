@@ -218,7 +218,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     // ---- make ahead ----------------------------------------------------------------------------------------------
 
     /// Makes records for values of the bytes layout that cannot change in place, as far as a glance tells and there is room. None where
-    /// something that was read may have changed: an attempt in vain would leave them in the log, dead.
+    /// something that was read, or shares its latch, has changed: an attempt in vain would leave them in the log, dead.
     fn make_ahead<'p>(&'p self, pin: &'p Pin<'p>, touched: &[Touched<K, V>]) -> Ahead<'p> {
         let mut ahead = Ahead { engine: &self.engine, pin, made: Vec::new() };
         let stands = |touched: &Touched<K, V>| {

@@ -176,7 +176,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> ReadTransaction<'_, K, V> {
     fn find_cold(&self, at: u64, key: &[u8], into: &mut Vec<u8>) -> Result<bool> {
         let view = &self.snapshot.view;
         let mut is_value = false;
-        chain::visit_in(&self.store.engine, view, at, key, |record| {
+        chain::visit_in(&self.store.engine, view, at, key, Counter::DeviceRead, |record| {
             is_value = view.is_value(record.header, record.expires);
             into.extend_from_slice(record.value);
             false
