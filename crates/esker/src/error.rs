@@ -10,8 +10,8 @@ pub enum Error {
     /// what is whole over with [`crate::salvage`], or open with [`crate::Options::accept_loss`].
     Corruption(String),
     /// The device failed, or the system refused a file, a thread or memory; which and where, in the text. What the system said, with its
-    /// number, is the source of that. After a failed write or sync the store is latched: writes refuse, reads go on; reopen it. If it was for want of room, or of file handles,
-    /// writes go on as soon as there is some.
+    /// number, is the source of that. After a failed write or sync the store is latched: writes refuse, reads go on; reopen it. If it was
+    /// for want of room, or of file handles, writes go on as soon as there is some.
     Io(Arc<io::Error>),
     /// The memory budget has no room for a new record. Delete something or raise the budget. A scan, an iterator or a read transaction that
     /// is alive holds space back: in a cache this is the only cause.

@@ -15,6 +15,7 @@
 use crate::engine::{Engine, lock};
 use crate::epoch::Barred;
 use crate::error::Result;
+use crate::index::{SOLE, address_of};
 use crate::record::{self, ABSENT, NEVER, Record};
 use crate::store::chain;
 use crate::sync::Mutex;
@@ -115,7 +116,7 @@ const TELLING: f64 = 128.0;
 const ENTRIES_IN_VAIN: u64 = 2048;
 const ENTRIES_IN_VAIN_OF_ANY_LENGTH: u64 = 1 << 17;
 
-/// Records of a chain that several keys share that are looked at: the newest alone are not like the others.
+/// So many records of a chain that several keys share are looked at: those on top are not like the others.
 const CHAIN_RECORDS_MAX: usize = 16;
 
 /// What an engine knows of time.
@@ -140,9 +141,11 @@ pub(crate) struct Expiry {
     pub(crate) dropped: AtomicU64,
 }
 
-/// When a record ends, how long it is, and where its chain goes on. A deletion was counted then: it never ends, and has no bytes.
+/// When a record ends, how long it is, of which key, and where its chain goes on. A deletion was counted then: it never ends, and has no
+/// bytes.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Ends {
+    pub(crate) hash: u64,
     pub(crate) expires: u64,
     pub(crate) bytes: u64,
     pub(crate) previous: u64,
@@ -152,6 +155,8 @@ pub(crate) struct Ends {
 #[derive(Default)]
 struct Sample {
     entries: u64,
+    /// Records, of which an entry may lead to several.
+    looked_at: u64,
     reads: u64,
     expiring: u64,
     expired: u64,
@@ -181,7 +186,7 @@ impl Looks {
         while self.expired > 2.0 * TELLING || self.entries > 2.0 * (entries as f64).max(TELLING) {
             self.scale(0.5);
         }
-        self.in_vain = if sample.expiring > 0 { 0 } else { self.in_vain + sample.entries };
+        self.in_vain = if sample.expiring > 0 { 0 } else { self.in_vain + sample.looked_at.max(sample.entries) };
     }
 
     fn scale(&mut self, by: f64) {
@@ -292,7 +297,7 @@ impl Expiry {
     /// As if so many bytes had been seen.
     #[cfg(test)]
     pub(crate) fn believe_for_test(&self, bytes: u64) {
-        self.learn(&Sample { entries: 1, expiring: 1, expired: 1, expired_bytes: bytes, bytes, reads: 0 }, 1, None, u64::MAX);
+        self.learn(&Sample { entries: 1, expiring: 1, expired: 1, expired_bytes: bytes, bytes, ..Sample::default() }, 1, None, u64::MAX);
     }
 
     /// Infers from a round over a table of so many entries; after as many as `most_in_vain` without any that expires there is none, it is
@@ -337,29 +342,31 @@ impl Engine {
             return;
         }
         let (mut sample, is_shared) = (Sample::default(), self.index.is_shared());
-        let most = if is_shared { CHAIN_RECORDS_MAX } else { 1 };
         // Most buckets of a table that just grew are half full.
         for _ in 0..entries {
             if sample.entries >= entries || sample.reads >= SMALL_SAMPLE {
                 break;
             }
             let Ok(pin) = self.epochs.pin_anyway() else { return };
-            let addresses = self.index.addresses(self.index.sampled_bucket(&self.expiry.hand));
+            let words = self.index.words(self.index.sampled_bucket(&self.expiry.hand));
             drop(pin);
-            addresses.into_iter().for_each(|address| self.sample_chain(address, most, &mut sample));
+            for word in words {
+                let most = if is_shared && word & SOLE == 0 { CHAIN_RECORDS_MAX } else { 1 };
+                self.sample_chain(address_of(word), most, &mut sample);
+            }
         }
         let most_in_vain = if self.value_width.is_some() { ENTRIES_IN_VAIN } else { ENTRIES_IN_VAIN_OF_ANY_LENGTH };
         let shared = is_shared.then(|| self.log_extent().saturating_sub(self.superseded_bytes()));
         self.expiry.learn(&sample, self.index.entries(), shared, most_in_vain);
     }
 
-    /// Looks at the first records of a chain, at most so many.
+    /// Looks at the first records of a chain, at most so many, the newest of each key.
     fn sample_chain(&self, first: u64, most: usize, sample: &mut Sample) {
-        let mut at = first;
-        for number in 0..most {
+        let (mut at, mut met) = (first, Vec::new());
+        sample.entries += 1;
+        for _ in 0..most {
             // Compaction has been there, and the entry waits for a sweep; or it is the chain's end.
-            if at < self.log.bounds.copied.load(Acquire) {
-                sample.entries += u64::from(number == 0);
+            if at < self.log.bounds.copied.load(Acquire) || sample.reads >= 2 * SMALL_SAMPLE {
                 return;
             }
             let known = match self.ends_in_memory(at) {
@@ -371,15 +378,20 @@ impl Engine {
                 known => known.map(|known| known.unwrap_or_default()),
             };
             // What cannot be read (any more) is told to whoever asks for it.
-            let Ok(Ends { expires, bytes, previous }) = known else { return };
-            sample.entries += u64::from(number == 0);
+            let Ok(Ends { hash, expires, bytes, previous }) = known else { return };
+            at = previous;
+            if met.contains(&hash) {
+                // It was superseded, and counted then.
+                continue;
+            }
+            met.push(hash);
+            sample.looked_at += 1;
             sample.expiring += u64::from(expires != NEVER);
             sample.bytes += bytes;
             if self.has_passed(expires) {
                 sample.expired += 1;
                 sample.expired_bytes += bytes;
             }
-            at = previous;
         }
     }
 
@@ -391,11 +403,11 @@ impl Engine {
         }
         // SAFETY: `at >= head` under the pin; index entries and chains hold published addresses only.
         let record = unsafe { Record::new(self.log.pointer(at)) };
-        let (bytes, previous) = (record.bytes(self.layout), record.previous());
+        let (hash, bytes, previous) = (self.hash_of(record.key(self.layout)), record.bytes(self.layout), record.previous());
         Ok(Some(match record.header().load(Acquire) & ABSENT {
-            0 if record.is_plain() => Ends { expires: NEVER, bytes, previous },
-            0 => Ends { expires: self.expiry_of(record), bytes, previous },
-            _ => Ends { expires: NEVER, bytes: 0, previous },
+            0 if record.is_plain() => Ends { hash, expires: NEVER, bytes, previous },
+            0 => Ends { hash, expires: self.expiry_of(record), bytes, previous },
+            _ => Ends { hash, expires: NEVER, bytes: 0, previous },
         }))
     }
 
@@ -457,7 +469,7 @@ mod tests {
     }
 
     fn sample(expired: u64, expired_bytes: u64) -> Sample {
-        Sample { entries: 100, expiring: expired, expired, expired_bytes, bytes: 100 * 32, reads: 0 }
+        Sample { entries: 100, expiring: expired, expired, expired_bytes, bytes: 100 * 32, ..Sample::default() }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use super::life::{Life, Past, live};
 use super::program::{Program, keys};
-use super::{State, Subject, recovered};
+use super::{State, Subject, scanned};
 use crate::model::Bytes;
 use crate::storage::{Breadth, KINDS, Moment, SimStorage, Survival};
 use serde::{Deserialize, Serialize};
@@ -171,7 +171,7 @@ impl<S: Subject> Explorer<'_, S> {
         let new = !self.seen.contains_key(&print);
         if new {
             self.figures.images += 1;
-            let found = recovered(self.subject, life.program.layout, &storage, &self.keys);
+            let found = scanned(self.subject, life.program.layout, &storage, &self.keys);
             self.seen.insert(print, found);
         }
         let verdict = self.seen[&print].as_ref().map_err(Clone::clone).and_then(|state| past.find(state));

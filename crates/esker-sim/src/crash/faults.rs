@@ -8,7 +8,7 @@
 
 use super::life::{Past, model_of, state_of};
 use super::program::{Program, Step, keys};
-use super::{Live, State, Subject, guarded, left_of, recovered, show};
+use super::{Live, State, Subject, guarded, left_of, scanned, show};
 use crate::disk::Failure;
 use crate::model::{Bytes, Layout, Operation};
 use crate::storage::{KINDS, Kind, SimStorage, StorageFault};
@@ -77,7 +77,7 @@ fn one<S: Subject>(subject: &S, program: &Program, fault: StorageFault, report: 
     storage.heal();
     let mut reopen = |storage: SimStorage, how: &str| {
         report.openings += 1;
-        let found = recovered(subject, program.layout, &storage, &run.keys).map_err(|e| format!("{how}: {e}"))?;
+        let found = scanned(subject, program.layout, &storage, &run.keys).map_err(|e| format!("{how}: {e}"))?;
         run.fits(&found).map_err(|e| format!("{how}: {e}"))
     };
     reopen(storage.restarted(), "restarted")?;

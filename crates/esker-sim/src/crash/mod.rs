@@ -172,14 +172,27 @@ fn guarded<R>(call: impl FnOnce() -> Result<R, String>) -> Result<R, String> {
     })
 }
 
-/// Opens a storage and reads all keys, by themselves and by scans.
+/// Opens a storage and reads all keys.
 fn recovered<S: Subject>(subject: &S, layout: Layout, storage: &SimStorage, keys: &[Bytes]) -> Result<State, String> {
+    guarded(|| read(&mut opened(subject, layout, storage)?, keys))
+}
+
+/// The same of a sound storage, where scans show what keys hold.
+fn scanned<S: Subject>(subject: &S, layout: Layout, storage: &SimStorage, keys: &[Bytes]) -> Result<State, String> {
     guarded(|| {
-        let mut store = subject.open(layout, storage).map_err(|e| format!("does not open: {e}"))?;
-        let state = store.state(keys).map_err(|e| format!("does not read: {e}"))?;
+        let mut store = opened(subject, layout, storage)?;
+        let state = read(&mut store, keys)?;
         store.scan(keys, &state).map_err(|e| format!("does not scan: {e}"))?;
         Ok(state)
     })
+}
+
+fn opened<S: Subject>(subject: &S, layout: Layout, storage: &SimStorage) -> Result<S::Live, String> {
+    subject.open(layout, storage).map_err(|e| format!("does not open: {e}"))
+}
+
+fn read(store: &mut impl Live, keys: &[Bytes]) -> Result<State, String> {
+    store.state(keys).map_err(|e| format!("does not read: {e}"))
 }
 
 /// A state, for people.

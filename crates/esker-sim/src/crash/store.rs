@@ -92,7 +92,7 @@ impl Live for LiveEsker {
         for strategy in [Strategy::ByLog, Strategy::ByIndex] {
             let shown = self.store.pairs(strategy).map_err(words)?;
             if shown != pairs {
-                return Err(format!("{strategy:?} shows {} pairs, of which {} are there", shown.len(), pairs.len()));
+                return Err(format!("{strategy:?} shows {} pairs, which are not the {} there", shown.len(), pairs.len()));
             }
         }
         Ok(())

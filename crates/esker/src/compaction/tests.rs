@@ -1068,3 +1068,21 @@ fn what_has_ended_behind_shared_entries_is_dead_as_well() {
     let (expired, all) = (engine.expiry.expired_bytes(), engine.log_extent() - engine.superseded_bytes());
     assert!(expired > all / 10 * 9, "{expired} bytes of {all}");
 }
+
+/// What was superseded before it ended was counted then.
+#[test]
+fn what_was_superseded_before_its_end_is_dead_once_behind_shared_entries() {
+    const COUNT: u64 = 1_500_000;
+    let clock = Arc::new(ManualClock::default());
+    let options = Options::new().memory("16MiB").clock(clock.clone()).background(false);
+    let store: Store<u64, u64> = options.open_on(Arc::new(MemoryDevice::new())).unwrap();
+    for ttl in [1, 1000] {
+        (0..COUNT).for_each(|n| store.put_with_ttl(&n, &n, Duration::from_secs(ttl)).unwrap());
+    }
+    let engine = store.engine_for_test();
+    assert!(store.stats().index.entries < COUNT / 10 * 9 && engine.index.is_shared());
+    clock.advance(Duration::from_secs(2));
+    (0..50).for_each(|_| engine.sample_expired(500));
+    let (expired, all) = (engine.expiry.expired_bytes(), engine.log_extent() - engine.superseded_bytes());
+    assert!(expired < all / 10, "{expired} bytes of {all}");
+}

@@ -363,7 +363,7 @@ impl Index {
     }
 
     /// All entries of one bucket, in the same way.
-    fn words(&self, at: u64) -> Vec<u64> {
+    pub(crate) fn words(&self, at: u64) -> Vec<u64> {
         let all = self.chain(self.bucket(at)).flat_map(Bucket::entries);
         // Without a latch the bucket behind may have become free just now: then it has numbers of the free list, which have no tag.
         all.map(|slot| slot.load(Acquire)).filter(|word| tag_of(*word) != 0).collect()

@@ -217,13 +217,15 @@ pub(crate) fn ends(engine: &Engine, at: u64) -> Result<Ends> {
     let mut read = read_at_once(&engine.log, Log::cold_read(at, record::first_bytes(engine.layout), 0))?;
     let cold = engine.log.open_blocks(&mut read)?;
     let (header, bytes) = beginning(engine, at, &cold)?;
+    let key = record::key_range(engine.layout, cold.get(at, record::first_bytes(engine.layout)).ok_or_else(|| no_record(at))?);
+    let hash = engine.hash_of(&part(engine, at, key.end as u64, &cold)?[key]);
     let previous = header & ADDRESS_MASK;
     if header & record::ABSENT != 0 {
-        return Ok(Ends { expires: record::NEVER, bytes: 0, previous });
+        return Ok(Ends { hash, expires: record::NEVER, bytes: 0, previous });
     }
     let has_end = header & record::EXPIRES != 0;
     let expires = if has_end { record::word_at(&part(engine, at + bytes - 8, 8, &cold)?, 0) } else { record::NEVER };
-    Ok(Ends { expires, bytes, previous })
+    Ok(Ends { hash, expires, bytes, previous })
 }
 
 /// The header of a record that was read from its beginning, and how many bytes it has.
