@@ -160,7 +160,7 @@ impl Engine {
     /// down lies what somebody holds; and what a cache dropped lives again.
     fn marks_in_images(&self) -> u64 {
         let bounds = &self.log.bounds;
-        let is_known = self.caching.is_none() && bounds.copied.load(Acquire) == bounds.compacted.load(Acquire);
+        let is_known = self.caching.is_none() && !bounds.is_held_back();
         if is_known { SOLE } else { 0 }
     }
 

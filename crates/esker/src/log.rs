@@ -156,6 +156,11 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
+    /// True while compaction has left something behind that was not given back: the log may begin below it for all who open it.
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.copied.load(Acquire) != self.compacted.load(Acquire)
+    }
+
     #[inline(always)]
     pub(crate) fn near(&self) -> u64 {
         self.near.load(Acquire)

@@ -57,9 +57,9 @@ impl Engine {
     /// while what had ended, and has no copy, is held: a clock may be set back.
     pub(crate) fn stays_absent(&self) -> bool {
         let bounds = &self.log.bounds;
-        let is_held = || bounds.copied.load(Acquire) != bounds.compacted.load(Acquire);
         // Acquire: who found that an entry has gone finds this as well.
-        bounds.doomed.load(Acquire) <= self.told_begin() && !(self.expiry.has_ends() && self.gives_up_by_lines() && is_held())
+        let is_given_up = bounds.doomed.load(Acquire) <= self.told_begin();
+        is_given_up && !(self.expiry.has_ends() && self.gives_up_by_lines() && bounds.is_held_back())
     }
 
     /// True if a crash brings back what a cache dropped and no line has given up: not in a store that goes with the process.

@@ -168,7 +168,8 @@ impl Engine {
     pub(super) fn note_unfinished(&self, tally: Tally, taken_back: u64) {
         let Due { known, given_back, pass, .. } = &self.compaction.due;
         known.fetch_add(tally.moved + tally.expired_gone, Relaxed);
-        self.expiry.dropped.fetch_add(tally.expired_gone_records, Relaxed);
+        // Their bytes are no estimate any more: they count as known, above.
+        self.expiry.drop_records(tally.expired_gone_records, 0);
         given_back.fetch_add(taken_back, Relaxed);
         lock(&self.compaction.done).moved_bytes += tally.moved;
         if let Some(pass) = &mut *lock(pass) {
