@@ -7,13 +7,14 @@
 //!    published do not count, nor do those above `window` that belong to the next line.
 //! 3. The log goes on behind everything that may have been written after the line. What lies between is a scar (`scars.rs`). It is written
 //!    down as one sector, with a sector of zeros behind it for the next (which is made up for if it is missing). Besides, only a slot's
-//!    copy that is missing is written, and the other slot where that was never written or its log begins lower (`manifest.rs`), and an
-//!    image where something was given up, or where a store without a driver is due for one: a store that was not used after this opens the
-//!    same way once more.
+//!    copy that is missing is written, and the other slot where that was never written or its log begins lower (`manifest.rs`), and a line
+//!    with an image where something was given up or had to be copied, or where a store without a driver is due for one: else a store that
+//!    was not used after this opens the same way once more.
 //!
 //! **Shared entries.** Where the index had run out of its share, keys share entries, and a record found by the scan leads to
 //! what shared its entry *then*. If the entry holds something else now, the record is appended once more, leading to that:
-//! so everything stays reachable, at the price of some copies.
+//! so everything stays reachable, at the price of some copies. Of what was superseded, too: so that no later recovery, which may have to
+//! give up what lies behind damage, finds a copy and not what superseded it, an image is taken that has all of them.
 //!
 //! **Fails closed**: a damaged block below the cut was acknowledged once. It is named and nothing is changed, unless the
 //! caller accepts the loss of what lies behind it.
@@ -134,8 +135,13 @@ impl Engine {
             // They are frozen, for what changes one of them must move the tail, and be in a line.
             let written = if state.is_backup { self.frozen_tail() } else { behind };
             self.log.bounds.durable.store(written, Relaxed);
-            if self.is_image_due() && !self.in_background {
-                self.save_image(false)?;
+            let has_copies = self.log.tail() > behind && !state.is_backup;
+            if has_copies || self.is_image_due() && !self.in_background {
+                match self.save_image(false) {
+                    // For want of room on the medium: it is opened all the same, and goes on when there is some.
+                    Err(_) if self.may_go_on() => {}
+                    saved => saved?,
+                }
             }
         }
         if manner.accept_loss { self.mend_manifest(below) } else { Ok(()) }

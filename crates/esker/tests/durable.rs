@@ -686,6 +686,42 @@ fn a_store_whose_medium_was_full_from_the_beginning_can_be_opened() {
     store.close().unwrap();
 }
 
+/// Where keys share index entries an opening writes copies: want of room for them is no reason not to open.
+#[test]
+fn a_crashed_store_of_shared_entries_opens_on_a_full_medium() {
+    let (files, is_full) = (Arc::new(MemoryStorage::new()), Arc::new(AtomicBool::new(false)));
+    let open = |files: &Arc<MemoryStorage>| -> Store<u64, u64> {
+        let is_full = is_full.clone();
+        let place = Minded::new(files.clone(), move |_, call| match call {
+            Call::Make | Call::Write { grows: true } if is_full.load(SeqCst) => Err(no_room()),
+            _ => Ok(()),
+        });
+        Options::new().memory("16MiB").background(false).open_in(Arc::new(place)).unwrap()
+    };
+    let store = open(&files);
+    (0..900_000).for_each(|n| store.put(&n, &n).unwrap());
+    store.commit().unwrap();
+    for round in 1..3 {
+        (0..900_000).step_by(450).for_each(|n| store.put(&n, &(n + round)).unwrap());
+        store.commit().unwrap();
+    }
+    let crashed = Arc::new(files.copy());
+    drop(store);
+    let is_whole = |store: &Store<u64, u64>| {
+        let expected = |n: u64| if n % 450 == 0 { n + 2 } else { n };
+        (0..900_000).step_by(50).all(|n| store.get(&n).unwrap() == Some(expected(n)))
+    };
+    is_full.store(true, SeqCst);
+    let store = open(&crashed);
+    assert!(store.stats().latched.is_some() && is_whole(&store));
+    assert!(matches!(store.put(&1, &7), Err(Error::Io(_))));
+    is_full.store(false, SeqCst);
+    store.put(&1, &1).unwrap();
+    assert!(store.stats().latched.is_none() && is_whole(&store));
+    store.close().unwrap();
+    assert!(is_whole(&open(&crashed)));
+}
+
 /// A store on a medium that is full for a while kept nothing of what was put since its last line, though it lay in memory, and had to be
 /// opened anew.
 #[test]

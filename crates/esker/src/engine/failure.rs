@@ -63,7 +63,7 @@ impl Engine {
     }
 
     /// True if what stops all writing may pass.
-    pub(super) fn may_go_on(&self) -> bool {
+    pub(crate) fn may_go_on(&self) -> bool {
         self.failure.stops.load(Acquire) && lock(&self.failure.known).as_ref().is_some_and(|(_, passes)| *passes)
     }
 

@@ -1,7 +1,7 @@
 //! Openings after crashes: what counts, what does not, and damage.
 
 use super::*;
-use crate::device::AlignedBuffer;
+use crate::device::{AlignedBuffer, Device};
 use crate::record::Record;
 use crate::scars::SCARS;
 use crate::{Durability, MemoryStorage, Options, Storage, Store};
@@ -23,10 +23,14 @@ fn write_behind(files: &MemoryStorage) {
 
 /// A bit of a block below the line.
 fn damage(files: &MemoryStorage) {
-    let (log, mut sector) = (files.open("esker.log.00000000").unwrap(), AlignedBuffer::new(1));
-    log.read(40960, sector.bytes_mut()).unwrap();
+    damage_at(&*files.open("esker.log.00000000").unwrap(), 40960);
+}
+
+fn damage_at(log: &dyn Device, offset: u64) {
+    let mut sector = AlignedBuffer::new(1);
+    log.read(offset, sector.bytes_mut()).unwrap();
     sector.bytes_mut()[77] ^= 4;
-    log.write(40960, sector.bytes()).unwrap();
+    log.write(offset, sector.bytes()).unwrap();
 }
 
 #[test]
@@ -204,11 +208,7 @@ fn a_damaged_block_stops_the_opening_by_name() {
     }
     store.commit().unwrap();
     crash(store);
-    let log = files.open("esker.log.00000000").unwrap();
-    let mut sector = AlignedBuffer::new(1);
-    log.read(40960, sector.bytes_mut()).unwrap();
-    sector.bytes_mut()[77] ^= 4;
-    log.write(40960, sector.bytes()).unwrap();
+    damage(&files);
     let error = Options::new().memory("16MiB").open_in::<u64, u64>(files.clone()).unwrap_err().to_string();
     assert!(error.contains("esker.log") && error.contains("address=40800"), "{error}");
     let store: Store<u64, u64> = Options::new().memory("16MiB").accept_loss(true).open_in(files.clone()).unwrap();
@@ -567,4 +567,44 @@ fn a_store_opens_with_its_own_budget_after_it_grew_and_crashed() {
             assert_eq!(store.get(&n).unwrap(), Some(n + 1));
         }
     }
+}
+
+/// Recovery made copies of what was superseded, too: and where a second one found no image it made copies of those, or gave up what
+/// superseded them with the damage behind which that lay.
+#[test]
+fn a_copy_that_recovery_made_outlives_nothing_that_superseded_it() -> Result<()> {
+    let files = Arc::new(MemoryStorage::new());
+    let options = || Options::new().memory("16MiB").background(false).promotion(false);
+    let store: Store<u64, u64> = options().open_in(files.clone())?;
+    (0..900_000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.close()?;
+    let store: Store<u64, u64> = options().open_in(files.clone())?;
+    let keys = || (0..900_000u64).step_by(450);
+    for value in [1, 2] {
+        keys().for_each(|n| store.put(&n, &value).unwrap());
+        store.commit()?;
+    }
+    keys().for_each(|n| assert!(store.delete(&n).unwrap()));
+    store.commit()?;
+    assert!(store.engine_for_test().index.is_shared());
+    crash(store);
+    let store: Store<u64, u64> = options().open_in(files.clone())?;
+    let engine = store.engine_for_test();
+    let (first, end) = (engine.scars.all().pop().unwrap().behind, engine.log.tail());
+    let copy = engine.index.lookup(engine.hash_of(&(450 * 1500u64).to_le_bytes())).address();
+    assert!((first + 2000 * 24..end).contains(&copy), "of a deletion, behind those of values");
+    store.put(&0, &3)?;
+    store.commit()?;
+    damage_at(&**engine.log.device.as_ref().unwrap(), copy / BLOCK_BYTES * SECTOR_BYTES as u64);
+    crash(store);
+    let store: Store<u64, u64> = options().accept_loss(true).open_in(files.clone())?;
+    let read: Vec<_> = keys().skip(1).map(|n| store.get(&n)).collect();
+    let outlived = read.iter().filter(|read| matches!(read, Ok(Some(_)))).count();
+    let damaged = read.iter().filter(|read| matches!(read, Err(Error::Corruption(_)))).count();
+    assert_eq!((outlived, damaged > 0, store.get(&0)?), (0, true, Some(3)), "{damaged} damaged");
+    // Nor are there copies of copies.
+    crash(store);
+    let store: Store<u64, u64> = options().open_in(files)?;
+    assert!(store.engine_for_test().log.tail() < end + (1 << 20));
+    Ok(())
 }
