@@ -18,6 +18,8 @@ use std::sync::{Arc, OnceLock};
 
 const BUDGET_BYTES: u64 = 16 << 20;
 const KEYS: u64 = 12;
+/// A table is not doubled beyond.
+const BUCKETS_MAX: u64 = 4096;
 const STEPS_MAX: usize = 200;
 const PATCHES_MAX: usize = 12;
 /// Longer than a block, so that records straddle.
@@ -55,7 +57,8 @@ fn run_program(choices: &mut Unstructured<'_>) -> Result<()> {
                 store = subject::open(layout, BUDGET_BYTES, &place).expect("a closed store opens");
             }
             Step::Image if is_kept => store.save_index().expect("a healthy store saves an image"),
-            Step::Commit | Step::Reopen | Step::Image => {}
+            Step::Double if store.stats().index.buckets < BUCKETS_MAX => store.double_index().expect("an index doubles"),
+            Step::Commit | Step::Reopen | Step::Image | Step::Double | Step::Shrink | Step::Hold | Step::During(..) => {}
         }
     }
     let all = Operation::GetMany((0..KEYS).map(|id| layout.key(id)).collect());
@@ -74,7 +77,7 @@ fn run_program(choices: &mut Unstructured<'_>) -> Result<()> {
 
 fn step(choices: &mut Unstructured<'_>, layout: Layout) -> Result<Step> {
     let key = layout.key(choices.int_in_range(0..=KEYS - 1)?);
-    let kind = choices.int_in_range(0..=12)?;
+    let kind = choices.int_in_range(0..=13)?;
     let is_blob = layout.width().is_none();
     Ok(Step::Do(match kind {
         0 | 1 => Operation::Put(key, value(choices, layout)?),
@@ -88,6 +91,7 @@ fn step(choices: &mut Unstructured<'_>, layout: Layout) -> Result<Step> {
         9 => return Ok(Step::Compact),
         10 => return Ok(Step::Image),
         11 => return Ok(Step::Stretch),
+        12 => return Ok(Step::Double),
         _ => return Ok(Step::Reopen),
     }))
 }

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 pub type Bytes = Vec<u8>;
 
 /// The types of keys and values of a store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// `u64` to `u64`.
     Pairs,

@@ -6,7 +6,10 @@
 
 use crate::disk::SimDisk;
 use crate::model::{Bytes, Layout, Operation, Outcome, change, operand};
-use esker::{Clock, Error, ManualClock, Options, Result, Salvage, Stats, Storage, Store, Strategy, Transaction, Ttl, salvage_in};
+use esker::{
+    Clock, Error, Key, ManualClock, Options, Result, Salvage, Scan, Stats, Storage, Store, Strategy, Transaction, Ttl, Value, rehearse,
+    salvage_in,
+};
 use std::borrow::Borrow;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -74,7 +77,13 @@ pub trait Subject: Send + Sync {
     /// The store's clock.
     fn clock(&self) -> &ManualClock;
     /// All pairs that a scan shows, in order.
-    fn pairs(&self, strategy: Strategy) -> Result<Vec<(Bytes, Bytes)>>;
+    fn pairs(&self, strategy: Strategy) -> Result<Pairs>;
+    /// What is there now, for as long as it is held.
+    fn hold(&self) -> Result<Box<dyn Held>>;
+    /// Doubles the index's table.
+    fn double_index(&self) -> Result<()>;
+    /// Shrinks it as far as it may.
+    fn shrink_index(&self) -> Result<()>;
     /// Does operations on single keys in one transaction.
     fn transaction(&self, operations: &[Operation]) -> Result<Vec<Outcome>>;
     /// Sets the budget.
@@ -93,6 +102,39 @@ pub trait Subject: Send + Sync {
     fn salvage(&self, from: Arc<dyn Storage>) -> Result<Salvage>;
     /// Closes the store.
     fn close(&self) -> Result<()>;
+}
+
+/// Keys with their values, in order.
+pub type Pairs = Vec<(Bytes, Bytes)>;
+
+/// What a store held at one moment.
+pub trait Held {
+    /// All pairs that a scan of it shows, in order.
+    ///
+    /// # Errors
+    /// The store's.
+    fn pairs(&self, strategy: Strategy) -> Result<Pairs>;
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized> Held for rehearse::Held<K, V>
+where
+    for<'v> K::View<'v>: Seen,
+    for<'v> V::View<'v>: Seen,
+{
+    fn pairs(&self, strategy: Strategy) -> Result<Pairs> {
+        all_of(self.scan().by(strategy))
+    }
+}
+
+fn all_of<K: Key + ?Sized, V: Value + ?Sized>(scan: Scan<'_, K, V>) -> Result<Pairs>
+where
+    for<'v> K::View<'v>: Seen,
+    for<'v> V::View<'v>: Seen,
+{
+    let mut pairs = Vec::new();
+    scan.for_each(|key, value| pairs.push((key.seen(), value.seen())))?;
+    pairs.sort_unstable();
+    Ok(pairs)
 }
 
 /// A store that speaks the types of a layout.
@@ -120,7 +162,7 @@ pub fn open_with(layout: Layout, options: Options, place: &Place) -> Result<Box<
 pub fn open_by(layout: Layout, options: Options, place: &Place, clock: Arc<ManualClock>) -> Result<Box<dyn Subject>> {
     let options = options.clock(clock.clone());
     Ok(match layout {
-        Layout::Pairs => Box::new(Pairs::open(options, place, clock)?),
+        Layout::Pairs => Box::new(Numbers::open(options, place, clock)?),
         Layout::Records => Box::new(Records::open(options, place, clock)?),
         Layout::Blobs => Box::new(Blobs::open(options, place, clock)?),
         Layout::Named => Box::new(Named::open(options, place, clock)?),
@@ -328,11 +370,20 @@ macro_rules! subject {
                 self.0.compare_and_swap(&$to_key(key), expected.as_ref().map(Borrow::borrow), new.as_ref().map(Borrow::borrow))
             }
 
-            fn pairs(&self, strategy: Strategy) -> Result<Vec<(Bytes, Bytes)>> {
-                let mut pairs = Vec::new();
-                self.0.scan().by(strategy).for_each(|key, value| pairs.push((key.seen(), value.seen())))?;
-                pairs.sort_unstable();
-                Ok(pairs)
+            fn pairs(&self, strategy: Strategy) -> Result<Pairs> {
+                all_of(self.0.scan().by(strategy))
+            }
+
+            fn hold(&self) -> Result<Box<dyn Held>> {
+                Ok(Box::new(rehearse::Held::of(&self.0)?))
+            }
+
+            fn double_index(&self) -> Result<()> {
+                rehearse::double_index(&self.0)
+            }
+
+            fn shrink_index(&self) -> Result<()> {
+                rehearse::shrink_index(&self.0)
             }
 
             fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool> {
@@ -466,7 +517,7 @@ macro_rules! subject {
     };
 }
 
-subject!(Pairs, Layout::Pairs, u64, u64, number, number, no_append, no_append_with, no_append_many);
+subject!(Numbers, Layout::Pairs, u64, u64, number, number, no_append, no_append_with, no_append_many);
 subject!(Records, Layout::Records, u64, [u8; 24], number, array::<24>, no_append, no_append_with, no_append_many);
 subject!(Blobs, Layout::Blobs, [u8], [u8], <[u8]>::to_vec, <[u8]>::to_vec, append_blob, append_blob_with, append_many_blobs);
 subject!(Named, Layout::Named, str, [u8], text, <[u8]>::to_vec, append_named, append_named_with, append_many_named);

@@ -3,8 +3,9 @@
 //! The theory: `cargo xtask crash`, `faults` and `rot` go on for hours; this is what every build does.
 
 use esker::Durability;
+use esker_sim::crash::life::{Past, live};
 use esker_sim::crash::store::Esker;
-use esker_sim::crash::{Held, Limits, Live, Program, Subject, check, faults, program, rot};
+use esker_sim::crash::{Held, Limits, Live, Program, Step, Subject, check, faults, program, rot};
 use esker_sim::disk::Failure;
 use esker_sim::model::{Layout, Operation};
 use esker_sim::storage::{Breadth, KINDS, Kind, SimStorage, StorageFault};
@@ -223,4 +224,24 @@ fn compaction_passes_a_scar() {
         }
         None
     });
+}
+
+/// What happens within a call of a commit is not what the commit promises; what came before is.
+#[test]
+fn an_operation_within_a_call_is_judged_with_it() {
+    let mut happened = 0;
+    for seed in 0..40 {
+        let program = Program::crowded(seed);
+        let (key, layout) = (program.keys[0].clone(), program.layout);
+        let put = |byte: u8| Operation::Put(key.clone(), vec![byte; 8]);
+        let during = |nth| Step::During(Box::new(Step::Commit), nth, put(2));
+        let steps = vec![Step::Do(put(1)), during(1 + seed % 3), Step::Do(Operation::Get(key.clone()))];
+        let life = live(&STORE, &SimStorage::new(), &Program { steps, ..program }, Past::none(&Program::crowded(seed))).unwrap();
+        let end = life.allowed(usize::MAX);
+        happened += u32::from(end.states.len() == 4);
+        assert!(end.states.len() == 4 || seed % 3 > 0, "a commit has a call in {layout:?}");
+        // Nothing, the first, the second, which the read saw.
+        assert_eq!(end.floor, 1, "what had returned when the commit was called");
+    }
+    assert!(happened > 20, "{happened}");
 }

@@ -13,7 +13,7 @@
 mod driver;
 mod failure;
 mod growth;
-mod hasher;
+pub(crate) mod hasher;
 mod room;
 mod stats;
 
@@ -94,6 +94,8 @@ pub(crate) struct Engine {
     budgets: Mutex<room::Budgets>,
     /// One at a time shares it between index and log.
     sharing: Mutex<()>,
+    /// In tests it may be little.
+    index_bytes_max: u64,
     /// The index's bytes when it was.
     shared_index: AtomicU64,
     /// Of the log's share, for a while.
@@ -141,6 +143,7 @@ pub(crate) struct Parts {
     pub(crate) keeps_versions: bool,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) cache: Option<Cache>,
+    pub(crate) index_bytes_max: u64,
 }
 
 impl Engine {
@@ -186,6 +189,7 @@ impl Engine {
             budget: AtomicU64::new(parts.budget),
             budgets: Mutex::new(room::Budgets::of(parts.budget)),
             sharing: Mutex::new(()),
+            index_bytes_max: parts.index_bytes_max,
             shared_index: AtomicU64::new(0),
             lent: AtomicU64::new(0),
             failure: Failure::default(),
@@ -274,6 +278,7 @@ impl Engine {
             budget: AtomicU64::new(1 << 20),
             budgets: Mutex::new(room::Budgets::of(1 << 20)),
             sharing: Mutex::new(()),
+            index_bytes_max: u64::MAX,
             shared_index: AtomicU64::new(0),
             lent: AtomicU64::new(0),
             failure: Failure::default(),

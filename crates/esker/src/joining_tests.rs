@@ -277,7 +277,7 @@ fn only_keys_of_the_entry_that_meets_another_are_joined() {
     store.put(&all[7], b"2").unwrap();
     assert!(engine.index.is_shared());
     engine.index.set_limit(u64::MAX);
-    engine.grow_to_for_test(10);
+    (0..2).for_each(|_| engine.double_index().unwrap());
     // The copies shall lie in a part of the log of which nothing else was superseded.
     all.push(u64::MAX);
     store.put(&u64::MAX, &[3; 200_000]).unwrap();

@@ -88,6 +88,8 @@ mod options;
 mod promotion;
 mod record;
 mod recovery;
+#[doc(hidden)]
+pub mod rehearse;
 mod resting;
 mod salvage;
 mod scan;

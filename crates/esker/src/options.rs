@@ -13,6 +13,7 @@ use crate::log::{FIRST_ADDRESS, device_offset};
 use crate::manifest::{Identity, Manifest, has_lived, no_manifest, types};
 use crate::memory;
 use crate::recovery::Manner;
+use crate::rehearse::Crowding;
 use crate::store::Store;
 use crate::types::{Key, Value, layout};
 use std::path::Path;
@@ -55,6 +56,8 @@ pub struct Options {
     history: bool,
     clock: Arc<dyn Clock>,
     cache: Option<Cache>,
+    /// In tests.
+    pub(crate) crowding: Option<Crowding>,
 }
 
 /// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`. Units, in either case: `B`; `K`, `KiB`, `M`, `MiB`,
@@ -129,6 +132,7 @@ impl Options {
             history: false,
             clock: Arc::new(SystemClock),
             cache: None,
+            crowding: None,
         }
     }
 
@@ -340,7 +344,8 @@ impl Options {
                 // A cache drops whole files.
                 let most = self.cache.as_ref().and_then(Cache::disk_bytes).map_or(u64::MAX, segment_bytes_for);
                 let segment_bytes = self.segment_bytes.clone().transpose()?.unwrap_or_else(|| segment_bytes_for(memory)).min(most);
-                let (identity, shape) = (Identity::random()?, Index::first_shape());
+                let (mut identity, shape) = (Identity::random()?, Index::first_shape());
+                identity.hash_seed = self.crowding.map_or(identity.hash_seed, |crowding| crowding.hash_seed);
                 Manifest::create(&*storage, identity, types, segment_bytes, FIRST_ADDRESS, shape, self.cache.is_some())?
             }
         };
@@ -382,6 +387,7 @@ impl Options {
             keeps_versions: self.history,
             clock: self.clock,
             cache: self.cache,
+            index_bytes_max: self.crowding.map_or(u64::MAX, |crowding| crowding.index_bytes),
         })?)
     }
 }

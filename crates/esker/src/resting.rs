@@ -156,6 +156,7 @@ pub(crate) fn resting_engine(storage: &Arc<dyn Storage>, state: &State) -> Resul
         keeps_versions: false,
         clock: Arc::new(SystemClock),
         cache: None,
+        index_bytes_max: u64::MAX,
     })
 }
 

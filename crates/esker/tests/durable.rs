@@ -708,7 +708,7 @@ fn a_crashed_store_of_shared_entries_opens_on_a_full_medium() {
     let crashed = Arc::new(files.copy());
     drop(store);
     let is_whole = |store: &Store<u64, u64>| {
-        let expected = |n: u64| if n % 450 == 0 { n + 2 } else { n };
+        let expected = |n: u64| if n.is_multiple_of(450) { n + 2 } else { n };
         (0..900_000).step_by(50).all(|n| store.get(&n).unwrap() == Some(expected(n)))
     };
     is_full.store(true, SeqCst);

@@ -15,6 +15,7 @@ pub(crate) struct Arguments {
     pub(crate) violations: usize,
     pub(crate) strict: bool,
     pub(crate) always: bool,
+    pub(crate) crowds: bool,
     pub(crate) kills: u64,
     pub(crate) minutes: u64,
     /// One of the crew's processes.
@@ -39,6 +40,7 @@ impl Arguments {
             violations: 3,
             strict: false,
             always: false,
+            crowds: false,
             kills: 100,
             minutes: 1,
             is_worker: false,
@@ -58,6 +60,7 @@ impl Arguments {
                 "--all" => arguments.programs = Some(200),
                 "--strict" => arguments.strict = true,
                 "--always" => arguments.always = true,
+                "--crowds" => arguments.crowds = true,
                 WORKER => arguments.is_worker = true,
                 other => return Err(format!("what is {other}?")),
             }

@@ -60,7 +60,11 @@ pub(crate) fn crash(arguments: &Arguments) -> bool {
         }
         None => {
             let enough = |f: &Figures, number| arguments.programs.map_or(f.cuts >= arguments.cuts, |programs| number >= programs);
-            let task = |n| judge(&subject, &subject.program(arguments.seed + n), Limits::RANDOM);
+            let task = |n| {
+                let seed = arguments.seed + n;
+                let program = if arguments.crowds { Program::crowded(seed) } else { subject.program(seed) };
+                judge(&subject, &program, if program.is_crowded() { Limits::CROWDED } else { Limits::RANDOM })
+            };
             lane(arguments, enough, task, tell)
         }
     };
@@ -131,19 +135,19 @@ pub(crate) fn rot(arguments: &Arguments) -> bool {
 
 /// The program, killed under load, and threads that transfer between accounts: the loops of their tests, longer.
 pub(crate) fn kill(arguments: &Arguments) -> bool {
-    killing_tests("esker-cli", &["kill", "kill_transfers"], arguments)
+    killing_tests(&["kill", "kill_transfers"], arguments)
 }
 
 /// Writers of one server, killed at work: as often as asked for, in each of the tests.
 pub(crate) fn processes(arguments: &Arguments) -> bool {
-    killing_tests("esker", &["processes"], arguments)
+    killing_tests(&["processes"], arguments)
 }
 
-/// Tests that are told how often to kill.
-fn killing_tests(package: &str, tests: &[&str], arguments: &Arguments) -> bool {
+/// Tests that are told how often to kill. Of the workspace: for one package alone others' features would fall away, and all be built anew.
+fn killing_tests(tests: &[&str], arguments: &Arguments) -> bool {
     let begun = Instant::now();
     let mut test = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    test.args(["test", "--quiet", "-p", package]);
+    test.args(["test", "--quiet", "--workspace"]);
     tests.iter().for_each(|name| _ = test.args(["--test", name]));
     test.args(["--", "--nocapture"]);
     test.env("ESKER_KILLS", arguments.kills.to_string());

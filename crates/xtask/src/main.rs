@@ -15,6 +15,7 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 cargo xtask crash [--cuts N] [--exhaustive L]   power cuts at every call (N such as 300M; L: all programs of up to L steps)
+            [--crowds]                          of stores whose keys share index entries, alone
 cargo xtask faults [--all | --programs P]       each call fails, once and for ever
 cargo xtask rot [--stride B] [--strict]         bits flipped (one in B), sectors blank, stale, exchanged, files cut
 cargo xtask kill [--kills N]                    kill -9 of the program under load, and of transfers, 100 times each unless said

@@ -5,7 +5,7 @@
 //! where in the tree it lies. To reduce a program is to leave out steps as long as some violation is still found.
 
 use super::life::{Life, Past, live};
-use super::program::{Program, keys};
+use super::program::Program;
 use super::{State, Subject, scanned};
 use crate::model::Bytes;
 use crate::storage::{Breadth, KINDS, Moment, SimStorage, Survival};
@@ -29,6 +29,8 @@ pub struct Limits {
 impl Limits {
     /// For random programs: at least all kinds of states at every call, three lives after the first.
     pub const RANDOM: Limits = Limits { breadth: Breadth { every_up_to: 32, drawn: KINDS.len() as u64 }, depth: 3, nest_every: 8 };
+    /// For crowds, whose programs differ more than the states of the disk.
+    pub const CROWDED: Limits = Limits { breadth: Breadth { every_up_to: 4, drawn: KINDS.len() as u64 }, depth: 2, nest_every: 32 };
     /// For short programs: all subsets of unsynced sectors.
     pub const EXHAUSTIVE: Limits = Limits { breadth: Breadth { every_up_to: 1 << 12, drawn: KINDS.len() as u64 }, depth: 1, nest_every: 4 };
 }
@@ -81,7 +83,8 @@ impl fmt::Display for Violation {
         for (number, hop) in self.path.iter().enumerate() {
             writeln!(f, "  life {}: {hop}", number + 1)?;
         }
-        write!(f, "  program: {}\n  replay: --seed {} --programs 1", self.program, self.program.seed)
+        let crowds = if self.program.is_crowded() { " --crowds" } else { "" };
+        write!(f, "  program: {}\n  replay: --seed {} --programs 1{crowds}", self.program, self.program.seed)
     }
 }
 
@@ -93,13 +96,13 @@ pub fn check<S: Subject>(subject: &S, program: &Program, limits: Limits) -> Resu
     let mut explorer = Explorer {
         subject,
         limits,
-        keys: keys(program.layout),
+        keys: program.keys.clone(),
         root: program,
         seen: HashMap::new(),
         figures: Figures { programs: 1, ..Figures::default() },
         path: Vec::new(),
     };
-    let life = live(subject, &SimStorage::new(), program, Past::none(program.layout)).map_err(|what| explorer.violation(what))?;
+    let life = live(subject, &SimStorage::new(), program, Past::none(program)).map_err(|what| explorer.violation(what))?;
     explorer.explore(&life)?;
     Ok(explorer.figures)
 }
@@ -176,9 +179,9 @@ impl<S: Subject> Explorer<'_, S> {
         }
         let verdict = self.seen[&print].as_ref().map_err(Clone::clone).and_then(|state| past.find(state));
         // Drawn from the count, not from the image: a store's random identity must not decide what is visited.
-        let chance = mix(self.root.seed, self.figures.images);
-        let nests = new && self.path.len() < self.limits.depth && chance.is_multiple_of(self.limits.nest_every);
-        if verdict.is_ok() && !nests {
+        let sequel =
+            sequel(self.root.seed, self.figures.images, self.limits.nest_every).filter(|_| new && self.path.len() < self.limits.depth);
+        if verdict.is_ok() && sequel.is_none() {
             return Ok(());
         }
         self.path.push(format!(
@@ -188,23 +191,48 @@ impl<S: Subject> Explorer<'_, S> {
             moment.describe(),
         ));
         verdict.map_err(|what| self.violation(what))?;
-        self.live_on(moment.storage(survival).at(past.now), past.clone(), chance)?;
+        if let Some(seed) = sequel {
+            self.live_on(moment.storage(survival).at(past.now), past.clone(), seed)?;
+        }
         self.path.pop();
         Ok(())
     }
 
     /// The store opens, goes on for a few steps, and all that is cut in its turn.
-    fn live_on(&mut self, storage: SimStorage, past: Past, chance: u64) -> Result<(), Box<Violation>> {
+    fn live_on(&mut self, storage: SimStorage, past: Past, seed: u64) -> Result<(), Box<Violation>> {
         self.figures.lives += 1;
-        let sequel = Program::sequel(chance, self.root);
+        let sequel = Program::sequel(seed, self.root);
         let life =
             live(self.subject, &storage, &sequel, past).map_err(|what| self.violation(format!("{what}\n  in the sequel {sequel}")))?;
         self.explore(&life)
     }
 }
 
+/// The seed of the life that follows an image of the disk, if one does.
+fn sequel(seed: u64, image: u64, every: u64) -> Option<u64> {
+    let chance = mix(seed, image);
+    // What is left of it: of multiples alone all would be sequels of one kind.
+    chance.is_multiple_of(every).then_some(chance / every)
+}
+
 /// A number that looks random, from two.
 fn mix(one: u64, other: u64) -> u64 {
     let mixed = (one.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ other).wrapping_mul(0xD6E8_FEB8_6659_FD93);
     (mixed ^ mixed >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every fourth was to begin with a compaction, and none did: where one image in eight was lived on in, all seeds were multiples of
+    /// eight.
+    #[test]
+    fn sequels_are_of_all_kinds() {
+        for every in [4, 8, 32] {
+            let seeds: Vec<u64> = (0..4000).filter_map(|image| sequel(7, image, every)).collect();
+            assert!((0..4).all(|kind| seeds.iter().filter(|seed| *seed % 4 == kind).count() > seeds.len() / 8), "{every}");
+            assert!((2000..6000).contains(&(seeds.len() as u64 * every)));
+        }
+    }
 }

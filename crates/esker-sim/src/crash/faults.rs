@@ -7,7 +7,7 @@
 //! counts.
 
 use super::life::{Past, model_of, state_of};
-use super::program::{Program, Step, keys};
+use super::program::{Program, Step};
 use super::{Live, State, Subject, guarded, left_of, scanned, show};
 use crate::disk::Failure;
 use crate::model::{Bytes, Layout, Operation};
@@ -108,8 +108,8 @@ impl<'s, S: Subject> Run<'s, S> {
             subject,
             storage,
             layout,
-            keys: keys(layout),
-            paths: vec![Past::none(layout)],
+            keys: program.keys.clone(),
+            paths: vec![Past::none(program)],
             failed: false,
             lacks_room: false,
             is_lasting: false,
@@ -139,6 +139,10 @@ impl<'s, S: Subject> Run<'s, S> {
                         _ => self.of_images.push(before..self.storage.struck().len()),
                     }
                 }
+                Step::Shrink => self.failed |= store.shrink().is_err(),
+                Step::Double => self.failed |= store.double().is_err(),
+                // What it shows is asked for where nothing fails.
+                Step::Hold | Step::During(..) => {}
                 Step::Reopen => {
                     if store.close().is_ok() {
                         self.promised();

@@ -8,8 +8,8 @@
 //! Where the medium has little room a call may be refused. An operation that was is done or not, which a look tells at once, and promises
 //! nothing; a close that was is the end of the run.
 
-use super::program::{Program, Step, keys};
-use super::{Held, Live, NEVER, State, Subject, guarded, left_of, show};
+use super::program::{Program, Step};
+use super::{Happened, Held, Live, NEVER, State, Subject, guarded, left_of, show};
 use crate::model::{Bytes, Layout, Model, Operation, Outcome};
 use crate::storage::{Film, Scarcity, SimStorage};
 
@@ -26,8 +26,8 @@ pub struct Past {
 
 impl Past {
     /// Of a store that never was.
-    pub fn none(layout: Layout) -> Past {
-        Past { states: vec![vec![None; keys(layout).len()]], floor: 0, now: 0 }
+    pub fn none(program: &Program) -> Past {
+        Past { states: vec![vec![None; program.keys.len()]], floor: 0, now: 0 }
     }
 
     /// The position of a state, the latest where several are the same.
@@ -112,7 +112,7 @@ pub fn model_of(layout: Layout, keys: &[Bytes], state: &State, now: u64) -> Mode
 /// What the store did wrong.
 pub fn live<S: Subject>(subject: &S, storage: &SimStorage, program: &Program, past: Past) -> Result<Life, String> {
     guarded(|| {
-        let keys = keys(program.layout);
+        let keys = program.keys.clone();
         let mut store = subject.open(program.layout, storage).map_err(|e| format!("does not open: {e}"))?;
         let found = store.state(&keys).map_err(|e| format!("does not read: {e}"))?;
         let at = past.find(&found)?;
@@ -214,28 +214,67 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// A step that makes calls, and what happened within one of them.
+    fn call<S: Subject>(&mut self, subject: &S, store: &mut S::Live, step: &Step) -> Result<(), String> {
+        // What returned before is what it makes durable.
+        let before = self.states.len() - 1;
+        let called = match step {
+            Step::Commit => store.commit(),
+            Step::Compact => store.compact(),
+            Step::Stretch => store.compact_stretch(),
+            Step::Image => store.image(),
+            other => return Err(format!("{other:?} makes no calls")),
+        };
+        if let Some(happened) = store.interrupted() {
+            self.happened(happened)?;
+        }
+        let is_done = self.unless_refused(&format!("{step:?}"), called)?.is_some();
+        // An image draws lines, if the store knows of images at all.
+        if is_done && (matches!(step, Step::Commit) || matches!(step, Step::Image) && subject.takes_images()) {
+            self.floor = before;
+        }
+        self.mark();
+        Ok(())
+    }
+
+    /// Of an operation that happened within a call, at that moment.
+    fn happened(&mut self, Happened { at, operation, outcome }: Happened) -> Result<(), String> {
+        match outcome {
+            Ok(outcome) => {
+                let expected = self.model.apply(&operation);
+                if outcome != expected {
+                    return Err(format!("{operation:?} within a call gave {outcome:?}, not {expected:?}"));
+                }
+                self.states.push(state_of(&self.model, &self.keys));
+                self.marks.push(Mark { calls: at, floor: self.floor, ceiling: self.states.len() - 1, now: self.model.now });
+                Ok(())
+            }
+            // From within what the store itself runs.
+            Err(why) if why.starts_with("Invalid") => Ok(()),
+            Err(why) => Err(format!("{operation:?} within a call failed: {why}")),
+        }
+    }
+
     /// The store after it, if it is open still.
     fn step<S: Subject>(&mut self, subject: &S, layout: Layout, mut store: S::Live, step: &Step) -> Result<Option<S::Live>, String> {
         match step {
             Step::Do(operation) => self.operation(&mut store, operation, subject.commits_each())?,
-            Step::Commit => match self.unless_refused("commit", store.commit())? {
-                Some(()) => self.promised(),
-                None => self.mark(),
-            },
-            Step::Compact => {
-                self.unless_refused("compaction", store.compact())?;
+            Step::Commit | Step::Compact | Step::Stretch | Step::Image => self.call(subject, &mut store, step)?,
+            Step::During(step, nth, operation) => {
+                // Which draws no line of its own, while one is drawn.
+                if !subject.commits_each() {
+                    store.interrupt(*nth, operation);
+                }
+                self.call(subject, &mut store, step)?;
+            }
+            Step::Double => store.double().map_err(|e| format!("the index does not double: {e}"))?,
+            Step::Shrink => {
+                self.unless_refused("shrinking the index", store.shrink())?;
                 self.mark();
             }
-            Step::Stretch => {
-                self.unless_refused("compaction of a stretch", store.compact_stretch())?;
-                self.mark();
-            }
-            Step::Image => {
-                let before = self.states.len() - 1;
-                let taken = self.unless_refused("an image", store.image())?;
-                // It draws lines, if the store knows of images at all.
-                self.floor = if taken.is_some() && subject.takes_images() { before } else { self.floor };
-                self.mark();
+            Step::Hold => {
+                let state = state_of(&self.model, &self.keys);
+                store.hold(&self.keys, &state).map_err(|e| format!("what is held does not hold: {e}"))?;
             }
             Step::Reopen => {
                 if self.unless_refused("close", store.close())?.is_none() {

@@ -101,6 +101,38 @@ pub trait Live {
         Ok(())
     }
 
+    /// Doubles the index, if the store has one. Changes nothing that can be read.
+    ///
+    /// # Errors
+    /// The store's, in words.
+    fn double(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Shrinks the index, if the store has one. Changes nothing that can be read.
+    ///
+    /// # Errors
+    /// The store's, in words.
+    fn shrink(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Has an operation happen within a call of the next step to the storage: the `nth` that reads or changes something.
+    fn interrupt(&mut self, _nth: u64, _operation: &Operation) {}
+
+    /// What became of it, if it happened; else it will not.
+    fn interrupted(&mut self) -> Option<Happened> {
+        None
+    }
+
+    /// Holds what is there now, if the store can; or, if something is held, sees to it that it is what was there, and lets it go.
+    ///
+    /// # Errors
+    /// The store's, in words, or what there is that was not there, or the other way round.
+    fn hold(&mut self, _keys: &[Bytes], _state: &State) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Closes in order, which makes all that returned durable.
     ///
     /// # Errors
@@ -135,6 +167,17 @@ pub trait Live {
     fn end(&mut self, _key: &Bytes) -> Result<u64, String> {
         Ok(NEVER)
     }
+}
+
+/// An operation within a call to the storage.
+#[derive(Debug)]
+pub struct Happened {
+    /// When, as a moment of the film.
+    pub at: usize,
+    /// Which.
+    pub operation: Operation,
+    /// What it gave. The store may refuse it there.
+    pub outcome: Result<Outcome, String>,
 }
 
 /// The end of what does not end.

@@ -9,7 +9,7 @@
 //! nothing.
 
 use super::life::{Past, live};
-use super::program::{Program, keys};
+use super::program::Program;
 use super::{Held, State, Subject, guarded, left_of, recovered, show};
 use crate::model::Bytes;
 use crate::storage::{SECTOR, SimStorage};
@@ -54,7 +54,7 @@ pub fn check<S: Subject>(subject: &S, program: &Program, stride: u64) -> Result<
     let storage = SimStorage::new();
     // All of it is to be closed in the end.
     let program = &Program { is_scarce: false, ..program.clone() };
-    let life = live(subject, &storage, program, Past::none(program.layout))?;
+    let life = live(subject, &storage, program, Past::none(program))?;
     let mut earlier = Vec::new();
     life.film.play(|moment| {
         earlier.push(moment.storage(&moment.all_kept()));
@@ -62,10 +62,10 @@ pub fn check<S: Subject>(subject: &S, program: &Program, stride: u64) -> Result<
     });
     let (state, rest) = life.states().split_last().ok_or("no states")?;
     // What is not committed may be missing even without damage.
-    let before = recovered(subject, program.layout, &storage.restarted(), &keys(program.layout))?;
+    let before = recovered(subject, program.layout, &storage.restarted(), &program.keys)?;
     let state = if before == *state { state } else { &before };
     let older = rest.iter().map(|state| left_of(state, storage.now())).collect();
-    let keys = keys(program.layout);
+    let keys = program.keys.clone();
     let held = (0..keys.len()).map(|key| life.states().iter().filter_map(|state| state[key].clone()).collect()).collect();
     let mut lane = Lane { subject, program, keys, storage: storage.restarted(), state, older, held, report: Report::default() };
     for (name, bytes) in lane.storage.files() {

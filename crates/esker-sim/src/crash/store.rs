@@ -1,23 +1,51 @@
 //! Esker itself as the subject: the smallest budget, no driver thread, so that every call is made by the program.
 
-use super::{Held, Live, NEVER, Program, State, Subject};
+use super::program::CROWDING;
+use super::{self as crash, Happened, Live, NEVER, Program, State, Subject};
 use crate::model::{Bytes, Layout, Operation, Outcome};
 use crate::storage::SimStorage;
-use crate::subject::{self, Place};
+use crate::subject::{self, Held, Pairs, Place};
 use esker::{Durability, Error, Options, Strategy};
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const BUDGET_BYTES: u64 = 16 << 20;
+/// A table is not doubled beyond.
+const BUCKETS_MAX: u64 = 1024;
 
 /// The store, with this promise about operations.
 pub struct Esker(pub Durability);
 
 /// An open one.
 pub struct LiveEsker {
-    store: Box<dyn subject::Subject>,
+    store: Arc<dyn subject::Subject>,
     layout: Layout,
     storage: SimStorage,
+    held: Option<(Box<dyn Held>, Pairs)>,
+    happened: Arc<Mutex<Option<Happened>>>,
+}
+
+/// What scans are to show.
+fn pairs_of(keys: &[Bytes], state: &State) -> Pairs {
+    let there = |(key, held): (&Bytes, &Option<crash::Held>)| Some((key.clone(), held.as_ref()?.value.clone()));
+    let mut pairs: Vec<_> = keys.iter().zip(state).filter_map(there).collect();
+    pairs.sort_unstable();
+    pairs
+}
+
+/// Whether they do.
+fn show(pairs: &Pairs, scan: impl Fn(Strategy) -> esker::Result<Pairs>) -> Result<(), String> {
+    for strategy in [Strategy::ByLog, Strategy::ByIndex] {
+        let shown = scan(strategy).map_err(words)?;
+        if shown != *pairs {
+            return Err(format!("{strategy:?} shows {} pairs, which are not the {} there", shown.len(), pairs.len()));
+        }
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn words(error: Error) -> String {
@@ -38,15 +66,17 @@ impl Subject for Esker {
     fn program(&self, seed: u64) -> Program {
         match seed % 8 {
             0 | 1 => Program::random(seed),
+            2 | 3 => Program::ending(seed),
             4 | 5 => Program::scarce(seed),
-            _ => Program::ending(seed),
+            _ => Program::crowded(seed),
         }
     }
 
     fn open(&self, layout: Layout, storage: &SimStorage) -> Result<LiveEsker, String> {
         let place = Place::Storage(Arc::new(storage.clone()), self.0);
-        let store = subject::open_by(layout, Options::new().memory(BUDGET_BYTES), &place, storage.clock()).map_err(words)?;
-        Ok(LiveEsker { store, layout, storage: storage.clone() })
+        let store =
+            subject::open_by(layout, Options::new().memory(BUDGET_BYTES).crowding(CROWDING), &place, storage.clock()).map_err(words)?;
+        Ok(LiveEsker { store: store.into(), layout, storage: storage.clone(), held: None, happened: Arc::default() })
     }
 
     fn tells_damage(&self, storage: &SimStorage) -> Option<bool> {
@@ -59,7 +89,7 @@ impl Subject for Esker {
         let store = subject::open_by(layout, into, &Place::Memory, storage.clock()).map_err(words);
         Some(store.and_then(|store| {
             store.salvage(Arc::new(storage.clone())).map_err(words)?;
-            LiveEsker { store, layout, storage: storage.clone() }.state(keys)
+            LiveEsker { store: store.into(), layout, storage: storage.clone(), held: None, happened: Arc::default() }.state(keys)
         }))
     }
 }
@@ -86,16 +116,41 @@ impl Live for LiveEsker {
     }
 
     fn scan(&mut self, keys: &[Bytes], state: &State) -> Result<(), String> {
-        let there = |(key, held): (&Bytes, &Option<Held>)| Some((key.clone(), held.as_ref()?.value.clone()));
-        let mut pairs: Vec<_> = keys.iter().zip(state).filter_map(there).collect();
-        pairs.sort_unstable();
-        for strategy in [Strategy::ByLog, Strategy::ByIndex] {
-            let shown = self.store.pairs(strategy).map_err(words)?;
-            if shown != pairs {
-                return Err(format!("{strategy:?} shows {} pairs, which are not the {} there", shown.len(), pairs.len()));
+        show(&pairs_of(keys, state), |strategy| self.store.pairs(strategy))
+    }
+
+    fn double(&mut self) -> Result<(), String> {
+        // An image of it would take most of the time.
+        if self.store.stats().index.buckets < BUCKETS_MAX { self.store.double_index().map_err(words) } else { Ok(()) }
+    }
+
+    fn shrink(&mut self) -> Result<(), String> {
+        self.store.shrink_index().map_err(words)
+    }
+
+    fn interrupt(&mut self, nth: u64, operation: &Operation) {
+        let (store, layout, storage) = (self.store.clone(), self.layout, self.storage.clone());
+        let (happened, operation) = (self.happened.clone(), operation.clone());
+        self.storage.interrupt(nth, move || {
+            let at = storage.position();
+            let outcome = subject::apply(&*store, layout, &operation).map_err(words);
+            *lock(&happened) = Some(Happened { at, operation, outcome });
+        });
+    }
+
+    fn interrupted(&mut self) -> Option<Happened> {
+        self.storage.let_be();
+        lock(&self.happened).take()
+    }
+
+    fn hold(&mut self, keys: &[Bytes], state: &State) -> Result<(), String> {
+        match self.held.take() {
+            Some((held, pairs)) => show(&pairs, |strategy| held.pairs(strategy)),
+            None => {
+                self.held = Some((self.store.hold().map_err(words)?, pairs_of(keys, state)));
+                Ok(())
             }
         }
-        Ok(())
     }
 
     fn end(&mut self, key: &Bytes) -> Result<u64, String> {
@@ -103,7 +158,8 @@ impl Live for LiveEsker {
         Ok(left.map_or(NEVER, |left| self.storage.now() + left))
     }
 
-    fn close(self) -> Result<(), String> {
+    fn close(mut self) -> Result<(), String> {
+        self.held = None;
         self.store.close().map_err(words)
     }
 }

@@ -80,6 +80,26 @@ struct Machine {
     struck: Vec<Kind>,
     scarcity: Option<Scarcity>,
     refused: u64,
+    interruption: Option<(u64, Interruption)>,
+}
+
+/// What happens within a call.
+type Interruption = Box<dyn FnOnce() + Send>;
+
+/// Does what is to happen within this call, before it does anything itself.
+fn interrupt(machine: &Mutex<Machine>) {
+    let lock = || machine.lock().unwrap_or_else(PoisonError::into_inner);
+    let due = {
+        let interruption = &mut lock().interruption;
+        interruption.as_mut().is_some_and(|(left, _)| {
+            *left -= 1;
+            *left == 0
+        })
+    };
+    let interruption = if due { lock().interruption.take() } else { None };
+    if let Some((_, act)) = interruption {
+        act();
+    }
 }
 
 enum Verdict {
@@ -229,6 +249,16 @@ impl SimStorage {
         self.machine().refused
     }
 
+    /// Lets something happen within a read, a write, a sync or a removal: the `nth` from now on, the first being 1.
+    pub fn interrupt(&self, nth: u64, act: impl FnOnce() + Send + 'static) {
+        self.machine().interruption = Some((nth, Box::new(act)));
+    }
+
+    /// Takes back what has not happened.
+    pub fn let_be(&self) {
+        self.machine().interruption = None;
+    }
+
     /// Forgets every planned failure.
     pub fn heal(&self) {
         self.machine().faults.clear();
@@ -367,6 +397,7 @@ impl Storage for SimStorage {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
+        interrupt(&self.0);
         let mut machine = self.machine();
         if !machine.disk.names.contains_key(name) {
             return machine.ask(Kind::Remove).and(Err(io::ErrorKind::NotFound.into()));
@@ -375,6 +406,7 @@ impl Storage for SimStorage {
     }
 
     fn sync(&self) -> io::Result<()> {
+        interrupt(&self.0);
         self.machine().change(Kind::SyncNames, Event::SyncNames)
     }
 }
@@ -394,16 +426,19 @@ impl SimFile {
 impl Device for SimFile {
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         aligned(offset, into.len())?;
+        interrupt(&self.machine);
         let mut machine = self.machine();
         machine.ask(Kind::Read)?;
         machine.disk.files[self.file].current.read(offset, into)
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        interrupt(&self.machine);
         self.machine().write(&self.name, self.file, offset, bytes)
     }
 
     fn sync(&self) -> io::Result<()> {
+        interrupt(&self.machine);
         self.machine().sync(self.file)
     }
 

@@ -2,6 +2,7 @@
 
 use super::Engine;
 use crate::epoch::Pin;
+use crate::error::Result;
 use crate::index::{Chain, Records};
 use crate::record::Record;
 use crate::sync::atomic::Ordering::*;
@@ -30,14 +31,15 @@ impl Engine {
             self.entries_added(pin);
         }
     }
-}
 
-#[cfg(all(test, not(any(loom, shuttle))))]
-impl Engine {
-    /// An index of 2^level buckets, as if entries had come.
-    pub(crate) fn grow_to_for_test(&self, level: u32) {
-        let _pin = self.epochs.pin().unwrap();
-        self.index.grow_to(((1 << level) - 1) << 6, &PinnedRecords(self));
+    /// Twice as many buckets, as if entries had come.
+    pub(crate) fn double_index(&self) -> Result<()> {
+        {
+            let _pin = self.epochs.pin()?;
+            self.index.double(&PinnedRecords(self));
+        }
+        self.share_budget();
+        Ok(())
     }
 }
 

@@ -183,7 +183,7 @@ impl Engine {
             let left = budget.saturating_sub(FIXED_BYTES + self.log_bytes_to_work());
             (budget / 4 * 3).min(left).max(budget / 2)
         };
-        self.index.set_limit(limit);
+        self.index.set_limit(limit.min(self.index_bytes_max));
     }
 
     fn take_back(&self, lent: u64) {

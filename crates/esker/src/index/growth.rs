@@ -181,6 +181,11 @@ impl Index {
         }
     }
 
+    /// Splits all buckets that have not been split since the last doubling.
+    pub(crate) fn double(&self, records: &impl Records) {
+        self.grow_to(Shape::new(self.shape().level() + 1, 0).0, records);
+    }
+
     /// Keeps everybody else from splitting, for whoever needs the shape to stand still.
     pub(crate) fn hold(&self) -> MutexGuard<'_, impl Sized> {
         lock(&self.growing)

@@ -53,7 +53,8 @@ pub(crate) use growth::{Chain, Records};
 use overflow::Overflow;
 pub(crate) use probe::{Looked, Probe};
 pub(crate) use publish::{Added, Keys, Published};
-use shape::{BUCKET_BITS, DOUBLING, Geometry, Place, Shape, TURNING, base};
+pub(crate) use shape::BUCKET_BITS;
+use shape::{DOUBLING, Geometry, Place, Shape, TURNING, base};
 pub(crate) use shrink::{Collision, Covers, Shrunk};
 pub(crate) use walk::{Bucketful, position};
 

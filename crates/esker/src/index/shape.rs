@@ -17,7 +17,7 @@ pub(super) const DOUBLING: u64 = 1 << 63;
 /// The level is about to change: what `Geometry` says may belong to the old or the new one.
 pub(super) const TURNING: u64 = 1 << 62;
 /// The number of a hash's bucket begins at this bit: a bucket has 64 bytes.
-pub(super) const BUCKET_BITS: u32 = 6;
+pub(crate) const BUCKET_BITS: u32 = 6;
 
 impl Shape {
     pub(super) fn new(level: u32, split: u64) -> Self {
