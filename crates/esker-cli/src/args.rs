@@ -187,7 +187,8 @@ pub(crate) struct AggregateArgs {
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) prefix: Option<OsString>,
     /// A line for each group of keys: those with the same first N bytes, or the same bytes before the first X. Groups are kept in memory
-    /// besides the budget: some 1,500 bytes each, with --median up to some kilobytes
+    /// besides the budget: some 1,500 bytes each, with --median up to some kilobytes, and by each of --threads. Of groups that may have
+    /// tabs or line breaks in them ask for --json
     #[arg(long, value_name = "prefix:N|delimiter:X", value_parser = crate::aggregate::parse_part)]
     pub(crate) by: Option<KeyPart>,
     /// How many pairs; the figure if no other is asked for
@@ -245,9 +246,9 @@ pub(crate) enum ExportFormat {
     Csv,
     /// An object a line, with key and value; bytes that are no text as {"hex":"..."}, which `load --hex` reads
     Jsonl,
-    /// An Arrow IPC file (Feather), two columns
+    /// An Arrow IPC file (Feather), two columns; in a program that was built with `--features arrow`
     Arrow,
-    /// A Parquet file, two columns, compressed with Snappy
+    /// A Parquet file, two columns, compressed with Snappy; likewise
     Parquet,
 }
 

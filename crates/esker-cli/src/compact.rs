@@ -1,7 +1,8 @@
 //! `esker compact`: a store's log without what is dead in it.
 //!
 //! One pass over all that is there: what lives moves to the log's end, and the files before it go. The store looks after its
-//! target by itself while a program has it open; this is for the smallest directory there can be, before it is copied or kept.
+//! target by itself while a program has it open; this is for a small directory, before it is copied or kept: the log and
+//! at most a file more.
 
 use std::path::Path;
 use std::thread;

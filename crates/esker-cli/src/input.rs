@@ -110,10 +110,18 @@ impl<R: BufRead> Read for Members<R> {
                 return Ok(bytes);
             }
             let Some(member) = self.0.take() else { break };
-            self.0 = behind_zeros(member.into_inner())?.map(GzDecoder::new);
+            self.0 = behind_zeros(member.into_inner())?.map(member_of).transpose()?;
         }
         Ok(0)
     }
+}
+
+/// The next member, of what begins like one.
+fn member_of<R: BufRead>(mut rest: R) -> io::Result<GzDecoder<R>> {
+    if rest.fill_buf()?.first() != Some(&GZIP_MAGIC[0]) {
+        return Err(io::Error::other("all that is packed is whole, but something follows it that is not gzip"));
+    }
+    Ok(GzDecoder::new(rest))
 }
 
 /// The rest behind the zeros that it begins with; `None` if there is nothing.

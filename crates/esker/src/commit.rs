@@ -95,6 +95,8 @@ impl Engine {
             self.commits.is_told.store(true, Relaxed);
             return Ok(());
         }
+        // Under the lock: nobody tries a sync again that another one saw fail.
+        self.check_not_failed_for_good()?;
         let written = home.manifest.write(|state| {
             self.record_of(line.number, line.window).apply(state, line.cut);
             (state.begin, state.scars) = (line.begin, Some(self.scars.known(line.cut)));
@@ -114,6 +116,12 @@ impl Engine {
     fn slot_speaks_of(&self, cut: u64) {
         self.commits.told_until.store(cut + lines::TOLD_BYTES_MAX, Relaxed);
         self.commits.is_told.store(false, Relaxed);
+    }
+
+    /// No slot spoke of the last line when the store was opened: one is to, as if that had been drawn now.
+    pub(crate) fn note_lag(&self) {
+        let lags = lock(&self.home).as_ref().is_some_and(|home| home.lags);
+        self.commits.is_told.store(lags, Relaxed);
     }
 
     /// The driver's share: a slot that speaks of the last line, if that only told of itself.
@@ -178,6 +186,8 @@ impl Engine {
         {
             device.sync().map_err(|error| self.latch(error))?;
         }
+        // What another one's sync could not write, this one's need not have told.
+        self.check_not_failed_for_good()?;
         Ok(Some((line, told)))
     }
 
@@ -278,7 +288,7 @@ impl Engine {
         if !anew && drawn.is_none() && needs_none {
             return Ok(());
         }
-        let Home { storage, manifest } = home;
+        let Home { storage, manifest, .. } = home;
         let cleared = self.remove_images(&**storage, state.image);
         self.check_writable()?;
         let write = || self.write_image(&**storage, state.image + 1, state.identity.store_id, || false);

@@ -115,6 +115,8 @@ pub(crate) struct Loads {
 pub(crate) struct Home {
     pub(crate) storage: Arc<dyn Storage>,
     pub(crate) manifest: Manifest,
+    /// No slot spoke of the last line when the store was opened.
+    pub(crate) lags: bool,
 }
 
 /// Wakers are foreign code: without a lock held, and a panic is the executor's matter: others wait to be woken.

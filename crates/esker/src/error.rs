@@ -6,7 +6,8 @@ use std::{fmt, io, path::PathBuf, sync::Arc};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Error {
-    /// Bytes on the device are not what was written; which, by file and address. Other records can still be read. Restore a backup, carry
+    /// Bytes on the device are not what was written; which, by file and address. (`file=esker.log` are the log's files as one: block
+    /// `address / 4080`, rounded down, is their 4 KiB sector of that number.) Other records can still be read. Restore a backup, carry
     /// what is whole over with [`crate::salvage`], or open with [`crate::Options::accept_loss`].
     Corruption(String),
     /// The device failed, or the system refused a file, a thread or memory; which and where, in the text. What the system said, with its

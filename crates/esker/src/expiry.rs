@@ -103,8 +103,6 @@ fn end_of(begin: SystemTime, span: Duration) -> u64 {
     whole_millis(begin.saturating_add(span))
 }
 
-/// What the clock says is written down when it is so much later: others look at that.
-const SAID_MILLIS: u64 = 1000;
 /// Entries that the driver looks at in a round; and those that whoever waits for it looks at, or that may be read from the device: an
 /// eighth of a second's worth of reads.
 pub(crate) const SAMPLE: u64 = 1024;
@@ -122,7 +120,7 @@ const CHAIN_RECORDS_MAX: usize = 16;
 /// What an engine knows of time.
 pub(crate) struct Expiry {
     clock: Arc<dyn Clock>,
-    /// What the clock said, to within [`SAID_MILLIS`].
+    /// What the clock said last, [`NEVER`] before it was asked. On a line that others read: it is written once a millisecond.
     said: AtomicU64,
     /// Some record expires, or may.
     is_watched: AtomicBool,
@@ -210,7 +208,7 @@ impl Expiry {
         let zero = || AtomicU64::new(0);
         Self {
             clock,
-            said: zero(),
+            said: AtomicU64::new(NEVER),
             is_watched: AtomicBool::new(false),
             is_news: AtomicBool::new(false),
             has_ends: AtomicBool::new(false),
@@ -228,14 +226,14 @@ impl Expiry {
         let barred = Barred::thread();
         let said = self.said.load(Relaxed);
         // At its very first word there is only the system's.
-        let known = || if said == 0 { SystemTime::now() } else { instant(said) };
+        let known = || if said == NEVER { SystemTime::now() } else { instant(said) };
         // It asks what asks it: the call from inside fails, and not for want of stack.
         if barred.was_before() {
             return known();
         }
         let time = catch_unwind(AssertUnwindSafe(|| self.clock.now())).unwrap_or_else(|_| known());
         let now = millis(time);
-        if now.abs_diff(said) >= SAID_MILLIS {
+        if now != said {
             self.said.store(now, Relaxed);
         }
         time

@@ -209,6 +209,8 @@ impl Engine {
         }
         let mut home = lock(&self.home);
         let Some(home) = &mut *home else { return Err(Error::Closed) };
+        // Under the lock, as for a line.
+        self.check_not_failed_for_good()?;
         let shape = self.index.shape_word();
         let named = home.manifest.write(|state| (state.image, state.image_until, state.shape) = (number, until, shape));
         if named.is_ok() {
@@ -289,6 +291,13 @@ pub(crate) fn read(storage: &dyn Storage, state: &State, index: &Index) -> Resul
     let (used, top) = restored?.ok_or_else(|| damaged(number))?;
     // What was used must be what was written.
     if words.is_some_and(|words| used <= words) { Ok(top) } else { Err(damaged(number)) }
+}
+
+/// The shape of the image's table, before it is known to be whole.
+pub(crate) fn shape(storage: &dyn Storage, number: u64, store_id: u64) -> Result<u64> {
+    let mut pieces = Pieces::open(storage, number, store_id)?;
+    let first = pieces.next(pieces.buffer())?;
+    first.map(|piece| word_at(piece.buffer.bytes(), 0)).ok_or_else(|| damaged(number))
 }
 
 /// Shows all addresses in the image `number`, before it is known to be whole.

@@ -79,6 +79,24 @@ fn after_mass_deletion_the_index_is_small_and_holds_everything() {
     assert!(store.stats().memory.index_bytes > index / 2);
 }
 
+/// An image of the table as it was then was read all the same, and the opening refused for want of memory.
+#[test]
+fn what_is_left_after_mass_deletion_fits_though_an_image_does_not() {
+    let files = Arc::new(MemoryStorage::new());
+    let store: Store<u64, u64> = options(64 << 20).open_in(files.clone()).unwrap();
+    (0..1_200_000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.save_index().unwrap();
+    assert!(store.stats().memory.index_bytes > 16 << 20);
+    (0..1_200_000).filter(|n| n % 1000 != 0).for_each(|n| assert!(store.delete(&n).unwrap()));
+    store.compact().unwrap();
+    store.commit().unwrap();
+    crash(store);
+    let store: Store<u64, u64> = options(16 << 20).open_in(files).unwrap();
+    let stats = store.stats();
+    assert!(stats.memory.index_bytes < 1 << 20, "{} bytes", stats.memory.index_bytes);
+    assert!((0..1_200_000).step_by(250).all(|n| store.get(&n).unwrap() == (n % 1000 == 0).then_some(n)));
+}
+
 /// Two keys of one bucket in a table of 256 whose tags there would be the same, but not in a table of 512.
 fn colliding(store: &Store<u64, u64>) -> (u64, u64) {
     let engine = store.engine_for_test();

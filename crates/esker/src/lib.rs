@@ -39,7 +39,7 @@
 //!
 //! Keys and values are integers, arrays, any `Copy` type with `zerocopy`'s derives, `str`, or `[u8]` ([`Key`], [`Value`]). Keys of one
 //! width up to 256 bytes with values of one width up to 8 take a record of 16 bytes and the key (*word* layout); all others 24 bytes, the
-//! key and the value (*bytes* layout).
+//! key and the value (*bytes* layout): each rounded up to eight bytes, and eight more where there is an expiry time.
 //!
 //! Linux on x86-64. Features: `serde` (figures can be serialized), `rayon` (parallel iterators over scans).
 

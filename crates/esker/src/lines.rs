@@ -309,6 +309,10 @@ mod tests {
             is_as_before(&store);
             // What was given up is given up for good.
             store.close().unwrap();
+            // Whatever becomes of the sector of zeros behind the scar: all of the list was not believed then, and the opening refused.
+            let mut sector = AlignedBuffer::new(1);
+            sector.bytes_mut()[77] = 4;
+            damaged.open("esker.scars").unwrap().write(SECTOR_BYTES as u64, sector.bytes()).unwrap();
             assert!(crate::verify::verified(damaged.clone()).is_sound());
             let store = open(&damaged).unwrap();
             is_as_before(&store);
@@ -337,6 +341,21 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         assert_eq!(held(&Arc::new(files.copy())), 20);
+    }
+
+    /// No slot spoke of what an opening had found behind the last one: what was damaged there later went unnoticed, for as long as nothing
+    /// was written.
+    #[test]
+    fn a_slot_speaks_of_what_an_opening_found() {
+        let (files, _) = lives(6).pop().unwrap();
+        let store = open(&files).unwrap();
+        store.engine.settle_line();
+        let end = store.engine.log.bounds.durable.load(std::sync::atomic::Ordering::Relaxed);
+        let cut = store.engine.scars.all().last().map_or(end, |scar| scar.cut);
+        let damaged = Arc::new(files.copy());
+        assert_eq!(held(&Arc::new(files.copy())), 6);
+        flip(&damaged, cut - BLOCK_BYTES);
+        assert!(matches!(open(&damaged), Err(Error::Corruption(_))));
     }
 
     #[test]

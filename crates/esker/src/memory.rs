@@ -8,6 +8,8 @@
 
 #[cfg(not(loom))]
 use crate::error::{Result, about};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 #[cfg(loom)]
 pub(crate) use modelled::Region;
@@ -144,6 +146,32 @@ pub(crate) fn of_machine() -> u64 {
     (pages.max(0) as u64) * (page.max(0) as u64)
 }
 
+/// Bytes of memory that this process may have: the machine's, or what a container or a service is given of it.
+pub(crate) fn of_process() -> u64 {
+    static BYTES: OnceLock<u64> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        limit_of("/sys/fs/cgroup", &groups).map_or_else(of_machine, |limit| limit.min(of_machine()))
+    })
+}
+
+/// The lowest limit of these control groups, of either version, and of those around them.
+fn limit_of(root: &str, groups: &str) -> Option<u64> {
+    let limit = |path: PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let of_group = |line: &str| {
+        let (kinds, group) = line.split_once(':')?.1.split_once(':')?;
+        let (root, file) = match kinds {
+            "" => (PathBuf::from(root), "memory.max"),
+            kinds if kinds.split(',').any(|kind| kind == "memory") => (Path::new(root).join("memory"), "memory.limit_in_bytes"),
+            _ => return None,
+        };
+        // In a container the group's own path may be another one's: what is mounted is its root.
+        let around = Path::new(group.trim_start_matches('/')).ancestors();
+        around.filter_map(|group| limit(root.join(group).join(file))).min()
+    };
+    groups.lines().filter_map(of_group).min()
+}
+
 /// Address space of the log of a store with this budget, in bytes: enough for any that the machine could give it later.
 pub(crate) fn log_space(budget: u64) -> usize {
     (4 * of_machine()).max(budget.saturating_mul(2)).clamp(LOG_SPACE_MIN, LOG_SPACE_MAX).next_power_of_two() as usize
@@ -238,6 +266,29 @@ mod modelled {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_lowest_limit_of_a_group_and_those_around_it_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let limit = |group: &str, file: &str, bytes: &str| {
+            std::fs::create_dir_all(root.path().join(group)).unwrap();
+            std::fs::write(root.path().join(group).join(file), bytes).unwrap();
+        };
+        let found = |groups: &str| limit_of(root.path().to_str().unwrap(), groups);
+        assert_eq!(found("0::/a/b\n"), None);
+        limit("a/b", "memory.max", "max\n");
+        assert_eq!(found("0::/a/b\n"), None);
+        limit("a", "memory.max", "3000\n");
+        limit("a/b", "memory.max", "5000\n");
+        assert_eq!((found("0::/a/b\n"), found("0::/a/c"), found("0::/")), (Some(3000), Some(3000), None));
+        limit("memory/d", "memory.limit_in_bytes", "7000\n");
+        assert_eq!(found("5:cpu,cpuacct:/d\n4:memory:/d/e\n"), Some(7000));
+        // As a container sees its own.
+        limit("", "memory.max", "2000\n");
+        assert_eq!(found("0::/elsewhere"), Some(2000));
+        assert_eq!(found("nonsense"), None);
+        assert!((1 << 20..=of_machine()).contains(&of_process()));
+    }
 
     /// Locked pages are not given back by `madvise`: what was there was there again when the log had gone round.
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::cache::{Cache, Caching};
 use crate::commit::Durability;
-use crate::device::{Device, SECTOR_BYTES, Segments, Storage};
+use crate::device::{Device, Names, SECTOR_BYTES, Segments, Storage};
 use crate::directory::Directory;
 use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Parts, check_budget, check_space};
 use crate::error::{Error, Result};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 ///
 /// | setting | default | where it has no effect |
 /// |---|---|---|
-/// | [`memory`](Options::memory) | a quarter of the machine's | |
+/// | [`memory`](Options::memory) | a quarter of the machine's, or of the control group's | |
 /// | [`durability`](Options::durability) | `None` | in memory |
 /// | [`space_amplification`](Options::space_amplification) | 2.0 | in a cache, which drops what is old |
 /// | [`segment_bytes`](Options::segment_bytes) | by the memory | in memory; a store that exists keeps its own |
@@ -115,11 +115,11 @@ impl Default for Options {
 }
 
 impl Options {
-    /// A quarter of the machine's memory, io_uring and direct I/O where they exist.
+    /// A quarter of the machine's memory, or of what the process's control group is given, io_uring and direct I/O where they exist.
     #[must_use]
     pub fn new() -> Self {
         Self {
-            memory: Ok((memory::of_machine() / 4).max(BUDGET_BYTES_MIN)),
+            memory: Ok((memory::of_process() / 4).max(BUDGET_BYTES_MIN)),
             io_uring: true,
             direct_io: true,
             verifies_reads: true,
@@ -217,7 +217,7 @@ impl Options {
 
     /// The length of each file of the log; space goes back to the file system in such units. It is fixed when a store is made, and has no
     /// effect on one that exists. Default: a sixteenth of the memory, rounded up to a power of two, from 4 to 256 MiB; in a cache at most
-    /// an eighth of its disk, at least 4 MiB. Rounded up to 4 KiB.
+    /// an eighth of its disk, at least 4 MiB, whatever is asked for. Rounded up to 4 KiB; at most 1 TiB.
     #[must_use]
     pub fn segment_bytes(mut self, length: impl ByteCount) -> Self {
         let in_sectors = |length: u64| length.clamp(SECTOR_BYTES as u64, 1 << 40).next_multiple_of(SECTOR_BYTES as u64);
@@ -280,7 +280,7 @@ impl Options {
     /// as of its last durable commit.
     ///
     /// # Errors
-    /// `Invalid` for a budget below 16 MiB, or below what the index of the store that is there needs, for a cache without its disk, with a
+    /// `Invalid` for a budget below 16 MiB, beyond the address space, or below what the index of the store that is there needs, for a cache without its disk, with a
     /// history, or over a store that is none: nothing is made or changed then, but for what an earlier process had left to be done. `Locked` if this or another process has it open, `Invalid`
     /// for a directory that is not a store or whose store has another layout (that is what is checked, not the types) or another format,
     /// `Corruption` for damage, by file and address, `Io`.
@@ -293,7 +293,7 @@ impl Options {
     /// A store in a temporary directory, which is removed when the store is.
     ///
     /// # Errors
-    /// `Invalid` for a budget below 16 MiB, and for a cache without a disk or with a history; `Io`.
+    /// `Invalid` for a budget below 16 MiB or beyond the address space, and for a cache without a disk or with a history; `Io`.
     pub fn open_temporary<K: Key + ?Sized, V: Value + ?Sized>(self) -> Result<Store<K, V>> {
         self.check(true)?;
         let directory = Directory::temporary(self.direct_io, self.io_uring)?;
@@ -313,7 +313,8 @@ impl Options {
     /// An empty store over a device of your own, which cannot be opened again.
     ///
     /// # Errors
-    /// `Invalid` for a budget below 16 MiB, and for a cache without a disk or with a history; `Io` if the system refuses address space.
+    /// `Invalid` for a budget below 16 MiB or beyond the address space, and for a cache without a disk or with a history; `Io` if the system
+    /// refuses memory.
     pub fn open_on<K: Key + ?Sized, V: Value + ?Sized>(self, device: Arc<dyn Device>) -> Result<Store<K, V>> {
         self.check(true)?;
         self.start(Some(device), None, true)
@@ -332,7 +333,7 @@ impl Options {
     }
 
     fn open_home<K: Key + ?Sized, V: Value + ?Sized>(self, storage: Arc<dyn Storage>, is_temporary: bool) -> Result<Store<K, V>> {
-        let types = types::<K, V>();
+        let (types, storage) = (types::<K, V>(), Names::of(storage));
         let mut manifest = match Manifest::open(&*storage, Some(types), self.recovery.accept_loss)? {
             Some(manifest) => {
                 self.cache.as_ref().filter(|_| !manifest.state.is_cache).map_or(Ok(()), Cache::check_converts)?;
@@ -361,7 +362,8 @@ impl Options {
         lines::advance(&*storage, &*device, &mut manifest.state, self.recovery.accept_loss)?;
         // Removals that a crash cut short, or took back.
         device.discard(0, begin)?;
-        self.start(Some(device), Some(Home { storage, manifest }), is_temporary)
+        let lags = device_offset(manifest.state.cut) > cut;
+        self.start(Some(device), Some(Home { storage, manifest, lags }), is_temporary)
     }
 
     fn start<K: Key + ?Sized, V: Value + ?Sized>(

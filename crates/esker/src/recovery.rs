@@ -69,7 +69,8 @@ impl Engine {
     pub(crate) fn recover(&self, manner: &Manner) -> Result<()> {
         let state = lock(&self.home).as_ref().map(|home| home.manifest.state.clone());
         let Some(mut state) = state else { return Ok(()) };
-        if Index::buckets_of_shape(state.shape) > state.entries && !self.fits_shape(state.shape) {
+        let has_shrunk = Index::buckets_of_shape(state.shape) > state.entries && !self.fits_shape(state.shape);
+        if has_shrunk {
             // It has shrunk since, and the budget perhaps with it: in a table that fits, records are joined as where keys share entries.
             (state.shape, state.shared) = (self.index.shape_word(), true);
         }
@@ -91,7 +92,7 @@ impl Engine {
             behind += BLOCK_BYTES;
         }
         self.log.start_at(behind, state.line + 1, state.cut);
-        let image = self.restore_index(&state, manner)?;
+        let image = self.restore_index(&state, manner, has_shrunk)?;
         scars.extend(begun);
         let (image, cut) = if manner.accept_loss {
             self.accept_loss(&state, &scars, image, begun.map_or(state.cut, |scar| scar.cut))?
@@ -123,6 +124,7 @@ impl Engine {
         }
         // In the window of the line may lie what belonged to the next one: a line of its number is drawn again.
         let below = scars.iter().filter(|scar| scar.cut < cut).count() as u64;
+        self.note_lag();
         self.keep_scars(if behind > cut { self.add_scar(&*storage, &state, scars, cut, behind)? } else { scars });
         self.end_scars(&*storage)?;
         self.index.note_finest(state.shape);
@@ -196,13 +198,18 @@ impl Engine {
         Ok(cut)
     }
 
-    /// The index as the image has it.
-    fn restore_index(&self, state: &State, manner: &Manner) -> Result<Restored> {
+    /// The index as the image has it; but one of a table that does not fit, though its entries do, would be of no use.
+    fn restore_index(&self, state: &State, manner: &Manner, has_shrunk: bool) -> Result<Restored> {
         self.index.set_shared(state.shared);
         if state.image == 0 || manner.rebuilds_index && state.shared {
             return self.restore_nothing(state, false);
         }
         let home = lock(&self.home);
+        // What is wrong with it is told below.
+        let shape = |home: &Home| image::shape(&*home.storage, state.image, state.identity.store_id).ok();
+        if has_shrunk && home.as_ref().and_then(shape).is_some_and(|shape| !self.fits_shape(shape)) {
+            return self.restore_nothing(state, false);
+        }
         let restore = |home: &Home| image::read(&*home.storage, state, &self.index);
         let read = home.as_ref().map_or(Ok(0), restore);
         match read {

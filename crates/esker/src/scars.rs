@@ -243,10 +243,7 @@ pub(crate) fn readable(storage: &dyn Storage, cut: u64) -> Result<Vec<Scar>> {
 /// The cuts of all scars, as far as the list can be read: who reads it for what they leave out tells of damage. Those that leave nothing
 /// out, as they were once written, are where the log went on.
 pub(crate) fn cuts(storage: &dyn Storage) -> Result<Vec<u64>> {
-    match read(storage, u64::MAX, None, true) {
-        Err(error) if error.is_damage() => Ok(Vec::new()),
-        scars => scars.map(|scars| scars.iter().filter(|scar| scar.behind > scar.cut).map(|scar| scar.cut).collect()),
-    }
+    readable(storage, u64::MAX).map(|scars| scars.iter().filter(|scar| scar.behind > scar.cut).map(|scar| scar.cut).collect())
 }
 
 /// True if a recovery that was cut short left a scar behind the `known` ones. It must be written over: the log may go on

@@ -25,7 +25,8 @@ pub(crate) const fn layout<K: Key + ?Sized, V: Value + ?Sized>() -> Layout {
     }
 }
 
-/// What a value can be.
+/// What a value can be. A value is its bytes: two are equal when these are (so `0.0` and `-0.0` differ), and a store holds them in the byte
+/// order of the machine. A `str` that is read where other bytes were put, by a store that was opened as one of `[u8]`, reads as `U+FFFD`.
 #[diagnostic::on_unimplemented(
     note = "implemented for `[u8]`, `str` and every `Copy` type with zerocopy's FromBytes, IntoBytes, Immutable, KnownLayout"
 )]
@@ -50,7 +51,7 @@ pub trait Value: sealed::Sealed {
     }
 }
 
-/// What a key can be: any [`Value`].
+/// What a key can be: any [`Value`]. Two keys are one when their bytes are equal.
 pub trait Key: Value {}
 
 impl<T: Value + ?Sized> Key for T {}

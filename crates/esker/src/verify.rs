@@ -19,7 +19,7 @@ pub struct Verification {
     pub line: u64,
     /// Bytes of log that were read.
     pub log_bytes: u64,
-    /// Records in it, superseded ones and deletions included.
+    /// Records in it, superseded ones and deletions included; 0 where something is damaged, for then they are not counted.
     pub records: u64,
     /// Crashes that left something in the log which is no part of the store.
     pub scars: u64,

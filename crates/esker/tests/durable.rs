@@ -963,3 +963,57 @@ fn what_a_crash_gives_up_is_dead() {
     store.compact().unwrap();
     assert!(store.stats().space.file_bytes < space.file_bytes / 4, "{:?}", store.stats().space);
 }
+
+/// The system tells once that it could not write names. It told an image, and the line beside it took the next sync for its own: what was
+/// acknowledged lay in a file that might have no name after a power cut.
+#[test]
+fn a_line_beside_a_failed_sync_of_names_is_not_acknowledged() {
+    #[derive(Default)]
+    struct Seen {
+        image_is_written: AtomicBool,
+        line_is_synced: AtomicBool,
+        names_have_failed: AtomicBool,
+    }
+    let (files, seen) = (Arc::new(MemoryStorage::new()), Arc::new(Seen::default()));
+    let place = {
+        let seen = seen.clone();
+        Minded::new(files, move |name, call| match call {
+            Call::Write { .. } if name.starts_with("index.") => {
+                seen.image_is_written.store(true, SeqCst);
+                wait_for(&seen.line_is_synced);
+                Ok(())
+            }
+            Call::Sync if name.starts_with("esker.log.") && seen.image_is_written.load(SeqCst) => {
+                seen.line_is_synced.store(true, SeqCst);
+                wait_for(&seen.names_have_failed);
+                Ok(())
+            }
+            Call::SyncNames if seen.line_is_synced.load(SeqCst) && !seen.names_have_failed.swap(true, SeqCst) => {
+                // The line goes on before the image knows.
+                std::thread::sleep(Duration::from_millis(50));
+                Err(io::Error::other("the device is sick"))
+            }
+            _ => Ok(()),
+        })
+    };
+    let options = Options::new().memory("16MiB").background(false).segment_bytes(256 << 10);
+    let store: Store<u64, [u8]> = options.open_in(Arc::new(place)).unwrap();
+    store.put(&0, &[0; 100]).unwrap();
+    std::thread::scope(|scope| {
+        let image = scope.spawn(|| store.save_index());
+        wait_for(&seen.image_is_written);
+        // It needs a file more.
+        (1..4000).for_each(|n| store.put(&n, &[1; 100]).unwrap());
+        assert!(store.commit().is_err());
+        assert!(image.join().unwrap().is_err());
+    });
+    assert!(store.stats().latched.is_some() && store.commit().is_err());
+}
+
+fn wait_for(seen: &AtomicBool) {
+    let begun = Instant::now();
+    while !seen.load(SeqCst) {
+        assert!(begun.elapsed() < PATIENCE, "it does not come");
+        std::thread::yield_now();
+    }
+}

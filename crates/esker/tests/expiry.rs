@@ -846,6 +846,19 @@ fn what_has_ended_gets_no_other_end_and_is_not_deleted() {
     assert_eq!(store.get(&1).unwrap().as_deref(), Some(&b"old"[..]));
 }
 
+/// The end of a word went before what was to take its place was there: a closure that panics had changed what it was not to.
+#[test]
+fn a_panic_leaves_the_end_of_what_has_ended() {
+    let clock = Arc::new(Turned::default());
+    let store: Store<u64, u64> = Options::new().memory("16MiB").clock(clock.clone()).background(false).in_memory().unwrap();
+    store.put_with_ttl(&1, &7, Duration::from_millis(1)).unwrap();
+    clock.0.store(10, SeqCst);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| store.rmw(&1, |old| panic!("{old:?}"))));
+    assert!(panicked.is_err() && store.get(&1).unwrap().is_none());
+    clock.0.store(0, SeqCst);
+    assert_eq!(store.get(&1).unwrap(), Some(7));
+}
+
 /// A value that a shorter one takes the place of gives up the room behind it, where its end was.
 #[test]
 fn a_shorter_value_in_place_keeps_its_end() {
@@ -1138,6 +1151,23 @@ impl Clock for Sudden {
         }
         SystemTime::UNIX_EPOCH + Duration::from_millis(self.millis.load(SeqCst))
     }
+}
+
+/// What a clock had said counted to within a second, and zero for nothing: after a panic what had ended was there again, or all had.
+#[test]
+fn a_clock_that_panics_says_exactly_what_it_said() {
+    let clock = Arc::new(Sudden::default());
+    let store: Store<u64, u64> = Options::new().memory("16MiB").clock(clock.clone()).background(false).in_memory().unwrap();
+    let panic_next = || *clock.act.lock().unwrap() = Some((std::thread::current().id(), Box::new(|| panic!("a clock"))));
+    store.put_with_ttl(&1, &7, SECOND * 3600).unwrap();
+    panic_next();
+    assert_eq!(store.get(&1).unwrap(), Some(7), "at the beginning of 1970");
+    clock.millis.store(5000, SeqCst);
+    store.put_with_ttl(&2, &8, SECOND / 2).unwrap();
+    clock.millis.store(5600, SeqCst);
+    assert_eq!(store.get(&2).unwrap(), None);
+    panic_next();
+    assert_eq!(store.get(&2).unwrap(), None);
 }
 
 /// The reader has seen the old end; before that comes the key gets another end, or another value, and then the old end passes. It had a

@@ -5,7 +5,8 @@ use crate::types::{Key, Value};
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// An answer for each group of pairs; the closure says which group a pair is of.
+/// An answer for each group of pairs; the closure says which group a pair is of. Groups lie outside the budget, and each thread of the scan
+/// has its own until the end.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupBy<P, A>(pub P, pub A);
 

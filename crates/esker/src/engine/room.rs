@@ -98,7 +98,11 @@ impl Engine {
         let is_all_kept = self.is_in_memory() && self.caching.is_none();
         let check_held = || {
             // Compaction needs room before it makes some.
-            let log = if is_all_kept { self.log_bytes() + self.log.reserve_least() } else { LOG_BYTES_MIN };
+            let log = match self.lent.load(Relaxed) {
+                _ if is_all_kept => self.log_bytes() + self.log.reserve_least(),
+                0 => LOG_BYTES_MIN,
+                lent => self.log_bytes_to_work() + lent,
+            };
             let held = self.index.bytes() + FIXED_BYTES + log;
             if bytes < held {
                 return Err(Error::invalid(format!("the memory budget is below what cannot be given back budget={bytes} held={held}")));
@@ -123,7 +127,8 @@ impl Engine {
                 self.epochs.drain();
                 check_held()
             }
-            _ => self.shift_boundaries(&lock(&self.boundaries), 1),
+            // A scan may have borrowed by the old one meanwhile.
+            _ => check_held().and_then(|()| self.shift_boundaries(&lock(&self.boundaries), 1)),
         };
         lock(&self.budgets).answer(turn, kept.is_ok(), &self.budget);
         self.share_budget();
@@ -159,7 +164,7 @@ impl Engine {
         set(&self.shared_index, index);
         let log = budget.saturating_sub(index + FIXED_BYTES);
         // The budget may be lower since, or the index larger.
-        let log = log - self.lent.load(Relaxed).min(self.lendable(log));
+        let log = log - self.lent.load(Relaxed).min(log.saturating_sub(self.log_bytes_to_work()));
         let reserve = self.log.reserve_of(log);
         let log = log.saturating_sub(reserve);
         // What one of them gives the other is nobody's in between.
@@ -184,6 +189,11 @@ impl Engine {
             (budget / 4 * 3).min(left).max(budget / 2)
         };
         self.index.set_limit(limit.min(self.index_bytes_max));
+    }
+
+    /// What scans have borrowed.
+    pub(super) fn lent_bytes(&self) -> u64 {
+        self.lent.load(Relaxed)
     }
 
     fn take_back(&self, lent: u64) {
@@ -550,6 +560,23 @@ mod tests {
         // But for who can neither wait nor go back: a transaction in the midst of its commit panicked.
         let pin = store.engine_for_test().epochs.pin().unwrap();
         assert!(log.allocate_anyway(pin.slot, 1 << 16).is_some_and(|at| at + (1 << 16) > LAST_ADDRESS));
+    }
+
+    /// What a scan had borrowed stayed with it, and a budget was granted that was not kept.
+    #[test]
+    fn what_is_lent_is_not_given_back_by_a_smaller_budget() {
+        let store: Store<u64, u64> = Options::new().memory("256MiB").background(false).open_on(Arc::new(MemoryDevice::new())).unwrap();
+        let engine = store.engine_for_test();
+        let mut loan = Loan::of(engine);
+        loan.add(100 << 20);
+        assert_eq!(loan.bytes(), 100 << 20);
+        assert!(store.stats().memory.total_bytes >= 100 << 20);
+        assert!(matches!(store.set_memory("16MiB"), Err(crate::Error::Invalid(why)) if why.contains("given back")));
+        store.set_memory("128MiB").unwrap();
+        let index = engine.index.bytes();
+        assert!(engine.log.budget.load(SeqCst) + index + FIXED_BYTES + loan.bytes() <= 128 << 20);
+        drop(loan);
+        store.set_memory("16MiB").unwrap();
     }
 
     /// Whoever draws a line writes most of it in steps; who had the lock before one of them may have written all there was.

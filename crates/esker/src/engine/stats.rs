@@ -23,7 +23,7 @@ impl Engine {
             open_seconds: self.opened.elapsed().as_secs_f64(),
             memory: MemoryStats {
                 budget_bytes: self.budget.load(Relaxed),
-                total_bytes: log_bytes + index_bytes + FIXED_BYTES,
+                total_bytes: log_bytes + index_bytes + FIXED_BYTES + self.lent_bytes(),
                 log_bytes,
                 index_bytes,
                 fixed_bytes: FIXED_BYTES,

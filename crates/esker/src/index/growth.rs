@@ -15,7 +15,7 @@
 //! waits for `growing`, nor for a drain.
 
 use super::bucket::{Bucket, ENTRIES, MARKS, address_of, entry_word, tag_of};
-use super::{BUCKET_BITS, DOUBLING, FULL, Index, LAST_LEVEL, Shape, TURNING, base, full_tag, valid_bits};
+use super::{BUCKET_BITS, DOUBLING, FULL, Index, LAST_LEVEL, Shape, TURNING, base, full_tag, match_bits, valid_bits};
 use crate::epoch::thread_index;
 use crate::memory::{ahead, prefetch_to_write};
 use crate::sync::atomic::{Ordering::*, fence};
@@ -373,8 +373,9 @@ impl Index {
             let (tag, address, marks) = (tag_of(word), address_of(word), word & MARKS);
             if rebase > 0
                 && let Chain::Alone(hash) = records.chain(address)
-                // A tag of too few bits may have come here with another bucket's record.
+                // A tag of too few bits may have come here with another bucket's record, or beside the record's own.
                 && (hash >> BUCKET_BITS) & ((1 << level) - 1) == at
+                && match_bits(tag, full_tag(hash >> BUCKET_BITS >> base(level))).is_some()
             {
                 let side = if hash >> BUCKET_BITS >> level & 1 == 1 { &mut *go } else { &mut *stay };
                 push_unless_shadowed(side, entry_word(full_tag(hash >> BUCKET_BITS >> base(level + 1)), address) | marks);

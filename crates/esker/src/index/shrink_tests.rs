@@ -42,6 +42,21 @@ fn a_record_that_leads_into_another_bucket_is_not_this_buckets_own() {
     assert_eq!(index.lookup(0).address(), 8);
 }
 
+/// An entry of another tag that leads to a record of the key, out of date, was taken for the key's own.
+#[test]
+fn a_record_that_another_tag_leads_to_is_not_its_keys_own() {
+    let index = Index::new(1 << 30).unwrap();
+    index.grow_to_for_test(19);
+    let entry = |slot, tag: u64, at| {
+        index.bucket(0).entry(slot).store(super::bucket::entry_word(tag, at), crate::sync::atomic::Ordering::Release);
+    };
+    entry(0, super::full_tag(5), 8);
+    entry(1, super::full_tag(0), 16);
+    assert_eq!(index.lookup(0).address(), 16);
+    index.grow_to(super::Shape::new(20, 0).0, &One);
+    assert_eq!(index.lookup(0).address(), 16);
+}
+
 fn mix(n: u64) -> u64 {
     let x = u128::from(n ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93;
     (x as u64) ^ (x >> 64) as u64

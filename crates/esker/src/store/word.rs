@@ -152,12 +152,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let old = match self.old_word(&found, known) {
             Step::Done(_) if !self.is_sure(&seen, &found) => return Ok(Step::Again),
-            Step::Done(None) if !self.claim_ended(&found) => return Ok(Step::Again),
             Step::Done(old) => old,
             missing => return Ok(missing.then(|| 0)),
         };
-        let found = found.with(&self.engine, known);
         let new = self.engine.epochs.within(&pin, || update(old.map(|(value, _)| value)));
+        // Behind the closure: one that panics changes nothing.
+        if old.is_none() && !self.claim_ended(&found) {
+            return Ok(Step::Again);
+        }
+        let found = found.with(&self.engine, known);
         let expires = old.map_or(NEVER, |(_, expires)| expires);
         Ok(self.add_word(&pin, &held, key, hash, &seen, &found, new, expires, 0).then(|| new))
     }

@@ -15,6 +15,8 @@ pub(crate) enum Call {
         grows: bool,
     },
     Sync,
+    /// Of the names.
+    SyncNames,
     List,
     Remove,
 }
@@ -59,6 +61,7 @@ impl Storage for Minded {
     }
 
     fn sync(&self) -> io::Result<()> {
+        (self.mind)("", Call::SyncNames)?;
         self.files.sync()
     }
 }

@@ -159,6 +159,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Errors
     /// `Closed`; `Invalid` inside a closure that the store runs.
+    ///
+    /// # Cost
+    /// The first one makes other calls heed latches from then on, as [`Store::transaction`] says.
     pub fn begin(&self) -> Result<Transaction<'_, K, V>> {
         self.engine.begin_latching()?;
         Ok(Transaction { store: self, touched: Vec::new(), by_key: HashTable::new() })
