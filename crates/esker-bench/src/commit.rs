@@ -585,14 +585,19 @@ mod tests {
         }
     }
 
+    /// What is done in so little time, unless somebody else has the processor all of it.
+    fn something(mut attempt: impl FnMut() -> u64) -> u64 {
+        (0..100).map(|_| attempt()).find(|done| *done > 0).expect("nothing is done")
+    }
+
     /// One put that is lost, or came too late, ends the benchmark.
     #[test]
     fn what_was_put_last_is_looked_for() {
         let commits = Commits::new(Name::Esker, Promise::AtOnce, 1);
         let sequence = Sequence::draw(Distribution::Uniform, 1000, 0);
         let (anywhere, own) = (Map::default(), Map::default());
-        let (done, _) = put_anywhere(&anywhere, &sequence, Instant::now(), 0.02);
-        let (count, _) = put_until_over(&own, 3, Instant::now(), 0.02);
+        let done = something(|| put_anywhere(&anywhere, &sequence, Instant::now(), 0.02).0);
+        let count = something(|| put_until_over(&own, 3, Instant::now(), 0.02).0);
         let own_puts = || (count.saturating_sub(COMMIT_KEYS)..count).map(|n| own_put(3, n));
         commits.audit(&anywhere, last_puts(&sequence, done)).unwrap();
         commits.audit(&own, own_puts()).unwrap();
@@ -637,7 +642,6 @@ mod tests {
     #[test]
     fn the_clock_does_not_run_while_keys_are_drawn() {
         let sequence = Sequence::draw(Distribution::Uniform, 1000, 0);
-        let (count, _) = put_anywhere(&Nothing, &sequence, Instant::now(), 0.05);
-        assert!(count > 0);
+        something(|| put_anywhere(&Nothing, &sequence, Instant::now(), 0.05).0);
     }
 }

@@ -72,7 +72,8 @@ pub(crate) fn memory(memory: &MemoryStats) -> String {
     row(&mut text, "memory", &format!("[{}] {}", filled(used, budget, NARROW), percent(used, budget)));
     row(&mut text, "", &format!("{} of {}", size(used), size(budget)));
     let parts = [("log", memory.log_bytes), ("index", memory.index_bytes), ("fixed", memory.fixed_bytes)];
-    let parts: Vec<_> = parts.iter().map(|&(name, bytes)| format!("{name} {}", size(bytes))).collect();
+    let lent = [("lent to scans", memory.lent_bytes)].into_iter().filter(|(_, bytes)| *bytes > 0);
+    let parts: Vec<_> = parts.into_iter().chain(lent).map(|(name, bytes)| format!("{name} {}", size(bytes))).collect();
     row(&mut text, "", &parts.join(", "));
     text + "\n"
 }

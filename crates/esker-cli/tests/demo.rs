@@ -13,11 +13,7 @@ fn the_demo_checks_itself() {
     for part in ["336,776 flights", "16.0 MiB", "N725MQ", "105 airports", "189,940 histories", "as appended"] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
-}
-
-#[test]
-fn cold_histories_come_from_disk_and_hot_ones_from_memory() {
-    let text = Place::new().ok("demo");
+    // Cold histories come from disk and hot ones from memory.
     let kinds = |kind: &str| text.lines().filter(|line| line.starts_with(kind)).collect::<Vec<_>>();
     assert_eq!(kinds("unseen").len(), 3, "{text}");
     assert!(kinds("latest").iter().any(|line| line.ends_with("memory")), "{text}");

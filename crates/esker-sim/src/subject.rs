@@ -79,7 +79,7 @@ pub trait Subject: Send + Sync {
     /// All pairs that a scan shows, in order.
     fn pairs(&self, strategy: Strategy) -> Result<Pairs>;
     /// What is there now, for as long as it is held.
-    fn hold(&self) -> Result<Box<dyn Held>>;
+    fn hold(&self) -> Result<Box<dyn Kept>>;
     /// Doubles the index's table.
     fn double_index(&self) -> Result<()>;
     /// Shrinks it as far as it may.
@@ -108,7 +108,7 @@ pub trait Subject: Send + Sync {
 pub type Pairs = Vec<(Bytes, Bytes)>;
 
 /// What a store held at one moment.
-pub trait Held {
+pub trait Kept {
     /// All pairs that a scan of it shows, in order.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ pub trait Held {
     fn pairs(&self, strategy: Strategy) -> Result<Pairs>;
 }
 
-impl<K: Key + ?Sized, V: Value + ?Sized> Held for rehearse::Held<K, V>
+impl<K: Key + ?Sized, V: Value + ?Sized> Kept for rehearse::Held<K, V>
 where
     for<'v> K::View<'v>: Seen,
     for<'v> V::View<'v>: Seen,
@@ -374,7 +374,7 @@ macro_rules! subject {
                 all_of(self.0.scan().by(strategy))
             }
 
-            fn hold(&self) -> Result<Box<dyn Held>> {
+            fn hold(&self) -> Result<Box<dyn Kept>> {
                 Ok(Box::new(rehearse::Held::of(&self.0)?))
             }
 

@@ -32,14 +32,18 @@ pub(crate) fn joins_run(run: &Range<u64>, block: u64, longest: u64) -> bool {
 /// # Errors
 /// Those of `take`, which end it; `Io` and `Corruption` of the blocks, when all before them was taken.
 pub(crate) fn read_ahead(log: &Log, blocks: Range<u64>, piece_blocks: u64, mut take: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
-    if blocks.is_empty() {
-        return Ok(());
-    }
-    let device = log.cold_device()?;
     let mut take = |piece: Piece| {
         take(piece.first * BLOCK_BYTES, &piece.read.bytes()[..piece.bytes])?;
         piece.ended.map(|()| piece.read)
     };
+    if blocks.is_empty() { Ok(()) } else { read_pieces(log, blocks, piece_blocks, &mut take) }
+}
+
+/// Whoever takes a piece gives back its memory. One for all who take: there are many.
+type Take<'a> = &'a mut dyn FnMut(Piece) -> Result<DeviceRead>;
+
+fn read_pieces(log: &Log, blocks: Range<u64>, piece_blocks: u64, take: Take<'_>) -> Result<()> {
+    let device = log.cold_device()?;
     if blocks.end - blocks.start <= piece_blocks {
         return read_in_turn(log, device, blocks, piece_blocks, take);
     }
@@ -60,13 +64,7 @@ pub(crate) fn read_ahead(log: &Log, blocks: Range<u64>, piece_blocks: u64, mut t
 }
 
 /// A piece after the other, without a thread: where there is only one, or the system grants none.
-fn read_in_turn(
-    log: &Log,
-    device: &dyn Device,
-    blocks: Range<u64>,
-    piece_blocks: u64,
-    mut take: impl FnMut(Piece) -> Result<DeviceRead>,
-) -> Result<()> {
+fn read_in_turn(log: &Log, device: &dyn Device, blocks: Range<u64>, piece_blocks: u64, take: Take<'_>) -> Result<()> {
     for first in blocks.clone().step_by(piece_blocks as usize) {
         let mut read = new_read(&(first..blocks.end.min(first + piece_blocks)), 0);
         let result = device.read(read.offset(), read.bytes_mut());

@@ -59,7 +59,8 @@ pub(crate) struct Commits {
     pub(crate) group: Group,
     /// The line's number is about to change: no transaction may begin its commit.
     is_cutting: AtomicBool,
-    /// Lines that end below and begin the log there may tell of themselves. 0 before the first line of this opening.
+    /// Lines that end below and begin the log there may tell of themselves. `told_begin` is 0, where no log begins, before the first line
+    /// of this opening.
     told_until: AtomicU64,
     told_begin: AtomicU64,
     /// No slot speaks of the last line yet.

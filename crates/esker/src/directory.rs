@@ -69,7 +69,8 @@ impl Directory {
     pub(crate) fn read_only(path: &Path) -> Result<Self> {
         Self::locked(path, true, true, false, |inside| match File::open(inside.join(LOCK)) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            file => Ok(Some(lock(file.map_err(|error| at(path, error))?, path)?)),
+            // Beside others who only read; and of a file that is open to be read NFS gives no other lock.
+            file => Ok(Some(locked_by(File::try_lock_shared, file.map_err(|error| at(path, error))?, path)?)),
         })
     }
 
@@ -235,7 +236,11 @@ fn is_held(path: &Path) -> bool {
 }
 
 fn lock(file: File, path: &Path) -> Result<File> {
-    match file.try_lock() {
+    locked_by(File::try_lock, file, path)
+}
+
+fn locked_by(try_lock: impl Fn(&File) -> std::result::Result<(), TryLockError>, file: File, path: &Path) -> Result<File> {
+    match try_lock(&file) {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(Error::Locked(path.into())),
         Err(TryLockError::Error(error)) => Err(at(path, error)),
@@ -251,6 +256,20 @@ fn at(path: &Path, error: io::Error) -> Error {
 mod tests {
     use super::*;
     use std::cell::RefCell;
+
+    /// Two who only read kept each other out.
+    #[test]
+    fn who_only_reads_keeps_out_who_writes_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        drop(Directory::open(&path, true, true).unwrap());
+        let readers = [Directory::read_only(&path).unwrap(), Directory::read_only(&path).unwrap()];
+        let is_locked = |opened: Result<Directory>| matches!(opened, Err(Error::Locked(_)));
+        assert!(is_locked(Directory::open(&path, true, true)));
+        drop(readers);
+        let _writer = Directory::open(&path, true, true).unwrap();
+        assert!(is_locked(Directory::read_only(&path)));
+    }
 
     /// A call that was cut short between making a directory and syncing its name left it to nobody.
     #[test]

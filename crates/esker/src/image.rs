@@ -73,6 +73,8 @@ pub(crate) struct Images {
     /// The address from which on the log must be read besides.
     until: AtomicU64,
     is_under_way: AtomicBool,
+    /// Recovery has made copies, and there is none yet that has them.
+    is_owed: AtomicBool,
     retries: Mutex<Retries>,
     /// Why the last one failed.
     failure: Mutex<Option<Error>>,
@@ -88,6 +90,12 @@ impl Images {
 impl Engine {
     pub(crate) fn image_stands_for(&self, until: u64) {
         self.images.until.store(until, Relaxed);
+        self.images.is_owed.store(false, Relaxed);
+    }
+
+    /// Whether one is due however little of the log lies behind the last one.
+    pub(crate) fn owe_image(&self, is_owed: bool) {
+        self.images.is_owed.store(is_owed, Relaxed);
     }
 
     /// True if a recovery now would read more of the log than it should.
@@ -99,7 +107,7 @@ impl Engine {
         let has_shrunk = self.index.finest_times() > 2 && !self.index.is_shrinking();
         let is_long = lag > LAG_BYTES_MIN.max(LAG_INDEX_TIMES * self.index.bytes());
         !self.is_in_memory()
-            && (is_long || has_shrunk)
+            && (is_long || has_shrunk || self.images.is_owed.load(Relaxed))
             && self.lacks_nothing()
             && !self.images.is_under_way.load(Relaxed)
             && lock(&self.images.retries).are_due()

@@ -86,6 +86,9 @@ pub(crate) struct Log {
     /// Bytes that were left unused at the ends of blocks: dead, like the rest of a piece.
     pub(crate) left_bytes: AtomicU64,
     longest: Longest,
+    /// What was left empty last at the region's end, in memory: it ends here, and is so long. Nobody touches it: it takes no memory.
+    skipped_until: AtomicU64,
+    skipped_bytes: AtomicU64,
     /// Bytes above the budget that compaction may take: it needs room before it makes room.
     pub(crate) reserve: AtomicU64,
     /// A cache, which drops a record that there is no room to copy.
@@ -242,6 +245,8 @@ impl Log {
             limit: AtomicU64::new(NO_LIMIT),
             left_bytes: AtomicU64::new(0),
             longest: Longest::new(FIRST_ADDRESS),
+            skipped_until: AtomicU64::new(0),
+            skipped_bytes: AtomicU64::new(0),
             reserve: AtomicU64::new(0),
             is_lossy: false,
             bell: Bell::default(),
@@ -422,7 +427,30 @@ impl Log {
     }
 
     fn held_with(&self, bytes: u64) -> u64 {
-        self.tail().saturating_sub(self.bounds.evicted.load(Acquire)) + bytes
+        self.held_bytes() + bytes
+    }
+
+    /// What of the log is in memory.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        // In this order: what is evicted while we are here lies below the tail of then.
+        let evicted = self.bounds.evicted.load(Acquire);
+        self.held_between(evicted, self.tail())
+    }
+
+    fn held_between(&self, evicted: u64, to: u64) -> u64 {
+        // Models do not go round.
+        let until = if cfg!(loom) { 0 } else { self.skipped_until.load(Acquire) };
+        let skipped = if evicted < until { (until - evicted).min(self.skipped_bytes.load(Relaxed)) } else { 0 };
+        to.saturating_sub(evicted).saturating_sub(skipped)
+    }
+
+    /// So many bytes up to there stay empty. Once in a lap, by whoever moved the tail across them: until it is known some may find no room.
+    fn note_skipped(&self, bytes: u64, until: u64) {
+        // What lies on a device makes room when it is evicted.
+        if self.device.is_none() {
+            self.skipped_bytes.store(bytes, Relaxed);
+            self.skipped_until.store(until, Release);
+        }
     }
 
     /// The flag that records of the current line carry. Ask after the record's place was taken (`commit.rs`).
@@ -439,7 +467,8 @@ impl Log {
             let to = at + bytes;
             let is_over_limit = matches!(purpose, Purpose::Call) && to > self.limit.load(Relaxed);
             let is_over_end = !matches!(purpose, Purpose::Anyway) && to > LAST_ADDRESS;
-            if is_over_limit || is_over_end || to - self.bounds.evicted.load(Acquire) > self.most_for(purpose) {
+            let held = self.held_between(self.bounds.evicted.load(Acquire), to);
+            if is_over_limit || is_over_end || held > self.most_for(purpose) {
                 return None;
             }
             // The last block that it reaches into must lie before the region's end as a whole.
@@ -453,12 +482,13 @@ impl Log {
             if self.bounds.tail.0.compare_exchange(tail, to, AcqRel, Relaxed).is_ok() {
                 self.leave(if wraps { to - tail } else { at - tail });
                 if wraps {
+                    self.note_skipped(to - tail, to);
                     // Nothing begins there, and scans that divide the log need not read across.
                     self.windows.note_start(tail);
                     continue;
                 }
                 self.windows.note_start(at);
-                self.bell.ring_at(to - self.bounds.evicted.load(Relaxed));
+                self.bell.ring_at(held);
                 return Some(at);
             }
         }

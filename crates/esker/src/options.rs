@@ -216,8 +216,8 @@ impl Options {
     }
 
     /// The length of each file of the log; space goes back to the file system in such units. It is fixed when a store is made, and has no
-    /// effect on one that exists. Default: a sixteenth of the memory, rounded up to a power of two, from 4 to 256 MiB; in a cache at most
-    /// an eighth of its disk, at least 4 MiB, whatever is asked for. Rounded up to 4 KiB; at most 1 TiB.
+    /// effect on one that exists. Default: a sixteenth of the memory, rounded up to a power of two, from 4 to 256 MiB; in a cache
+    /// no more than an eighth of its disk, or 4 MiB, or 256 MiB, also where more is asked for. Rounded up to 4 KiB; at most 1 TiB.
     #[must_use]
     pub fn segment_bytes(mut self, length: impl ByteCount) -> Self {
         let in_sectors = |length: u64| length.clamp(SECTOR_BYTES as u64, 1 << 40).next_multiple_of(SECTOR_BYTES as u64);

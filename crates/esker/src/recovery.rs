@@ -120,6 +120,12 @@ impl Engine {
                 Err(Error::Corruption(_)) => return Err(Error::Invalid(why)),
                 replayed => replayed?,
             },
+            // As well: nothing is lost that a larger budget would not find.
+            Err(Error::Corruption(damage)) if image.is_passed_over => {
+                return Err(Error::invalid(format!(
+                    "the memory budget is below what this store's index image needs, without which {damage}"
+                )));
+            }
             replayed => replayed?,
         }
         // In the window of the line may lie what belonged to the next one: a line of its number is drawn again.
@@ -128,16 +134,19 @@ impl Engine {
         self.keep_scars(if behind > cut { self.add_scar(&*storage, &state, scars, cut, behind)? } else { scars });
         self.end_scars(&*storage)?;
         self.index.note_finest(state.shape);
-        // What is given up is given up for good. Else nothing more need be written now, nor when the store is closed again: the next
-        // line speaks of the scar, and the driver takes an image if the next opening should not read all this again.
+        // What is given up is given up for good, and copies are told from what they were made of. Else nothing more need be written now, nor
+        // when the store is closed again: the next line speaks of the scar, and the driver takes an image if the next opening should not
+        // read all this again.
         if cut < state.cut || image.is_lost {
             self.save_image(true)?;
         } else {
-            // Copies that were made here are made again: for them nobody's look at a backup makes it another store.
+            // Copies that were made of a backup are made again: for them nobody's look at it makes it another store.
             // They are frozen, for what changes one of them must move the tail, and be in a line.
             let written = if state.is_backup { self.frozen_tail() } else { behind };
             self.log.bounds.durable.store(written, Relaxed);
             let has_copies = self.log.tail() > behind && !state.is_backup;
+            // Should there be no room for it now.
+            self.owe_image(has_copies);
             if has_copies || self.is_image_due() && !self.in_background {
                 match self.save_image(false) {
                     // For want of room on the medium: it is opened all the same, and goes on when there is some.
@@ -207,8 +216,8 @@ impl Engine {
         let home = lock(&self.home);
         // What is wrong with it is told below.
         let shape = |home: &Home| image::shape(&*home.storage, state.image, state.identity.store_id).ok();
-        if has_shrunk && home.as_ref().and_then(shape).is_some_and(|shape| !self.fits_shape(shape)) {
-            return self.restore_nothing(state, false);
+        if has_shrunk && !manner.accept_loss && home.as_ref().and_then(shape).is_some_and(|shape| !self.fits_shape(shape)) {
+            return Ok(Restored { is_passed_over: true, ..self.restore_nothing(state, false)? });
         }
         let restore = |home: &Home| image::read(&*home.storage, state, &self.index);
         let read = home.as_ref().map_or(Ok(0), restore);
@@ -218,7 +227,7 @@ impl Engine {
                     // In a coarser table two keys might meet in one entry that had one each when they were written.
                     self.index.grow_to(state.shape, &Cold);
                 }
-                Ok(Restored { until: state.image_until.max(state.begin), top, is_lost: false })
+                Ok(Restored { until: state.image_until.max(state.begin), top, is_lost: false, is_passed_over: false })
             }
             // The log itself has everything.
             Err(error) if manner.accept_loss && error.is_damage() => self.restore_nothing(state, true),
@@ -231,7 +240,7 @@ impl Engine {
         if !self.index.restore_shape(state.shape) {
             return Err(Error::corruption("the manifest has an impossible index shape"));
         }
-        Ok(Restored { until: state.begin, top: 0, is_lost })
+        Ok(Restored { until: state.begin, top: 0, is_lost, is_passed_over: false })
     }
 
     /// Where the log ends, if what lies behind damage, or behind `most`, is given up; and the index without an image that leads there.
@@ -305,6 +314,8 @@ struct Restored {
     top: u64,
     /// There was an image, which is damaged or leads nowhere.
     is_lost: bool,
+    /// There is one, for which the budget is too small.
+    is_passed_over: bool,
 }
 
 /// All records are on the device.

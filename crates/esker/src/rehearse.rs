@@ -20,6 +20,7 @@ pub struct Crowding {
 
 impl Options {
     /// Crowds the store.
+    #[doc(hidden)]
     #[must_use]
     pub fn crowding(mut self, crowding: Crowding) -> Self {
         self.crowding = Some(crowding);
@@ -32,7 +33,7 @@ pub fn hash(seed: [u64; 2], key: &[u8], width: Option<usize>) -> u64 {
     Hasher::new(seed).hash(key, width) >> crate::index::BUCKET_BITS
 }
 
-/// Doubles the table, as insertions would.
+/// Doubles the table, as insertions would: up to the next power of two.
 ///
 /// # Errors
 /// `Closed`.

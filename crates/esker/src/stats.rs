@@ -154,6 +154,8 @@ pub struct MemoryStats {
     pub index_bytes: u64,
     /// Buffers and per-thread state, as budgeted.
     pub fixed_bytes: u64,
+    /// What scans have borrowed of the log's part for their lists.
+    pub lent_bytes: u64,
 }
 
 /// Addresses that divide the log, in bytes of payload, from the oldest on. For a while after a compaction `begin` may lie above some of the

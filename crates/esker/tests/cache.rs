@@ -2154,3 +2154,43 @@ fn the_listener_hears_of_nothing_that_can_be_read() {
     });
     assert_eq!(early.load(Relaxed), 0);
 }
+
+/// A listener that takes its time kept the store's thread from all else: nothing became durable meanwhile.
+#[test]
+fn lines_are_drawn_while_a_listener_is_told() {
+    // Behind each pair the store's thread waits until it is let go.
+    let (told, hears) = mpsc::channel();
+    let (lets_go, goes) = mpsc::channel::<()>();
+    let goes = Mutex::new(goes);
+    let listener = move |_: &[u8], _: &[u8], _: Eviction| {
+        if thread::current().name() == Some("esker-driver") {
+            let _ = told.send(());
+            let _ = goes.lock().unwrap().recv();
+        }
+    };
+    let cache = Cache::new().disk(DISK).on_eviction(listener);
+    let files = Arc::new(MemoryStorage::new());
+    let options = Options::new().memory(BUDGET).durability(Durability::Every(Duration::from_millis(5)));
+    let store: Pages = options.cache(cache).open_in(files.clone()).unwrap();
+    let mut keys = 1..;
+    let begun = Instant::now();
+    // Until it tells, and has many to tell of.
+    while hears.try_recv().is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(300), "the driver drops nothing");
+        store.put(&keys.next().unwrap(), &[1; 1000]).unwrap();
+        if keys.start.is_multiple_of(100) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    store.put(&0, &[7; 8]).unwrap();
+    for _ in 0..5 {
+        thread::sleep(Duration::from_millis(10));
+        lets_go.send(()).unwrap();
+        hears.recv().unwrap();
+    }
+    let copy = Arc::new(files.copy());
+    drop(lets_go);
+    store.close().unwrap();
+    let copy: Pages = Options::new().memory(BUDGET).cache(Cache::new().disk(DISK)).open_in(copy).unwrap();
+    assert_eq!(copy.get(&0).unwrap().as_deref(), Some(&[7; 8][..]));
+}

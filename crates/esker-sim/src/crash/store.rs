@@ -1,10 +1,10 @@
 //! Esker itself as the subject: the smallest budget, no driver thread, so that every call is made by the program.
 
 use super::program::CROWDING;
-use super::{self as crash, Happened, Live, NEVER, Program, State, Subject};
+use super::{Happened, Held, Live, NEVER, Program, State, Subject};
 use crate::model::{Bytes, Layout, Operation, Outcome};
 use crate::storage::SimStorage;
-use crate::subject::{self, Held, Pairs, Place};
+use crate::subject::{self, Kept, Pairs, Place};
 use esker::{Durability, Error, Options, Strategy};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,13 +21,26 @@ pub struct LiveEsker {
     store: Arc<dyn subject::Subject>,
     layout: Layout,
     storage: SimStorage,
-    held: Option<(Box<dyn Held>, Pairs)>,
+    held: Option<(Box<dyn Kept>, Pairs)>,
     happened: Arc<Mutex<Option<Happened>>>,
+}
+
+impl LiveEsker {
+    fn of(store: Box<dyn subject::Subject>, layout: Layout, storage: &SimStorage) -> LiveEsker {
+        LiveEsker { store: store.into(), layout, storage: storage.clone(), held: None, happened: Arc::default() }
+    }
+}
+
+/// What was to happen has the store.
+impl Drop for LiveEsker {
+    fn drop(&mut self) {
+        self.storage.let_be();
+    }
 }
 
 /// What scans are to show.
 fn pairs_of(keys: &[Bytes], state: &State) -> Pairs {
-    let there = |(key, held): (&Bytes, &Option<crash::Held>)| Some((key.clone(), held.as_ref()?.value.clone()));
+    let there = |(key, held): (&Bytes, &Option<Held>)| Some((key.clone(), held.as_ref()?.value.clone()));
     let mut pairs: Vec<_> = keys.iter().zip(state).filter_map(there).collect();
     pairs.sort_unstable();
     pairs
@@ -76,7 +89,7 @@ impl Subject for Esker {
         let place = Place::Storage(Arc::new(storage.clone()), self.0);
         let store =
             subject::open_by(layout, Options::new().memory(BUDGET_BYTES).crowding(CROWDING), &place, storage.clock()).map_err(words)?;
-        Ok(LiveEsker { store: store.into(), layout, storage: storage.clone(), held: None, happened: Arc::default() })
+        Ok(LiveEsker::of(store, layout, storage))
     }
 
     fn tells_damage(&self, storage: &SimStorage) -> Option<bool> {
@@ -89,7 +102,7 @@ impl Subject for Esker {
         let store = subject::open_by(layout, into, &Place::Memory, storage.clock()).map_err(words);
         Some(store.and_then(|store| {
             store.salvage(Arc::new(storage.clone())).map_err(words)?;
-            LiveEsker { store: store.into(), layout, storage: storage.clone(), held: None, happened: Arc::default() }.state(keys)
+            LiveEsker::of(store, layout, storage).state(keys)
         }))
     }
 }

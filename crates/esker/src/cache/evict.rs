@@ -84,7 +84,7 @@ impl Engine {
     pub(crate) fn evict_if_due(&self, caching: &Caching) -> Result<bool> {
         self.move_near(caching);
         if caching.has_departed() {
-            caching.tell_unless_told();
+            caching.tell_unless_told(|| self.draw_due_line());
             // Still: somebody else is at it. Who needs room meanwhile drops something himself, and waits for that.
             if caching.has_departed() {
                 return Ok(false);
@@ -97,7 +97,7 @@ impl Engine {
         }
         let dropped = self.try_move_stretch(caching, || !self.has_room(caching, spare));
         self.limit_log(caching, 0);
-        caching.tell_unless_told();
+        caching.tell_unless_told(|| self.draw_due_line());
         dropped
     }
 

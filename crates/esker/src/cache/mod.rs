@@ -455,16 +455,17 @@ impl Caching {
     /// Tells the listener, and waits for who is at that: so nobody drops more than is told. But not who has a duty, who leaves it to
     /// others; nor who is inside a listener, whose own one it may be, or one that waits for it crosswise.
     pub(crate) fn tell(&self) {
-        self.tell_if(|| if IS_TELLING.get() { try_lock(&self.telling) } else { Some(lock(&self.telling)) });
+        self.tell_if(|| if IS_TELLING.get() { try_lock(&self.telling) } else { Some(lock(&self.telling)) }, || ());
     }
 
-    /// The same for the store's own threads, which wait for nobody: a listener may close the store, and that waits for them.
-    pub(crate) fn tell_unless_told(&self) {
-        self.tell_if(|| try_lock(&self.telling));
+    /// The same for the store's own threads, which wait for nobody: a listener may close the store, and that waits for them. What else there
+    /// is to do is done `meanwhile`, behind each pair.
+    pub(crate) fn tell_unless_told(&self, meanwhile: impl Fn()) {
+        self.tell_if(|| try_lock(&self.telling), meanwhile);
     }
 
     /// Not under a pin nor with a lock held.
-    fn tell_if<'m>(&'m self, lock: impl Fn() -> Option<MutexGuard<'m, ()>>) {
+    fn tell_if<'m>(&'m self, lock: impl Fn() -> Option<MutexGuard<'m, ()>>, meanwhile: impl Fn()) {
         let Some(listener) = &self.listener else { return };
         // Whoever found it locked left it to the one who had it, who looks again when he has let go.
         while DUTIES.get() == 0
@@ -475,6 +476,7 @@ impl Caching {
             while let Some(Departed { key, value, why, .. }) = self.next_departed() {
                 // Foreign code: the thread may be the store's own.
                 let _ = catch_unwind(AssertUnwindSafe(|| listener(&key, &value, why)));
+                meanwhile();
             }
             IS_TELLING.set(was_telling);
             drop(telling);

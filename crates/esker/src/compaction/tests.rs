@@ -372,7 +372,7 @@ fn a_cache_drops_nothing_that_a_transaction_builds_on_while_it_commits() {
             }
             committed
         });
-        engine.caching.as_ref().unwrap().tell_unless_told();
+        engine.caching.as_ref().unwrap().tell_unless_told(|| ());
         let heard = std::mem::take(&mut *told.lock().unwrap());
         match committed {
             Ok(_) => assert!(heard.is_empty(), "at call {call}: {heard:?}"),

@@ -1,11 +1,9 @@
 //! A place of files whose names are made durable by one sync at a time, and never again after one failed.
 //!
 //! The system tells of what it could not write once: the next sync of the same directory succeeds. A line under way must not take that for
-//! its own, though an image's sync was the one that failed. (Want of room, which is told of where it is met, stops no later one: what opening
-//! could not end for it is ended when there is some.)
+//! its own, though an image's sync was the one that failed.
 
 use super::{Device, ReadSource, Storage};
-use crate::error::is_full;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,7 +44,7 @@ impl Storage for Names {
         // Until it is known: a place is foreign code, and may panic.
         *has_failed = true;
         let synced = self.place.sync();
-        *has_failed = synced.as_ref().is_err_and(|error| !is_full(error));
+        *has_failed = synced.is_err();
         synced
     }
 
@@ -97,6 +95,6 @@ mod tests {
             (names.sync().is_ok(), names.sync().is_ok(), names.sync().is_ok())
         };
         assert_eq!(synced(ErrorKind::Other), (false, false, false));
-        assert_eq!(synced(ErrorKind::StorageFull), (false, true, true));
+        assert_eq!(synced(ErrorKind::StorageFull), (false, false, false));
     }
 }

@@ -333,7 +333,8 @@ impl Device for Segments {
         let held = match self.file(last).and_then(|file| file.map_or(Ok(0), |device| device.bytes())) {
             // Damage, as where its bytes are: they are refused one by one when they are read.
             Err(error) if is_unreadable(&error) => self.segment_bytes,
-            held => held?,
+            // What lies behind its end is nobody's.
+            held => held?.min(self.segment_bytes),
         };
         Ok(last * self.segment_bytes + held)
     }

@@ -106,7 +106,7 @@ impl Engine {
     }
 
     /// A line, if durability asks for one by now, and a slot that speaks of those that told of themselves.
-    pub(super) fn draw_due_line(&self) {
+    pub(crate) fn draw_due_line(&self) {
         // Whoever is at it does it for all.
         let Some(mut drawn) = try_lock(&self.drawn) else { return };
         if let Durability::Every(interval) = self.durability

@@ -32,11 +32,11 @@ impl Engine {
         }
     }
 
-    /// Twice as many buckets, as if entries had come.
+    /// As many buckets as the next power of two has, as if entries had come.
     pub(crate) fn double_index(&self) -> Result<()> {
-        {
-            let _pin = self.epochs.pin()?;
-            self.index.double(&PinnedRecords(self));
+        let is_done = || self.epochs.pin().map(|_pin| self.index.double(&PinnedRecords(self)));
+        while !is_done()? {
+            std::thread::yield_now();
         }
         self.share_budget();
         Ok(())

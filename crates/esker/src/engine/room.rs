@@ -88,7 +88,7 @@ impl Engine {
     }
 
     pub(crate) fn value_bytes_max(&self) -> u64 {
-        VALUE_BYTES_MAX.min(self.budget.load(Relaxed) / 4)
+        value_bytes_max(self.budget.load(Relaxed))
     }
 
     pub(crate) fn set_budget(&self, bytes: u64) -> Result<()> {
@@ -101,7 +101,7 @@ impl Engine {
             let log = match self.lent.load(Relaxed) {
                 _ if is_all_kept => self.log_bytes() + self.log.reserve_least(),
                 0 => LOG_BYTES_MIN,
-                lent => self.log_bytes_to_work() + lent,
+                lent => self.log_bytes_to_work(bytes) + lent,
             };
             let held = self.index.bytes() + FIXED_BYTES + log;
             if bytes < held {
@@ -148,9 +148,7 @@ impl Engine {
     }
 
     pub(crate) fn log_bytes(&self) -> u64 {
-        // In this order: what is evicted while we are here lies below the tail of then.
-        let evicted = self.log.bounds.evicted.load(Acquire);
-        self.log.tail() - evicted
+        self.log.held_bytes()
     }
 
     /// The log gets what the index and the rest leave. On a device the index may take three quarters, where that leaves the log room for
@@ -164,7 +162,7 @@ impl Engine {
         set(&self.shared_index, index);
         let log = budget.saturating_sub(index + FIXED_BYTES);
         // The budget may be lower since, or the index larger.
-        let log = log - self.lent.load(Relaxed).min(log.saturating_sub(self.log_bytes_to_work()));
+        let log = log - self.lent.load(Relaxed).min(log.saturating_sub(self.log_bytes_to_work(budget)));
         let reserve = self.log.reserve_of(log);
         let log = log.saturating_sub(reserve);
         // What one of them gives the other is nobody's in between.
@@ -185,7 +183,7 @@ impl Engine {
             let room = budget.saturating_sub(FIXED_BYTES + self.log_bytes() + index + reserve);
             index + room / 2
         } else {
-            let left = budget.saturating_sub(FIXED_BYTES + self.log_bytes_to_work());
+            let left = budget.saturating_sub(FIXED_BYTES + self.log_bytes_to_work(budget));
             (budget / 4 * 3).min(left).max(budget / 2)
         };
         self.index.set_limit(limit.min(self.index_bytes_max));
@@ -205,12 +203,12 @@ impl Engine {
 
     /// What of so many bytes the log can lend: half, if it can work with the rest.
     fn lendable(&self, log: u64) -> u64 {
-        (log / 2).min(log.saturating_sub(self.log_bytes_to_work()))
+        (log / 2).min(log.saturating_sub(self.log_bytes_to_work(self.budget.load(Relaxed))))
     }
 
     /// What a log over a device needs to work, with some of the longest values.
-    fn log_bytes_to_work(&self) -> u64 {
-        let value = self.value_width.map_or_else(|| self.value_bytes_max(), |width| width as u64);
+    fn log_bytes_to_work(&self, budget: u64) -> u64 {
+        let value = self.value_width.map_or_else(|| value_bytes_max(budget), |width| width as u64);
         LOG_BYTES_MIN + value * 5 / 2
     }
 
@@ -515,6 +513,10 @@ fn set(number: &AtomicU64, to: u64) {
     }
 }
 
+fn value_bytes_max(budget: u64) -> u64 {
+    VALUE_BYTES_MAX.min(budget / 4)
+}
+
 pub(crate) fn check_budget(bytes: u64) -> Result<()> {
     if bytes < BUDGET_BYTES_MIN {
         return Err(Error::invalid(format!("the memory budget is at least 16 MiB budget={bytes}")));
@@ -562,6 +564,40 @@ mod tests {
         assert!(log.allocate_anyway(pin.slot, 1 << 16).is_some_and(|at| at + (1 << 16) > LAST_ADDRESS));
     }
 
+    /// A copy of a long record at the end of the address space found no room in its reserve, of which what was left empty there had taken
+    /// a part: nothing more was given back, and the store was full for good.
+    #[test]
+    fn a_long_copy_at_the_end_of_the_address_space_has_its_room() {
+        const LONG: usize = 3 << 20;
+        let open = || -> Store<u64, [u8]> { Options::new().memory("16MiB").background(false).in_memory().unwrap() };
+        let fill = |store: &Store<u64, [u8]>| {
+            let log = &store.engine_for_test().log;
+            (0..3).for_each(|key| store.put(&key, &vec![1; LONG]).unwrap());
+            for key in 3.. {
+                if log.held_bytes() + (200 << 10) > log.most_of(LONG as u64) {
+                    return log.held_bytes();
+                }
+                store.put(&key, &[2; 15_000]).unwrap();
+            }
+            unreachable!()
+        };
+        let held = fill(&open());
+        // So that it is full before the end, by less than a copy takes.
+        for left in [1 << 20, 3 << 19, 2 << 20, 5 << 19] {
+            let store = open();
+            let (engine, log) = (store.engine_for_test(), &store.engine_for_test().log);
+            let from = block_floor(log.region_bytes() - left - held);
+            log.begin_at(from);
+            log.start_at(from, 0, from);
+            assert_eq!(fill(&store), held);
+            assert!(store.delete(&1).unwrap() && store.delete(&2).unwrap());
+            (10..13).for_each(|key| store.put(&(key << 32), &vec![3; LONG / 2]).unwrap());
+            assert!(log.tail() > log.region_bytes(), "it went round");
+            assert_eq!(store.get(&0).unwrap().map(|value| value.len()), Some(LONG));
+            assert!(engine.log_bytes() <= log.budget.load(SeqCst) + log.reserve.load(SeqCst));
+        }
+    }
+
     /// What a scan had borrowed stayed with it, and a budget was granted that was not kept.
     #[test]
     fn what_is_lent_is_not_given_back_by_a_smaller_budget() {
@@ -577,6 +613,12 @@ mod tests {
         assert!(engine.log.budget.load(SeqCst) + index + FIXED_BYTES + loan.bytes() <= 128 << 20);
         drop(loan);
         store.set_memory("16MiB").unwrap();
+        // The longest value that the log must have room for is that of the new budget.
+        let store: Store<u64, [u8]> = Options::new().memory("256MiB").background(false).open_on(Arc::new(MemoryDevice::new())).unwrap();
+        let mut loan = Loan::of(store.engine_for_test());
+        loan.add(1 << 20);
+        assert_eq!(loan.bytes(), 1 << 20);
+        store.set_memory("32MiB").unwrap();
     }
 
     /// Whoever draws a line writes most of it in steps; who had the lock before one of them may have written all there was.

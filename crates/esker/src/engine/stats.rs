@@ -14,7 +14,7 @@ impl Engine {
     pub(crate) fn stats(&self) -> Stats {
         let bounds = &self.log.bounds;
         let count = |what: Counter| self.epochs.counted(what);
-        let (log_bytes, index_bytes) = (self.log_bytes(), self.index.bytes());
+        let (log_bytes, index_bytes, lent_bytes) = (self.log_bytes(), self.index.bytes(), self.lent_bytes());
         let waiting: u64 = self.epochs.slots().map(|slot| slot.entries.load(Relaxed)).sum();
         let (chain_lengths, keys_per_entry) = self.sample_chains();
         let scan_reads = count(Counter::ScanRead);
@@ -23,10 +23,11 @@ impl Engine {
             open_seconds: self.opened.elapsed().as_secs_f64(),
             memory: MemoryStats {
                 budget_bytes: self.budget.load(Relaxed),
-                total_bytes: log_bytes + index_bytes + FIXED_BYTES + self.lent_bytes(),
+                total_bytes: log_bytes + index_bytes + FIXED_BYTES + lent_bytes,
                 log_bytes,
                 index_bytes,
                 fixed_bytes: FIXED_BYTES,
+                lent_bytes,
             },
             log: LogStats {
                 begin: bounds.begin.load(Relaxed),

@@ -174,16 +174,22 @@ impl Index {
 
     /// Splits until the table has the shape of `word`, however few its entries are. Before the store is shared.
     pub(crate) fn grow_to(&self, word: u64, records: &impl Records) {
-        let mut workspace = lock(&self.growing);
+        self.grow_to_by(&mut lock(&self.growing), word, records);
+    }
+
+    fn grow_to_by(&self, workspace: &mut Workspace, word: u64, records: &impl Records) {
         let left = || Shape(word).buckets().saturating_sub(self.shape().buckets());
         while left() > 0 {
-            self.split_some(left().min(TOGETHER as u64), &mut workspace, records);
+            self.split_some(left().min(TOGETHER as u64), workspace, records);
         }
     }
 
-    /// Splits all buckets that have not been split since the last doubling.
-    pub(crate) fn double(&self, records: &impl Records) {
-        self.grow_to(Shape::new(self.shape().level() + 1, 0).0, records);
+    /// Splits all buckets that have not been split since the last doubling. False if somebody else splits or merges: who has a pin must not
+    /// wait for him.
+    pub(crate) fn double(&self, records: &impl Records) -> bool {
+        let Some(mut workspace) = try_lock(&self.growing) else { return false };
+        self.grow_to_by(&mut workspace, Shape::new(self.shape().level() + 1, 0).0, records);
+        true
     }
 
     /// Keeps everybody else from splitting, for whoever needs the shape to stand still.

@@ -32,8 +32,11 @@ struct Job<T> {
     what: T,
 }
 
+/// Whether a chain is followed further. One for all who ask: there are many.
+type Decide<'a, T> = &'a mut dyn FnMut(&mut T, u64, &ColdRecord<'_>) -> Result<bool>;
+
 /// A round.
-struct Chains<'a, T, D> {
+struct Chains<'a, T> {
     engine: &'a Engine,
     begin: u64,
     list: &'a mut Vec<(u64, T)>,
@@ -47,7 +50,7 @@ struct Chains<'a, T, D> {
     blocks_under_way: usize,
     /// Of a record that lies in several blocks.
     joined: Vec<u8>,
-    decide: D,
+    decide: Decide<'a, T>,
     reads: u64,
     result: Result<()>,
 }
@@ -58,11 +61,12 @@ pub(super) fn follow<T: Default>(
     engine: &Engine,
     begin: u64,
     list: &mut Vec<(u64, T)>,
-    decide: impl FnMut(&mut T, u64, &ColdRecord<'_>) -> Result<bool>,
+    mut decide: impl FnMut(&mut T, u64, &ColdRecord<'_>) -> Result<bool>,
 ) -> Result<()> {
-    if list.is_empty() {
-        return Ok(());
-    }
+    if list.is_empty() { Ok(()) } else { follow_all(engine, begin, list, &mut decide) }
+}
+
+fn follow_all<T: Default>(engine: &Engine, begin: u64, list: &mut Vec<(u64, T)>, decide: Decide<'_, T>) -> Result<()> {
     let (apart, reading, buffers, joined) = (Vec::new(), Places::default(), Runs::default(), Vec::new());
     let (taken, kept, blocks_under_way, reads) = (0, 0, 0, 0);
     let result = Ok(());
@@ -78,7 +82,7 @@ pub(super) fn follow<T: Default>(
     chains.result
 }
 
-impl<T: Default, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> Result<bool>> Chains<'_, T, D> {
+impl<T: Default> Chains<'_, T> {
     /// The jobs of the next read, and its blocks: one, or those of a run.
     fn run(&mut self) -> Option<(Vec<Job<T>>, Range<u64>)> {
         if let Some(job) = self.apart.pop() {
@@ -167,7 +171,7 @@ impl<T: Default, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> Result<bool>> Chains<
     }
 }
 
-impl<T: Default, D: FnMut(&mut T, u64, &ColdRecord<'_>) -> Result<bool>> ReadSource for Chains<'_, T, D> {
+impl<T: Default> ReadSource for Chains<'_, T> {
     fn next(&mut self) -> Option<DeviceRead> {
         // After an error the rest is only waited for.
         if self.result.is_err() || self.blocks_under_way + RUN_BLOCKS_MAX as usize > UNDER_WAY_BLOCKS_MAX {

@@ -306,6 +306,8 @@ struct PauseJob {
 }
 
 fn run_pauses(_: &Engine, queue: &Queue<PauseJob>) {
+    // A waker may drop pairs, and their listener await what is to be done here.
+    let _duty = Duty::begin();
     while queue.wait() {
         while let Some(job) = queue.pop() {
             if job.answer.is_wanted() {
@@ -325,7 +327,7 @@ fn run_tells(engine: &Engine, queue: &Queue<TellJob>) {
     while queue.wait() {
         while queue.pop().is_some() {}
         if let Some(caching) = &engine.caching {
-            caching.tell_unless_told();
+            caching.tell_unless_told(|| ());
         }
     }
 }
@@ -348,6 +350,8 @@ struct Reads<'a> {
 }
 
 fn run_reads(engine: &Engine, queue: &Queue<ReadJob>) {
+    // As above.
+    let _duty = Duty::begin();
     let mut reads = Reads { engine, queue, waiting: Vec::new(), reading: Places::default() };
     while queue.wait() {
         // A device is foreign code as well: it may panic, and the next calls need this thread nevertheless.
