@@ -57,12 +57,17 @@ impl Region {
                 format!("the system has pages of {page} bytes, and {PAGE_BYTES} are needed"),
             ));
         }
+        let refused = || about(std::io::Error::last_os_error(), format_args!("address space bytes={bytes}"));
         // SAFETY: a fresh anonymous mapping; no existing memory is affected.
-        let base = unsafe { map_at(std::ptr::null_mut(), bytes, 0) };
+        let base = unsafe { map_at(std::ptr::null_mut(), bytes, libc::PROT_NONE, 0) };
         if base == libc::MAP_FAILED {
-            return Err(about(std::io::Error::last_os_error(), format_args!("address space bytes={bytes}")));
+            return Err(refused());
         }
-        Ok(Self { base: base.cast(), bytes })
+        let region = Self { base: base.cast(), bytes };
+        // Where a process locks all that it maps (`mlockall`) address space is not to be backed: unlocked before anything may be there.
+        // SAFETY: our own mapping, which holds nothing.
+        let is_granted = unsafe { libc::munlock(base, bytes) == 0 && libc::mprotect(base, bytes, libc::PROT_READ | libc::PROT_WRITE) == 0 };
+        if is_granted { Ok(region) } else { Err(refused()) }
     }
 
     pub(crate) fn base(&self) -> *mut u8 {
@@ -101,7 +106,7 @@ impl Region {
             // there any more, and who reads late (`index/overflow.rs`) reads zeros, as without this.
             unsafe {
                 let at = self.base.add(from);
-                if map_at(at.cast(), to - from, libc::MAP_FIXED) == libc::MAP_FAILED {
+                if map_at(at.cast(), to - from, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_FIXED) == libc::MAP_FAILED {
                     at.write_bytes(0, to - from);
                 }
             }
@@ -133,10 +138,10 @@ fn page_floor(at: usize) -> usize {
 /// # Safety
 /// With `MAP_FIXED` the range is the caller's own, and nobody reads there.
 #[cfg(not(loom))]
-unsafe fn map_at(at: *mut libc::c_void, bytes: usize, flags: libc::c_int) -> *mut libc::c_void {
+unsafe fn map_at(at: *mut libc::c_void, bytes: usize, access: libc::c_int, flags: libc::c_int) -> *mut libc::c_void {
     let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: as the caller says.
-    unsafe { libc::mmap(at, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) }
+    unsafe { libc::mmap(at, bytes, access, flags, -1, 0) }
 }
 
 /// Bytes of memory that the machine has.

@@ -138,7 +138,7 @@ impl Options {
 
     /// The memory budget, any number of bytes from 16 MiB up: for the index, the log's part in memory, and fixed buffers. It can be changed
     /// while the store is open ([`Store::set_memory`]). The buffers of a single call, a backlog of an eviction listener, and about 10 MiB
-    /// (with long values as much again as the longest) while opening come on top.
+    /// (with long values as much again as the longest) while opening come on top. It is backed where it is used, and not locked.
     #[must_use]
     pub fn memory(mut self, budget: impl ByteCount) -> Self {
         self.memory = budget.byte_count();

@@ -2,6 +2,7 @@
 
 use esker::{Options, Store};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Barrier;
 
 const KEYS: u64 = 12_000;
 
@@ -176,4 +177,39 @@ fn a_cold_key_is_deleted_once() {
         assert_eq!(store.delete_many(&keys).unwrap(), 0);
         check(&store, &(1..KEYS).step_by(3).collect::<Vec<_>>());
     }
+}
+
+/// Each thread kept the handle of its ring until it ended: those of a thousand threads were all that a process has.
+#[test]
+fn few_of_many_threads_keep_a_ring() {
+    const THREADS: usize = 200;
+    let store = spilled(true);
+    let (have_read, may_end) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
+    let rings = || {
+        let files = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+        files.filter(|file| file.to_string_lossy().contains("[io_uring]")).count()
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS as u64 {
+            let (store, have_read, may_end) = (&store, &have_read, &may_end);
+            scope.spawn(move || {
+                check(store, &(thread * 10..thread * 10 + 40).collect::<Vec<_>>());
+                have_read.wait();
+                may_end.wait();
+            });
+        }
+        have_read.wait();
+        let kept = rings();
+        may_end.wait();
+        // Other tests have some under way.
+        assert!(kept <= 128 + 16, "{kept}");
+    });
+    // Who comes later keeps one again.
+    std::thread::scope(|scope| {
+        let reads = scope.spawn(|| {
+            check(&store, &(0..40).collect::<Vec<_>>());
+            rings()
+        });
+        assert!(reads.join().unwrap() <= 128);
+    });
 }

@@ -1,6 +1,6 @@
 //! A stream of reads through io_uring.
 //!
-//! Each thread has a ring of its own (no lock, no hand-over) and keeps it for its next streams. A stream takes the ring out
+//! Each thread has a ring of its own (no lock, no hand-over) and keeps it for its next streams, unless very many do. A stream takes the ring out
 //! of its place, so that a source which reads again from inside `done` gets another one instead of this one's completions.
 //!
 //! The rule: a [`DeviceRead`] stays in its slot from before its submission until its completion was seen, because the kernel writes into
@@ -26,6 +26,8 @@ const DEPTH: usize = 128;
 const DEPTH_OF_ALL: usize = 512;
 /// A stream of many has so many at least.
 const DEPTH_MIN: usize = 8;
+/// Rings that threads keep: each is a file handle, of which a process may have no more than a thousand.
+const KEPT_MAX: usize = 128;
 /// Reads collected before the kernel hears of them, so that the device starts while the source still looks for more.
 const SUBMISSION: usize = 32;
 
@@ -49,7 +51,30 @@ enum Place {
     Forbidden,
     /// Also while a stream has the ring: the next one makes its own.
     Empty,
-    Idle(Box<Ring>),
+    Idle(Kept),
+}
+
+/// A ring that its thread keeps for the next stream.
+struct Kept(Option<Box<Ring>>);
+
+static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+impl Kept {
+    /// `None`, and the ring ends, if there are enough.
+    fn of(ring: Box<Ring>) -> Option<Self> {
+        let kept = Self(Some(ring));
+        (KEPT.fetch_add(1, Relaxed) < KEPT_MAX).then_some(kept)
+    }
+
+    fn take(mut self) -> Option<Box<Ring>> {
+        self.0.take()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        less(&KEPT, 1);
+    }
 }
 
 static ALL: All = All { process: AtomicU32::new(0), streams: AtomicUsize::new(0), reads: AtomicUsize::new(0) };
@@ -111,13 +136,17 @@ struct Lease {
 impl Lease {
     fn take() -> Option<Self> {
         // None: the thread is ending, and reads in a destructor.
-        let ring = match PLACE.try_with(|place| place.replace(Place::Empty)).ok()? {
-            Place::Idle(ring) if ring.process == process::id() => ring,
+        let kept = match PLACE.try_with(|place| place.replace(Place::Empty)).ok()? {
+            Place::Idle(kept) => kept.take().filter(|ring| ring.process == process::id()),
             Place::Forbidden => {
                 PLACE.set(Place::Forbidden);
                 return None;
             }
-            Place::Untried | Place::Empty | Place::Idle(..) => match set_up() {
+            Place::Untried | Place::Empty => None,
+        };
+        let ring = match kept {
+            Some(ring) => ring,
+            None => match set_up() {
                 Ok(io) => Box::new(Ring::new(io)),
                 Err(error) => {
                     // For want of handles or memory it may be granted the next time.
@@ -175,7 +204,7 @@ impl Drop for Lease {
         }
         if let Some(ring) = self.ring.take() {
             // An error: the thread is ending.
-            let _ = PLACE.try_with(|place| place.set(Place::Idle(ring)));
+            let _ = PLACE.try_with(|place| place.set(Kept::of(ring).map_or(Place::Empty, Place::Idle)));
         }
     }
 }
