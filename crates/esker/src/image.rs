@@ -107,12 +107,17 @@ impl Engine {
         let has_shrunk = self.index.finest_times() > 2 && !self.index.is_shrinking();
         let is_long = lag > LAG_BYTES_MIN.max(LAG_INDEX_TIMES * self.index.bytes());
         !self.is_in_memory()
-            && (is_long || has_shrunk || self.images.is_owed.load(Relaxed))
+            && (is_long || has_shrunk || self.is_image_owed())
             && self.lacks_nothing()
             && !self.images.is_under_way.load(Relaxed)
             && lock(&self.images.retries).are_due()
             // Last: it waits for who writes the manifest.
             && self.has_place_for_images()
+    }
+
+    /// A backup that nobody has written stays one.
+    fn is_image_owed(&self) -> bool {
+        self.images.is_owed.load(Relaxed) && lock(&self.home).as_ref().is_some_and(|home| !home.manifest.state.is_backup)
     }
 
     fn has_place_for_images(&self) -> bool {

@@ -440,7 +440,7 @@ impl Log {
     fn held_between(&self, evicted: u64, to: u64) -> u64 {
         // Models do not go round.
         let until = if cfg!(loom) { 0 } else { self.skipped_until.load(Acquire) };
-        let skipped = if evicted < until { (until - evicted).min(self.skipped_bytes.load(Relaxed)) } else { 0 };
+        let skipped = if evicted < until && until <= to { (until - evicted).min(self.skipped_bytes.load(Relaxed)) } else { 0 };
         to.saturating_sub(evicted).saturating_sub(skipped)
     }
 
@@ -482,7 +482,8 @@ impl Log {
             if self.bounds.tail.0.compare_exchange(tail, to, AcqRel, Relaxed).is_ok() {
                 self.leave(if wraps { to - tail } else { at - tail });
                 if wraps {
-                    self.note_skipped(to - tail, to);
+                    // But for what was backed ahead.
+                    self.note_skipped(to - self.bounds.populated.load(Relaxed).clamp(tail, to), to);
                     // Nothing begins there, and scans that divide the log need not read across.
                     self.windows.note_start(tail);
                     continue;

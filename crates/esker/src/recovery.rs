@@ -144,10 +144,10 @@ impl Engine {
             // They are frozen, for what changes one of them must move the tail, and be in a line.
             let written = if state.is_backup { self.frozen_tail() } else { behind };
             self.log.bounds.durable.store(written, Relaxed);
-            let has_copies = self.log.tail() > behind && !state.is_backup;
-            // Should there be no room for it now.
+            let has_copies = self.log.tail() > behind;
+            // Should there be no room for it now; of a backup there is none before it is written.
             self.owe_image(has_copies);
-            if has_copies || self.is_image_due() && !self.in_background {
+            if has_copies && !state.is_backup || self.is_image_due() && !self.in_background {
                 match self.save_image(false) {
                     // For want of room on the medium: it is opened all the same, and goes on when there is some.
                     Err(_) if self.may_go_on() => {}
@@ -216,7 +216,11 @@ impl Engine {
         let home = lock(&self.home);
         // What is wrong with it is told below.
         let shape = |home: &Home| image::shape(&*home.storage, state.image, state.identity.store_id).ok();
-        if has_shrunk && !manner.accept_loss && home.as_ref().and_then(shape).is_some_and(|shape| !self.fits_shape(shape)) {
+        if has_shrunk && home.as_ref().and_then(shape).is_some_and(|shape| !self.fits_shape(shape)) {
+            // Without it more might be given up than has to be.
+            if manner.accept_loss {
+                return Err(Error::invalid("the memory budget is below what this store's index image needs"));
+            }
             return Ok(Restored { is_passed_over: true, ..self.restore_nothing(state, false)? });
         }
         let restore = |home: &Home| image::read(&*home.storage, state, &self.index);

@@ -19,6 +19,7 @@ use crate::manifest::State;
 use crate::record::ODD_LINE;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -309,7 +310,9 @@ pub(crate) fn end(storage: &dyn Storage, known: usize, anew: bool) -> Result<()>
         device.write((known * SECTOR_BYTES) as u64, AlignedBuffer::new(1).bytes())?;
     }
     device.sync().map_err(for_good)?;
-    if is_new || anew { Ok(storage.sync().map_err(for_good)?) } else { Ok(()) }
+    // Names are not synced again in this store's life: no want of room that may pass.
+    let names = |error: io::Error| io::Error::other(format!("the names were not synced error={error}"));
+    if is_new || anew { Ok(storage.sync().map_err(names)?) } else { Ok(()) }
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

@@ -8,6 +8,8 @@ use crate::error::{Error, Result};
 use crate::image;
 use crate::log::{BLOCK_BYTES, NO_LIMIT, device_offset};
 use crate::sync::atomic::Ordering::*;
+use std::cell::Cell;
+use std::time::Instant;
 
 const STRETCH_PART_OF_DISK: u64 = 16;
 /// With a listener.
@@ -84,7 +86,7 @@ impl Engine {
     pub(crate) fn evict_if_due(&self, caching: &Caching) -> Result<bool> {
         self.move_near(caching);
         if caching.has_departed() {
-            caching.tell_unless_told(|| self.draw_due_line());
+            caching.tell_unless_told(self.due_lines_between());
             // Still: somebody else is at it. Who needs room meanwhile drops something himself, and waits for that.
             if caching.has_departed() {
                 return Ok(false);
@@ -97,8 +99,20 @@ impl Engine {
         }
         let dropped = self.try_move_stretch(caching, || !self.has_room(caching, spare));
         self.limit_log(caching, 0);
-        caching.tell_unless_told(|| self.draw_due_line());
+        caching.tell_unless_told(self.due_lines_between());
         dropped
+    }
+
+    /// Draws lines that are due, but for no more than half of the time: between pairs that a listener is told of.
+    fn due_lines_between(&self) -> impl Fn() {
+        let next = Cell::new(Instant::now());
+        move || {
+            let begun = Instant::now();
+            if begun >= next.get() {
+                self.draw_due_line();
+                next.set(Instant::now() + begun.elapsed());
+            }
+        }
     }
 
     /// Whoever would write more than the device has room for asks for some, and before: each record of the log may be another entry in two

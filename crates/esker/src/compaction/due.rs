@@ -229,7 +229,7 @@ impl Engine {
     /// True if more space is taken than the target allows.
     pub(super) fn is_compaction_due(&self) -> bool {
         let (extent, budget) = (self.log_extent(), self.log.budget.load(Relaxed));
-        let is_nearly_full = self.is_in_memory() && extent + self.spare_bytes() > budget && !self.is_compaction_hopeless();
+        let is_nearly_full = self.is_in_memory() && self.log_bytes() + self.spare_bytes() > budget && !self.is_compaction_hopeless();
         is_nearly_full || extent > LOG_BYTES_MIN && self.taken_to_allowed() > 1.0
     }
 
