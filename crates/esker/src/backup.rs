@@ -117,9 +117,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 }
 
-/// Copies the store in the directory `from`, which nobody may have open, to `to`: a new directory, or an earlier backup of the
-/// same store, to which what is new is added. It is as of the store's last durable line. `progress` is told the bytes of log gone through, copied
-/// or shared, and all; `Break` ends the call. To copy a store that is open: [`Store::snapshot_to`]. To restore a backup is the same, the other
+/// Copies the store in the directory `from`, which nobody may have open, to `to`: a new directory, or an earlier backup of the same store,
+/// to which what is new is added. It is as of the store's last durable line. `progress` is told the bytes of log gone through, copied or
+/// shared, and all; `Break` ends the call. To copy a store that is open: [`Store::snapshot_to`]. To restore a backup is the same, the other
 /// way round.
 ///
 /// # Errors

@@ -280,10 +280,10 @@ impl Options {
     /// as of its last durable commit.
     ///
     /// # Errors
-    /// `Invalid` for a budget below 16 MiB, beyond the address space, or below what the index of the store that is there needs, for a cache without its disk, with a
-    /// history, or over a store that is none: nothing is made or changed then, but for what an earlier process had left to be done. `Locked` if this or another process has it open, `Invalid`
-    /// for a directory that is not a store or whose store has another layout (that is what is checked, not the types) or another format,
-    /// `Corruption` for damage, by file and address, `Io`.
+    /// `Invalid` for a budget below 16 MiB, beyond the address space, or below what the index of the store that is there needs, for a cache
+    /// without its disk, with a history, or over a store that is none: nothing is made or changed then, but for what an earlier process had
+    /// left to be done. `Locked` if this or another process has it open, `Invalid` for a directory that is not a store or whose store has
+    /// another layout (that is what is checked, not the types) or another format, `Corruption` for damage, by file and address, `Io`.
     pub fn open<K: Key + ?Sized, V: Value + ?Sized>(self, path: impl AsRef<Path>) -> Result<Store<K, V>> {
         self.check(true)?;
         let directory = Directory::open(path.as_ref(), self.direct_io, self.io_uring)?;
@@ -313,8 +313,8 @@ impl Options {
     /// An empty store over a device of your own, which cannot be opened again.
     ///
     /// # Errors
-    /// `Invalid` for a budget below 16 MiB or beyond the address space, and for a cache without a disk or with a history; `Io` if the system
-    /// refuses memory.
+    /// `Invalid` for a budget below 16 MiB or beyond the address space, and for a cache without a disk or with a history; `Io` if the
+    /// system refuses memory.
     pub fn open_on<K: Key + ?Sized, V: Value + ?Sized>(self, device: Arc<dyn Device>) -> Result<Store<K, V>> {
         self.check(true)?;
         self.start(Some(device), None, true)

@@ -134,9 +134,9 @@ impl Engine {
         self.keep_scars(if behind > cut { self.add_scar(&*storage, &state, scars, cut, behind)? } else { scars });
         self.end_scars(&*storage)?;
         self.index.note_finest(state.shape);
-        // What is given up is given up for good, and copies are told from what they were made of. Else nothing more need be written now, nor
-        // when the store is closed again: the next line speaks of the scar, and the driver takes an image if the next opening should not
-        // read all this again.
+        // What is given up is given up for good, and copies are told from what they were made of. Else nothing more need be written now,
+        // nor when the store is closed again: the next line speaks of the scar, and the driver takes an image if the next opening should
+        // not read all this again.
         if cut < state.cut || image.is_lost {
             self.save_image(true)?;
         } else {

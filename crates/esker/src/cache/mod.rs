@@ -458,8 +458,8 @@ impl Caching {
         self.tell_if(|| if IS_TELLING.get() { try_lock(&self.telling) } else { Some(lock(&self.telling)) }, || ());
     }
 
-    /// The same for the store's own threads, which wait for nobody: a listener may close the store, and that waits for them. What else there
-    /// is to do is done `meanwhile`, behind each pair.
+    /// The same for the store's own threads, which wait for nobody: a listener may close the store, and that waits for them. What else
+    /// there is to do is done `meanwhile`, behind each pair.
     pub(crate) fn tell_unless_told(&self, meanwhile: impl Fn()) {
         self.tell_if(|| try_lock(&self.telling), meanwhile);
     }

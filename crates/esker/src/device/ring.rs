@@ -1,7 +1,7 @@
 //! A stream of reads through io_uring.
 //!
-//! Each thread has a ring of its own (no lock, no hand-over) and keeps it for its next streams, unless very many do. A stream takes the ring out
-//! of its place, so that a source which reads again from inside `done` gets another one instead of this one's completions.
+//! Each thread has a ring of its own (no lock, no hand-over) and keeps it for its next streams, unless very many do. A stream takes the
+//! ring out of its place, so that a source which reads again from inside `done` gets another one instead of this one's completions.
 //!
 //! The rule: a [`DeviceRead`] stays in its slot from before its submission until its completion was seen, because the kernel writes into
 //! its buffer meanwhile, and with it the file it is read from. [`Lease`] keeps the rule when the source panics, too: its drop waits. If the

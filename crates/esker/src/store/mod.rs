@@ -478,16 +478,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// # Errors
     /// `Invalid` for what is no number of bytes, below 16 MiB, above the address space that the system grants, or below what cannot be
     /// given back: over a device the index and 6 MiB; in memory all that lives in the store, or is held by a scan, and compaction's
-    /// reserve. `Full` for a cache in memory whose oldest pairs a scan, an iterator or a read transaction will still show; `Io`; `Closed`. The budget
-    /// is the old one then. Over a device what a scan has borrowed of the log's memory is not given back either, until it ends.
+    /// reserve. `Full` for a cache in memory whose oldest pairs a scan, an iterator or a read transaction will still show; `Io`; `Closed`.
+    /// The budget is the old one then. Over a device what a scan has borrowed of the log's memory is not given back either, until it ends.
     pub fn set_memory(&self, budget: impl ByteCount) -> Result<()> {
         let bytes = budget.byte_count()?;
         self.engine.guarded(|| self.engine.set_budget(bytes))
     }
 
     /// Goes once through the whole log: live records are copied to its tail, the space of all others comes back. Returns the bytes by which
-    /// that made it shorter: what was given back without what was copied; 0 while a scan holds it. It also happens by itself, in the background, when the log is longer than
-    /// [`Options::space_amplification`](crate::Options::space_amplification) says; other operations go on meanwhile.
+    /// that made it shorter: what was given back without what was copied; 0 while a scan holds it. It also happens by itself, in the
+    /// background, when the log is longer than [`Options::space_amplification`](crate::Options::space_amplification) says; other operations
+    /// go on meanwhile.
     ///
     /// # Errors
     /// `Io`, `Corruption` for a damaged block, by address; `Full` for a store in memory without room to move anything; `Closed`;
