@@ -120,8 +120,9 @@ const CHAIN_RECORDS_MAX: usize = 16;
 /// What an engine knows of time.
 pub(crate) struct Expiry {
     clock: Arc<dyn Clock>,
-    /// What the clock said last, [`NEVER`] before it was asked. On a line that others read: it is written once a millisecond.
-    said: AtomicU64,
+    /// What the clock said last, [`NEVER`] before it was asked. On a line that others read: it is written once a millisecond. Not one of
+    /// `sync.rs`: when that is, models must not see, for it is another time each time.
+    said: std::sync::atomic::AtomicU64,
     /// Some record expires, or may.
     is_watched: AtomicBool,
     /// One came since the last look.
@@ -208,7 +209,7 @@ impl Expiry {
         let zero = || AtomicU64::new(0);
         Self {
             clock,
-            said: AtomicU64::new(NEVER),
+            said: std::sync::atomic::AtomicU64::new(NEVER),
             is_watched: AtomicBool::new(false),
             is_news: AtomicBool::new(false),
             has_ends: AtomicBool::new(false),
