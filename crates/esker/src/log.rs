@@ -86,9 +86,10 @@ pub(crate) struct Log {
     /// Bytes that were left unused at the ends of blocks: dead, like the rest of a piece.
     pub(crate) left_bytes: AtomicU64,
     longest: Longest,
-    /// What was left empty last at the region's end, in memory: it ends here, and is so long. Nobody touches it: it takes no memory.
-    skipped_until: AtomicU64,
-    skipped_bytes: AtomicU64,
+    /// What was left empty last at the region's end, in memory: it ends here, and is so long. Nobody touches it: it takes no memory. (None of
+    /// `sync.rs`: models do not go round, and each look would be one more place at which they change threads.)
+    skipped_until: std::sync::atomic::AtomicU64,
+    skipped_bytes: std::sync::atomic::AtomicU64,
     /// Bytes above the budget that compaction may take: it needs room before it makes room.
     pub(crate) reserve: AtomicU64,
     /// A cache, which drops a record that there is no room to copy.
@@ -245,8 +246,8 @@ impl Log {
             limit: AtomicU64::new(NO_LIMIT),
             left_bytes: AtomicU64::new(0),
             longest: Longest::new(FIRST_ADDRESS),
-            skipped_until: AtomicU64::new(0),
-            skipped_bytes: AtomicU64::new(0),
+            skipped_until: std::sync::atomic::AtomicU64::new(0),
+            skipped_bytes: std::sync::atomic::AtomicU64::new(0),
             reserve: AtomicU64::new(0),
             is_lossy: false,
             bell: Bell::default(),
@@ -438,8 +439,7 @@ impl Log {
     }
 
     fn held_between(&self, evicted: u64, to: u64) -> u64 {
-        // Models do not go round.
-        let until = if cfg!(loom) { 0 } else { self.skipped_until.load(Acquire) };
+        let until = self.skipped_until.load(Acquire);
         let skipped = if evicted < until && until <= to { (until - evicted).min(self.skipped_bytes.load(Relaxed)) } else { 0 };
         to.saturating_sub(evicted).saturating_sub(skipped)
     }

@@ -566,7 +566,7 @@ fn twins_of_one_program_are_found() {
     let program = Program { seed: 1, before: of_one(&[Deed::Put(23)]), threads, is_warm: false, chores: Vec::new() };
     assert!(finds(Rule::VersionStandsStill, || schedule::<Store<u64, [u8]>>(program, 20_000)), "torn values were not found");
     assert!(
-        finds(Rule::RoomIsLatched, || schedule::<Store<u64, [u8]>>(shortened_beside_a_put(), 20_000)),
+        finds(Rule::RoomIsLatched, || schedule::<Store<u64, [u8]>>(shortened_beside_a_put(), 100_000)),
         "a put over nobody's room was not found"
     );
     for rule in [Rule::GatesChange, Rule::HeraldGoesOn, Rule::HeraldEndsWithLine] {
