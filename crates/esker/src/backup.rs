@@ -152,7 +152,7 @@ fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl
     let mut manifest = Manifest::open(&*storage, None, false)?.ok_or_else(|| missing(&*storage))?;
     let engine = resting_engine(&storage, &manifest.state)?;
     lines::advance(&*storage, engine.log.cold_device()?, &mut manifest.state, false)?;
-    let scars = scars::read(&*storage, manifest.state.cut, manifest.state.scars, false)?;
+    let scars = scars::read(&*storage, manifest.state.cut, manifest.state.scars)?;
     let source = Source { engine: &engine, storage: &*storage, state: &manifest.state, scars: &scars };
     let earlier = earlier.map(existing).transpose()?;
     into_directory(to, |to| source.copy_to(earlier, to, progress))
@@ -309,7 +309,7 @@ impl Source<'_> {
         }
         // A scar below the cut counts before the slot is written.
         let known = self.scars.iter().filter(|scar| scar.cut < theirs.cut);
-        let is_as_known = scars::read(&**to, theirs.cut, theirs.scars, false)?.iter().eq(known);
+        let is_as_known = scars::read(&**to, theirs.cut, theirs.scars)?.iter().eq(known);
         // A slot that was given up may have named an image, whose number comes back.
         let is_same_image = theirs.image == 0 || theirs.image != ours.image || theirs.image_until == ours.image_until;
         if !is_as_known || !is_same_image || !self.goes_on_from(to, theirs)? {

@@ -81,7 +81,7 @@ impl Resting {
         if or_tell(lines::advance(&*storage, device, &mut state, false), on_damage)?.is_none() {
             lines::advance(&*storage, device, &mut state, true)?;
         }
-        let listed = or_tell(scars::read(&*storage, state.cut, state.scars, false), on_damage)?;
+        let listed = or_tell(scars::read(&*storage, state.cut, state.scars), on_damage)?;
         let lacks_scars = listed.is_none();
         let scars = listed.map_or_else(|| scars::readable(&*storage, state.cut), Ok)?;
         Ok(Self { engine, state, scars, lacks_scars, lacks_slot })

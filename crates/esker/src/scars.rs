@@ -178,8 +178,8 @@ impl Listed {
 }
 
 /// The scars below `cut`, as [`list`] has them.
-pub(crate) fn read(storage: &dyn Storage, cut: u64, known: Option<Known>, accept_loss: bool) -> Result<Vec<Scar>> {
-    list(storage, cut, known, accept_loss).map(|listed| listed.scars)
+pub(crate) fn read(storage: &dyn Storage, cut: u64, known: Option<Known>) -> Result<Vec<Scar>> {
+    list(storage, cut, known, false).map(|listed| listed.scars)
 }
 
 /// The scars below `cut`. There are at least as many as are `known`, or one less and one at the cut. Where a loss is accepted an acceptance

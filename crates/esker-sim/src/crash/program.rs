@@ -151,7 +151,7 @@ impl Program {
 
     /// True if its keys are a crowd's.
     pub fn is_crowded(&self) -> bool {
-        self.keys.len() as u64 > KEYS
+        are_a_crowd(&self.keys)
     }
 
     /// A shorter one of the kind of another, for a store that has lived before. Every fourth begins with a compaction: of what a crash has
@@ -212,13 +212,17 @@ fn layout_of(seed: u64) -> Layout {
     if seed.is_multiple_of(2) { Layout::Pairs } else { Layout::Blobs }
 }
 
+fn are_a_crowd(keys: &[Bytes]) -> bool {
+    keys.len() as u64 > KEYS
+}
+
 fn one_of(random: &mut ChaCha8Rng, keys: &[Bytes]) -> Bytes {
     keys[random.random_range(0..keys.len() as u64) as usize].clone()
 }
 
 fn step(random: &mut ChaCha8Rng, layout: Layout, keys: &[Bytes], number: u64) -> Step {
     // Of a crowd other things are to be learnt, too.
-    if keys.len() as u64 > KEYS && random.random_ratio(1, 3) {
+    if are_a_crowd(keys) && random.random_ratio(1, 3) {
         return crowd_step(random, layout, keys, number);
     }
     let key = one_of(random, keys);
