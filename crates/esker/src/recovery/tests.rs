@@ -231,13 +231,20 @@ fn an_impossible_record_is_given_up_from_its_block_on() {
     // Records reach from block to block.
     (0..2000u64).for_each(|n| store.put(&n, &[7; 50]).unwrap());
     let engine = store.engine_for_test();
-    let at = |n: u64| engine.index.lookup(engine.hash_of(&n.to_le_bytes())).address();
+    // SAFETY: they are in memory, and nobody writes there.
+    let record = |at: u64| unsafe { Record::new(engine.log.pointer(at)) };
+    // Keys of one tag share an entry: its chain leads to each.
+    let at = |n: u64| {
+        let mut at = engine.index.lookup(engine.hash_of(&n.to_le_bytes())).address();
+        while record(at).key(engine.layout) != n.to_le_bytes() {
+            at = record(at).previous();
+        }
+        at
+    };
     let damaged = (0..2000).find(|n| at(*n) > block_floor(at(1000)) + BLOCK_BYTES / 2).unwrap();
     let block = block_floor(at(damaged));
-    // SAFETY: they are in memory, and nobody writes there.
-    let record = |n: u64| unsafe { Record::new(engine.log.pointer(at(n))) };
-    let ends: Vec<u64> = (0..2000).map(|n| at(n) + record(n).bytes(engine.layout)).collect();
-    record(damaged).header().fetch_and(!crate::record::VALID, Relaxed);
+    let ends: Vec<u64> = (0..2000).map(|n| at(n) + record(at(n)).bytes(engine.layout)).collect();
+    record(at(damaged)).header().fetch_and(!crate::record::VALID, Relaxed);
     store.commit().unwrap();
     let files = Arc::new(files.copy());
     assert!(matches!(options().open_in::<u64, [u8]>(files.clone()), Err(Error::Corruption(what)) if what.contains("no record")));
