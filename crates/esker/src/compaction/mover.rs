@@ -12,9 +12,11 @@
 //! * **Whether a cold record is the newest** is known at once if its entry leads to it. If the entry leads to another cold
 //!   record, that one is read: those reads are gathered for the stretch and done in the order of their addresses, neighbours
 //!   by one read and some reads at a time. If the entry says that its chain is of one key, none is needed.
-//! * **A guess** (`index/mod.rs`) was wrong if a deletion turns out to be superseded, or if its key goes, or a record lives, where another
-//!   key's record heads the chain: then what was counted is taken back. It was right if a record is superseded by the next one. Else it
-//!   stays open: a later record of the chain may tell.
+//! * **A guess** (`index/mod.rs`) is of the record that heads the chain, and is judged where that is sure: it was wrong if that is seen to
+//!   supersede a deletion, or to lead to a record of another key that lives (what lies lower was seen before, so there is no older one of
+//!   its own): then what was counted is taken back. It was right if the record that it supersedes is seen. Before a copy of another key's
+//!   record heads the chain it counts as right. So errors are of one kind, too many dead, which ends with each pass; taken back in doubt
+//!   where keys share entries, each pass left fewer dead than there were, and compaction came later and later.
 
 mod doubts;
 
@@ -200,7 +202,7 @@ impl Mover<'_> {
                 return Ok(());
             }
             if seen.is_guessed() && seen.address() != of.at {
-                self.settle_guess(of.hash, seen.address(), Some(of.bytes.len() as u64));
+                self.settle_guess(of.hash, seen.address(), self.is_next(of.at, &seen).then_some(of.bytes.len() as u64));
                 continue;
             }
             let has_expired = !is_tombstone && self.has_expired(of.bytes);
@@ -244,11 +246,8 @@ impl Mover<'_> {
             // By a shorter tag, while the bucket moves.
             Newest::At(newest) if newest < at && !engine.index.is_settled(seen) => Standing::Unclear,
             Newest::At(newest) if newest != at => {
-                let is_deletion = is_deletion(of.bytes);
-                // SAFETY: in memory under the caller's pin, as `newest` says.
-                let follows = || unsafe { Record::new(engine.log.pointer(newest)) }.previous() == at;
-                if seen.is_guessed() && (is_deletion || follows()) {
-                    self.settle_guess(of.hash, seen.address(), is_deletion.then_some(0));
+                if seen.is_guessed() && newest == seen.address() {
+                    self.settle_guess(of.hash, newest, is_deletion(of.bytes).then_some(0));
                 }
                 Standing::Dead
             }
@@ -264,6 +263,13 @@ impl Mover<'_> {
             Newest::Cold(_) if self.is_dropped(of) => Standing::Dead,
             Newest::Cold(other) => Standing::InDoubt(other),
         }
+    }
+
+    /// True if the record that heads the chain that was `seen` is known to lead to the one at `at`. Under a pin.
+    fn is_next(&self, at: u64, seen: &Seen) -> bool {
+        let head = seen.address();
+        // SAFETY: in memory under the caller's pin; entries lead to published records.
+        head >= self.engine.log.bounds.head.load(Acquire) && unsafe { Record::new(self.engine.log.pointer(head)) }.previous() == at
     }
 
     /// Makes no copy of the newest record of a key, which is a deletion, has ended, or is not worth one; false to look again.
