@@ -302,8 +302,8 @@ pub(crate) fn read(storage: &dyn Storage, state: &State, index: &Index) -> Resul
         read_ahead(pieces, |first, next| Words::new(first, next).restore(index, begin, until, most))
     };
     let (used, top) = restored?.ok_or_else(|| damaged(number))?;
-    // What was used must be what was written.
-    if words.is_some_and(|words| used <= words) { Ok(top) } else { Err(damaged(number)) }
+    // What was used must be what was written, and a line came behind it.
+    if words.is_some_and(|words| used <= words) && top < state.cut { Ok(top) } else { Err(damaged(number)) }
 }
 
 /// The shape of the image's table, before it is known to be whole.

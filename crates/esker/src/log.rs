@@ -69,6 +69,8 @@ pub(crate) const FIRST_ADDRESS: u64 = BLOCK_BYTES;
 /// Records end here: an entry has 48 bits for an address. Behind it there are blocks for the ends of lines, as many as anybody will draw,
 /// and room for those who can neither wait nor go back.
 pub(crate) const LAST_ADDRESS: u64 = (1 << 48) - (1 << 30);
+/// No line ends beyond.
+pub(crate) const LAST_CUT: u64 = 1 << 48;
 /// Of a log whose device is as large as need be.
 pub(crate) const NO_LIMIT: u64 = u64::MAX;
 

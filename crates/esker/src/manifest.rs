@@ -17,8 +17,10 @@ use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, SEGMENT_PREFIX, Storage};
 use crate::error::{Error, Result};
 use crate::image;
+use crate::index::Index;
+use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, LAST_CUT, block_floor};
 use crate::scars::{Known, SCARS};
-use crate::types::{Key, Layout, Value, layout};
+use crate::types::{Key, Layout, Value, WORD_KEY_BYTES_MAX, layout};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -368,6 +370,9 @@ fn read_copy(device: &dyn Device, slot: u64, offset: u64) -> Result<Option<State
         return Err(damaged("something follows the slot's text"));
     }
     let state = parse(text, &damaged)?;
+    if !is_possible(&state) && !FUZZED {
+        return Err(damaged("the slot's numbers do not fit each other"));
+    }
     if state.sequence % 2 == slot { Ok(Some(state)) } else { Err(damaged("the slot is the other one's")) }
 }
 
@@ -442,6 +447,18 @@ fn parse(text: &str, damaged: &dyn Fn(&str) -> Error) -> Result<State> {
     })
 }
 
+/// False of a state that no store was ever in, whatever its checksum says: all that is believed of it is addressed by its numbers.
+fn is_possible(state: &State) -> bool {
+    let State { begin, cut, window, image, image_until, .. } = *state;
+    let has_layout = match state.layout {
+        Layout::Word { key_bytes, value_bytes } => key_bytes <= WORD_KEY_BYTES_MAX && value_bytes <= 8,
+        Layout::Bytes => true,
+    };
+    // What is accepted to be lost may begin in the first block.
+    let has_order = FIRST_ADDRESS <= begin && block_floor(begin) <= cut && window <= cut && (image == 0 || image_until <= cut);
+    has_layout && has_order && cut.is_multiple_of(BLOCK_BYTES) && cut <= LAST_CUT && Index::is_shape(state.shape)
+}
+
 fn layout_name(layout: Layout) -> String {
     match layout {
         Layout::Word { key_bytes, value_bytes } => format!("word {key_bytes} {value_bytes}"),
@@ -508,6 +525,32 @@ mod tests {
             bytes[bit / 8] ^= 1 << (bit % 8);
             let Ok(text) = String::from_utf8(bytes) else { continue };
             assert!(parse(&text, &|what| Error::corruption(what)).is_err(), "bit {bit}");
+        }
+    }
+
+    /// They were believed: by a look at the log without end, by a key length that no memory holds, or by an opening that removed all files.
+    #[test]
+    fn numbers_that_no_store_was_ever_in_are_damage() {
+        let spoil: [fn(&mut State); 10] = [
+            |state| state.layout = Layout::Word { key_bytes: usize::MAX, value_bytes: 8 },
+            |state| state.layout = Layout::Word { key_bytes: 8, value_bytes: 9 },
+            |state| state.cut = LAST_CUT / BLOCK_BYTES * BLOCK_BYTES + BLOCK_BYTES,
+            |state| state.cut = u64::MAX,
+            |state| state.cut += 8,
+            |state| state.begin = state.cut + BLOCK_BYTES,
+            |state| state.begin = 0,
+            |state| state.window = state.cut + 8,
+            |state| state.image_until = state.cut + BLOCK_BYTES,
+            |state| state.shape = u64::MAX,
+        ];
+        for (number, spoil) in spoil.into_iter().enumerate() {
+            let files = Arc::new(compacted());
+            let mut manifest = Manifest::open(&*files, None, false).unwrap().unwrap();
+            (0..2).for_each(|_| manifest.write(|state| spoil(state)).unwrap());
+            let names = files.list().unwrap();
+            assert!(matches!(open(&files), Err(Error::Corruption(what)) if what.contains("do not fit")), "spoilt {number}");
+            assert!(!crate::verify::verified(files.clone()).is_sound(), "spoilt {number}");
+            assert_eq!(files.list().unwrap(), names, "spoilt {number}");
         }
     }
 

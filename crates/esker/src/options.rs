@@ -360,8 +360,6 @@ impl Options {
         device.doubt_from(cut, self.recovery.accept_loss)?;
         device.sync()?;
         lines::advance(&*storage, &*device, &mut manifest.state, self.recovery.accept_loss)?;
-        // Removals that a crash cut short, or took back.
-        device.discard(0, begin)?;
         let lags = device_offset(manifest.state.cut) > cut;
         self.start(Some(device), Some(Home { storage, manifest, lags }), is_temporary)
     }

@@ -26,7 +26,7 @@ use crate::epoch::Pin;
 use crate::error::{Error, Result, is_unreadable};
 use crate::image;
 use crate::index::{Chain, Index, Keys, Records};
-use crate::log::{BLOCK_BYTES, block_ceil, block_floor};
+use crate::log::{BLOCK_BYTES, block_ceil, block_floor, device_offset};
 use crate::manifest::State;
 use crate::record::{self, ADDRESS_MASK};
 use crate::scars::{self, Scar};
@@ -69,11 +69,13 @@ impl Engine {
     pub(crate) fn recover(&self, manner: &Manner) -> Result<()> {
         let state = lock(&self.home).as_ref().map(|home| home.manifest.state.clone());
         let Some(mut state) = state else { return Ok(()) };
-        let has_shrunk = Index::buckets_of_shape(state.shape) > state.entries && !self.fits_shape(state.shape);
+        let has_shrunk = Index::buckets_of_shape(state.shape) > state.entries && self.check_shape_fits(state.shape).is_err();
         if has_shrunk {
             // It has shrunk since, and the budget perhaps with it: in a table that fits, records are joined as where keys share entries.
             (state.shape, state.shared) = (self.index.shape_word(), true);
         }
+        // Before all is read in vain: it has no fewer buckets afterwards.
+        self.check_shape_fits(state.shape)?;
         if !self.index.has_space_for(Index::buckets_of_shape(state.shape)) {
             return Err(Error::invalid("the address space that the system grants is too little for this store's index"));
         }
@@ -127,6 +129,11 @@ impl Engine {
                 )));
             }
             replayed => replayed?,
+        }
+        // Removals that a crash cut short, or took back. Not before image and log were seen to be those that the slot speaks of: beside a
+        // manifest that is not theirs the files are all there is.
+        if let Some(device) = self.log.device.as_ref().filter(|device| device.bytes().is_ok_and(|bytes| bytes >= device_offset(cut))) {
+            device.discard(0, device_offset(state.begin))?;
         }
         // In the window of the line may lie what belonged to the next one: a line of its number is drawn again.
         let below = scars.iter().filter(|scar| scar.cut < cut).count() as u64;
@@ -216,7 +223,7 @@ impl Engine {
         let home = lock(&self.home);
         // What is wrong with it is told below.
         let shape = |home: &Home| image::shape(&*home.storage, state.image, state.identity.store_id).ok();
-        if has_shrunk && home.as_ref().and_then(shape).is_some_and(|shape| !self.fits_shape(shape)) {
+        if has_shrunk && home.as_ref().and_then(shape).is_some_and(|shape| self.check_shape_fits(shape).is_err()) {
             // Without it more might be given up than has to be.
             if manner.accept_loss {
                 return Err(Error::invalid("the memory budget is below what this store's index image needs"));

@@ -17,10 +17,15 @@ pub(crate) enum Layout {
     Bytes,
 }
 
+/// Keys of the word layout, in bytes.
+pub(crate) const WORD_KEY_BYTES_MAX: usize = 256;
+
 /// How records of these types look.
 pub(crate) const fn layout<K: Key + ?Sized, V: Value + ?Sized>() -> Layout {
     match (K::WIDTH, V::WIDTH) {
-        (Some(key_bytes), Some(value_bytes)) if value_bytes <= 8 && key_bytes <= 256 => Layout::Word { key_bytes, value_bytes },
+        (Some(key_bytes), Some(value_bytes)) if value_bytes <= 8 && key_bytes <= WORD_KEY_BYTES_MAX => {
+            Layout::Word { key_bytes, value_bytes }
+        }
         _ => Layout::Bytes,
     }
 }

@@ -75,16 +75,20 @@ impl Budgets {
 impl Engine {
     /// What the index and the rest leave for the log must suffice to work with.
     pub(crate) fn check_index_fits(&self) -> Result<()> {
-        let (least, budget) = (self.index.bytes() + FIXED_BYTES + LOG_BYTES_LEAST, self.budget.load(Relaxed));
+        self.check_fits(self.index.bytes())
+    }
+
+    /// The same of an index of this shape.
+    pub(crate) fn check_shape_fits(&self, shape: u64) -> Result<()> {
+        self.check_fits(Index::buckets_of_shape(shape) * 64)
+    }
+
+    fn check_fits(&self, index_bytes: u64) -> Result<()> {
+        let (least, budget) = (index_bytes + FIXED_BYTES + LOG_BYTES_LEAST, self.budget.load(Relaxed));
         if least > budget {
             return Err(Error::invalid(format!("the memory budget is below what this store's index needs budget={budget} least={least}")));
         }
         Ok(())
-    }
-
-    /// True if an index of this shape leaves enough for the rest.
-    pub(crate) fn fits_shape(&self, shape: u64) -> bool {
-        Index::buckets_of_shape(shape) * 64 + FIXED_BYTES + LOG_BYTES_LEAST <= self.budget.load(Relaxed)
     }
 
     pub(crate) fn value_bytes_max(&self) -> u64 {

@@ -56,15 +56,20 @@ impl Index {
     /// Takes the shape of an image; the caller then restores each bucket. Before the store is shared.
     pub(crate) fn restore_shape(&self, word: u64) -> bool {
         let shape = Shape(word);
-        let fits = self.has_space_for(shape.buckets())
-            && (FIRST_LEVEL..=LAST_LEVEL).contains(&shape.level())
-            && (shape.level() < LAST_LEVEL || shape.split() == 0)
-            && word == Shape::new(shape.level(), shape.split()).0;
+        let fits = Self::is_shape(word) && self.has_space_for(shape.buckets());
         if fits {
             self.geometry.set(shape.level());
             self.shape.store(word, Release);
         }
         fits
+    }
+
+    /// True of a word that may be a table's shape.
+    pub(crate) fn is_shape(word: u64) -> bool {
+        let shape = Shape(word);
+        (FIRST_LEVEL..=LAST_LEVEL).contains(&shape.level())
+            && (shape.level() < LAST_LEVEL || shape.split() == 0)
+            && word == Shape::new(shape.level(), shape.split()).0
     }
 
     /// Words as in an image.

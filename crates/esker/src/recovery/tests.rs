@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::device::{AlignedBuffer, Device};
+use crate::manifest;
 use crate::record::Record;
 use crate::scars::SCARS;
 use crate::{Durability, MemoryStorage, Options, Storage, Store};
@@ -408,6 +409,75 @@ fn lose_and_accept_a_loss(cut_short: bool) {
 
 fn with_small_files(files: &Arc<MemoryStorage>) -> Store<u64, u64> {
     Options::new().memory("16MiB").segment_bytes(256 << 10).background(false).open_in(files.clone()).unwrap()
+}
+
+/// The files that the slot says have gone were removed before anything else was looked at: beside an older log, as a copy of the files that
+/// was cut short leaves it, these were all there was.
+#[test]
+fn a_manifest_that_is_not_the_logs_removes_nothing() {
+    for image_too in [false, true] {
+        let files = Arc::new(MemoryStorage::new());
+        let store = with_small_files(&files);
+        (0..50_000).for_each(|n| store.put(&n, &n).unwrap());
+        store.close().unwrap();
+        let old = Arc::new(files.copy());
+        let store = with_small_files(&files);
+        while device_offset(store.stats().log.begin) < old.open("esker.log.00000000").unwrap().bytes().unwrap() * 8 {
+            (0..50_000).for_each(|n| store.put(&n, &(n + 1)).unwrap());
+            store.compact().unwrap();
+        }
+        store.close().unwrap();
+        let mixed = Arc::new(old.copy());
+        let name_of = |storage: &MemoryStorage| storage.list().unwrap().into_iter().find(|name| image::is_image(name)).unwrap();
+        let newer: Vec<_> = [Some("esker.manifest".into()), image_too.then(|| name_of(&files))].into_iter().flatten().collect();
+        for name in newer {
+            let (from, to) = (files.open(&name).unwrap(), mixed.open(&name).unwrap());
+            let mut bytes = AlignedBuffer::new(from.bytes().unwrap() as usize / SECTOR_BYTES);
+            from.read(0, bytes.bytes_mut()).unwrap();
+            to.write(0, bytes.bytes()).unwrap();
+        }
+        let files_of_log = || mixed.list().unwrap().into_iter().filter(|name| name.starts_with("esker.log")).collect::<Vec<_>>();
+        let names = files_of_log();
+        let opened = Options::new().memory("16MiB").background(false).open_in::<u64, u64>(mixed.clone());
+        match opened {
+            // The image is all that an opening reads then.
+            Ok(store) if image_too => crash(store),
+            Err(Error::Corruption(_)) if !image_too => {}
+            opened => panic!("{:?}", opened.err()),
+        }
+        assert_eq!(files_of_log(), names);
+    }
+}
+
+/// It was refused when all of it had been read, twice, and took the memory of the index meanwhile.
+#[test]
+fn a_budget_that_is_too_small_is_refused_before_anything_is_read() {
+    let files = Arc::new(MemoryStorage::new());
+    let store: Store<u64, u64> = Options::new().memory("64MiB").background(false).open_in(files.clone()).unwrap();
+    (0..2_000_000).for_each(|n| store.put(&n, &n).unwrap());
+    store.close().unwrap();
+    let options = Options::new().memory("16MiB").progress(|_, _| panic!("it was read"));
+    let opened = options.open_in::<u64, u64>(files);
+    assert!(matches!(&opened, Err(Error::Invalid(why)) if why.contains("memory budget")), "{:?}", opened.err());
+}
+
+/// An index that leads to where no line came behind: it was believed, and keys looked for at places without a record.
+#[test]
+fn an_image_that_leads_beyond_the_last_line_is_damage() {
+    let files = Arc::new(MemoryStorage::new());
+    let store = with_small_files(&files);
+    (0..50_000).for_each(|n| store.put(&n, &n).unwrap());
+    store.close().unwrap();
+    let cut = manifest::Manifest::open(&*files, None, false).unwrap().unwrap().state.cut;
+    assert!(with_small_files(&Arc::new(files.copy())).contains(&7).unwrap());
+    let mut manifest = manifest::Manifest::open(&*files, None, false).unwrap().unwrap();
+    let lower = |state: &mut manifest::State| {
+        (state.cut, state.window, state.image_until) =
+            (cut - 10 * BLOCK_BYTES, cut - 10 * BLOCK_BYTES, state.image_until.min(cut - 10 * BLOCK_BYTES));
+    };
+    (0..2).for_each(|_| manifest.write(lower).unwrap());
+    let opened = Options::new().memory("16MiB").open_in::<u64, u64>(files);
+    assert!(matches!(&opened, Err(Error::Corruption(what)) if what.contains("image")), "{:?}", opened.err());
 }
 
 /// The first line after a crash only moved the log's beginning: it ended where the scar began, and took its place. What the next lines told
