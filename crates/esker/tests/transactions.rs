@@ -5,6 +5,7 @@ mod minded;
 #[path = "common/raise.rs"]
 mod raise;
 
+use esker::rehearse::Crowding;
 use esker::{Clock, Error, ManualClock, MemoryStorage, Options, Store, Transaction, Ttl};
 use minded::{Call, Minded};
 use raise::Raise;
@@ -570,4 +571,23 @@ fn a_transaction_that_is_aborted_says_why_and_changes_nothing() {
     let Err(Error::Aborted(why)) = aborted else { panic!("{aborted:?}") };
     assert!(why.downcast_ref::<std::io::Error>().is_some_and(|why| why.to_string() == "ada has 20"), "{why}");
     assert_eq!((attempts, store.get("ben").unwrap()), (2, None));
+}
+
+/// All but the first of the keys that share an entry were written twice, whatever the budget.
+#[test]
+fn what_a_transaction_writes_is_written_once_though_keys_share_entries() {
+    const WRITTEN: u64 = 1000;
+    let crowding = Crowding { hash_seed: [3, 4], index_bytes: 16 << 10 };
+    let options = Options::new().memory("64MiB").background(false).crowding(crowding);
+    let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    (0..5000).for_each(|n| store.put(&n, b"old").unwrap());
+    assert!(store.stats().index.entries < 2500);
+    let (value, tail) = (vec![7; 10_000], store.stats().log.tail);
+    store.transaction(|tx| (0..WRITTEN).try_for_each(|n| tx.put(&(n * 5), &value))).unwrap();
+    let bytes = store.stats().log.tail - tail;
+    assert!((WRITTEN * 10_000..WRITTEN * 10_000 / 4 * 5).contains(&bytes), "{bytes}");
+    for n in 0..5000 {
+        let is_new = n % 5 == 0;
+        assert_eq!(store.get(&n).unwrap().unwrap(), if is_new { &value[..] } else { b"old" }, "{n}");
+    }
 }

@@ -196,9 +196,29 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Some(at)
     }
 
-    /// Makes the index lead to a new record; false when somebody was quicker.
+    /// Makes the index lead to a new record; false, and it is given up, when somebody was quicker.
     #[expect(clippy::too_many_arguments, reason = "the facts of one publication")]
-    pub(super) fn publish(&self, pin: &Pin<'_>, _: &Hold<'_>, hash: u64, seen: &Seen, found: &Found, at: u64, record: Record) -> bool {
+    pub(super) fn publish(&self, pin: &Pin<'_>, hold: &Hold<'_>, hash: u64, seen: &Seen, found: &Found, at: u64, record: Record) -> bool {
+        match self.try_to_publish(pin, hold, hash, seen, found, at, record) {
+            Published::Done => return true,
+            Published::Changed => self.engine.abandon(pin, record),
+            Published::TooLow => self.engine.give_up(pin, record),
+        }
+        false
+    }
+
+    /// The same, but the record is the caller's where somebody was quicker.
+    #[expect(clippy::too_many_arguments, reason = "the facts of one publication")]
+    pub(super) fn try_to_publish(
+        &self,
+        pin: &Pin<'_>,
+        _: &Hold<'_>,
+        hash: u64,
+        seen: &Seen,
+        found: &Found,
+        at: u64,
+        record: Record,
+    ) -> Published {
         let mut added = false;
         // Before it is: under this pin, which a snapshot waits for. What is cold needs no mark.
         if let Found::Memory { at, .. } = found {
@@ -213,21 +233,17 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         // Before others see it: who deletes it in place then counts it himself.
         let dying = self.dying_bytes(found, record);
         let log = &self.engine.log;
-        match self.engine.index.publish(hash, seen, at, keys, &mut added, |address| record.lead_to(address, log.line_flag())) {
-            Published::Done => {
-                if added {
-                    self.count_entry(pin);
-                }
-                pin.slot.count(Counter::DeadByte, dying);
-                if let Keys::Guessed = keys {
-                    Self::count_guess(pin, dying);
-                }
-                return true;
+        let published = self.engine.index.publish(hash, seen, at, keys, &mut added, |address| record.lead_to(address, log.line_flag()));
+        if let Published::Done = published {
+            if added {
+                self.count_entry(pin);
             }
-            Published::Changed => self.engine.abandon(pin, record),
-            Published::TooLow => self.engine.give_up(pin, record),
+            pin.slot.count(Counter::DeadByte, dying);
+            if let Keys::Guessed = keys {
+                Self::count_guess(pin, dying);
+            }
         }
-        false
+        published
     }
 
     /// What dies when this record takes the place of what was found. A deletion is dead as soon as it is made, and so is what it stands

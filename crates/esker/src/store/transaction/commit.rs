@@ -25,8 +25,9 @@
 //! that comes after finds the new number, and pieces and `read_only` at the cut. Nothing but that small gate is needed: without it
 //! a record that had to be made anew in the middle could land beyond the cut while the others lie below.
 //!
-//! **Publishing cannot fail**, but it may have to be done again when compaction, or a key that shares the entry, was quicker.
-//! Then a new place is needed, in the middle of it: it is taken even if the budget is spent (`Log::allocate_anyway`).
+//! **Publishing cannot fail**, but it may have to be done again when compaction, or a key that shares the entry, was quicker: a key of the
+//! same transaction, too. The record leads there then, if it lies above. If not, as above another thread's, a new place is needed, in the
+//! middle of it: it is taken even if the budget is spent (`Log::allocate_anyway`).
 
 use super::super::batch::GROUP;
 use super::super::find::{Found, Region};
@@ -37,7 +38,7 @@ use crate::cache::Ending;
 use crate::engine::Engine;
 use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result};
-use crate::index::Seen;
+use crate::index::{Published, Seen};
 use crate::latches::{Hold, LatchNumber};
 use crate::log::{Log, PIECE_BYTES};
 use crate::record::{self, ABSENT, NEVER, Record, SEALED, TOMBSTONE};
@@ -451,9 +452,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Makes the index lead to a record, or to another one like it.
     fn publish_made(&self, pin: &Pin<'_>, change: &Change<'_, K, V>, made: &Made) {
-        let publish = |made: &Made| self.publish(pin, change.held, change.touched.hash, &made.seen, &made.found, made.at, made.record);
-        if !publish(made) {
-            while !publish(&self.make_anyway(pin, change)) {}
+        let publish = |made: &Made| self.try_to_publish(pin, change.held, change.touched.hash, &made.seen, &made.found, made.at, made.record);
+        let (mut published, mut at, mut record) = (publish(made), made.at, made.record);
+        while !matches!(published, Published::Done) {
+            let led = if let Published::Changed = published {
+                record.set_previous(0);
+                self.lead(pin, change.touched, at, record)
+            } else {
+                self.engine.give_up(pin, record);
+                None
+            };
+            let again = led.unwrap_or_else(|| self.make_anyway(pin, change));
+            (published, at, record) = (publish(&again), again.at, again.record);
         }
         if let Some(replaced) = made.replaced
             && !Self::WORD
