@@ -263,9 +263,9 @@ impl Source<'_> {
             })?;
         }
         log.sync()?;
-        for (known, scar) in self.scars.iter().enumerate() {
-            scars::add(&*to, known, *scar)?;
-        }
+        // What the backup's own line speaks of is not written again.
+        let known = grown.as_ref().map_or(0, |grown| self.scars.iter().filter(|scar| scar.cut < grown.state.cut).count());
+        scars::add(&*to, known, &self.scars[known..])?;
         // Room for the next one; and somebody may have looked into the backup: what his opening and his close left means nothing.
         scars::end(&*to, self.scars.len(), false)?;
         image::remove_all(&*to, grown.as_ref().map_or(0, |grown| grown.state.image))?;

@@ -175,7 +175,7 @@ impl Engine {
         scars.retain(|scar| scar.cut < cut);
         // An image that was cut short may have taken the room that this needs.
         image::remove_all(storage, state.image)?;
-        scars::add(storage, scars.len(), scar)?;
+        scars::add(storage, scars.len(), &[scar])?;
         scars.push(scar);
         Ok(scars)
     }

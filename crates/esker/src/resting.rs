@@ -129,6 +129,34 @@ pub(crate) fn note(named: &mut Vec<String>, damaged: &mut u64, error: &Error) {
     }
 }
 
+/// Damaged blocks one behind the other, of one kind: one place. A file that is missing would hide all else.
+#[derive(Default)]
+pub(crate) struct Run {
+    first: String,
+    blocks: u64,
+    next: u64,
+}
+
+impl Run {
+    /// [`note`] for a block of the log; in ascending order.
+    pub(crate) fn note(&mut self, named: &mut Vec<String>, damaged: &mut u64, block: u64, error: &Error) {
+        let told = error.to_string();
+        let kind = |told: &str| told.split(" address=").next().map(str::to_owned);
+        if self.blocks > 0 && block == self.next && kind(&told) == kind(&self.first) {
+            self.blocks += 1;
+            // The last one named is this run's, unless too many were.
+            let is_ours = |named: &str| named.strip_prefix(&self.first).is_some_and(|rest| rest.is_empty() || rest.starts_with(" blocks="));
+            if let Some(named) = named.last_mut().filter(|named| is_ours(named)) {
+                *named = format!("{} blocks={}", self.first, self.blocks);
+            }
+        } else {
+            note(named, damaged, error);
+            (self.first, self.blocks) = (told, 1);
+        }
+        self.next = block + 1;
+    }
+}
+
 /// The result, or `None` if it is damage, which is told.
 fn or_tell<T>(result: Result<T>, on_damage: OnDamage<'_>) -> Result<Option<T>> {
     match result {

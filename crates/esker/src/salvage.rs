@@ -26,7 +26,7 @@ use crate::lines::RECORD_BYTES as LINE_BYTES;
 use crate::log::{BLOCK_BYTES, Log, device_offset};
 use crate::manifest::{LOG, types};
 use crate::record::{self, ABANDONED, ABSENT, ADDRESS_MASK, ColdRecord};
-use crate::resting::{Control, PIECE_BYTES, Resting, existing, note};
+use crate::resting::{Control, PIECE_BYTES, Resting, Run, existing, note};
 use crate::store::Store;
 use crate::traverse::{Scanned, Span, Visitor};
 use crate::types::{Key, Layout, Value};
@@ -54,7 +54,7 @@ pub struct Salvage {
     /// Bytes of log whose records could not be. With those behind `line`, where a part of the manifest that may have told of a later one is
     /// lost: of these some may never have been durable.
     pub lost_bytes: u64,
-    /// What was found damaged, by file and address; at most 100 places.
+    /// What was found damaged, by file and address; at most 100 places. Blocks one behind the other are one, and `blocks` says how many.
     pub damage: Vec<String>,
     /// How many places are damaged.
     pub damaged: u64,
@@ -208,12 +208,12 @@ struct Stretch {
 impl Resting {
     /// Reads all of the log; the stretches between damage. Those that follow none begin with a record.
     fn sound_stretches(&self, span: &Span<'_>, done: &mut Salvage, control: &mut Control<'_>) -> Result<Vec<Stretch>> {
-        let (mut stretches, mut read) = (Vec::new(), 0);
+        let (mut stretches, mut run, mut read) = (Vec::new(), Run::default(), 0);
         for part in span.parts() {
             let mut damaged = Vec::new();
             let mut on_damage = |block: u64, error: Error| {
                 damaged.push(block);
-                done.note(&error);
+                run.note(&mut done.damage, &mut done.damaged, block, &error);
             };
             self.engine.check_blocks(part.clone(), &mut on_damage, &mut |blocks| {
                 read += blocks * BLOCK_BYTES;

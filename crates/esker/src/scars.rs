@@ -286,13 +286,18 @@ fn read_one(device: &dyn Device, number: u64) -> Result<Option<Scar>> {
     Ok(Some(Scar { window: word(0), cut: word(1), behind: word(2), line: word(3) }))
 }
 
-/// Adds a scar behind the `known` ones; durable when this returns.
-pub(crate) fn add(storage: &dyn Storage, known: usize, scar: Scar) -> Result<()> {
-    let mut buffer = AlignedBuffer::new(1);
-    let bytes = &mut buffer.bytes_mut()[..WORDS * 8];
-    scar.words().iter().zip(bytes.chunks_exact_mut(8)).for_each(|(word, to)| to.copy_from_slice(&word.to_le_bytes()));
-    let checksum = xxh3_64(&bytes[..(WORDS - 1) * 8]);
-    bytes[(WORDS - 1) * 8..].copy_from_slice(&checksum.to_le_bytes());
+/// Adds scars behind the `known` ones; durable when this returns.
+pub(crate) fn add(storage: &dyn Storage, known: usize, scars: &[Scar]) -> Result<()> {
+    if scars.is_empty() {
+        return Ok(());
+    }
+    let mut buffer = AlignedBuffer::new(scars.len());
+    for (scar, sector) in scars.iter().zip(buffer.bytes_mut().chunks_exact_mut(SECTOR_BYTES)) {
+        let bytes = &mut sector[..WORDS * 8];
+        scar.words().iter().zip(bytes.chunks_exact_mut(8)).for_each(|(word, to)| to.copy_from_slice(&word.to_le_bytes()));
+        let checksum = xxh3_64(&bytes[..(WORDS - 1) * 8]);
+        bytes[(WORDS - 1) * 8..].copy_from_slice(&checksum.to_le_bytes());
+    }
     let device = storage.open(SCARS)?;
     device.write((known * SECTOR_BYTES) as u64, buffer.bytes())?;
     device.sync()?;

@@ -4,7 +4,7 @@ use crate::device::{SECTOR_BYTES, Storage};
 use crate::error::{Error, Result};
 use crate::image;
 use crate::log::BLOCK_BYTES;
-use crate::resting::{Control, PIECE_BYTES, Resting, existing, note};
+use crate::resting::{Control, PIECE_BYTES, Resting, Run, existing, note};
 use crate::traverse::{Scanned, Span, Visitor};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub struct Verification {
     pub records: u64,
     /// Crashes that left something in the log which is no part of the store.
     pub scars: u64,
-    /// What is wrong, by file and address; at most 100 places.
+    /// What is wrong, by file and address; at most 100 places. Blocks one behind the other are one, and `blocks` says how many.
     pub damage: Vec<String>,
     /// How many places are damaged.
     pub damaged: u64,
@@ -109,15 +109,15 @@ fn check(storage: Arc<dyn Storage>, progress: &mut dyn FnMut(u64, u64) -> Contro
     let total = span.parts().iter().map(|part| part.end - part.start).sum();
     let mut control = Control::new(progress, total);
     // First every block by itself: a scan ends at the first damage, this does not.
+    let (mut run, mut log_bytes) = (Run::default(), 0);
     for part in span.parts() {
         let mut tell = |blocks| {
-            found.log_bytes += blocks * SECTOR_BYTES as u64;
+            log_bytes += blocks * SECTOR_BYTES as u64;
             control.advance(blocks * BLOCK_BYTES)
         };
-        let mut damaged = Vec::new();
-        engine.check_blocks(part, &mut |_, damage| damaged.push(damage), &mut tell)?;
-        damaged.iter().for_each(|damage| found.note(damage));
+        engine.check_blocks(part, &mut |block, damage| run.note(&mut found.damage, &mut found.damaged, block, &damage), &mut tell)?;
     }
+    found.log_bytes = log_bytes;
     if found.is_sound() {
         let mut count = Count { records: 0, told: 0, control: &mut control };
         or_note(engine.scan(&span, &mut count), &mut found)?;

@@ -177,7 +177,9 @@ fn what_comes_over_was_there() {
             newest += u64::from(found == Some(value(key, 2)));
             assert!(found.is_none() || (0..3).any(|version| found == Some(value(key, version))), "{key}");
         }
-        assert!(newest >= 56 && done.damaged == 2, "{newest} {done:?}");
+        // Neighbours are one place.
+        let places = if second == first + 1 { 1 } else { 2 };
+        assert!(newest >= 56 && done.damaged == places, "{newest} {done:?}");
     }
 }
 
@@ -248,7 +250,8 @@ fn files_may_be_missing() {
     assert!(kept.iter().all(|(key, value)| key == value));
     let a_file = (1 << 20) / SECTOR_BYTES as u64 * BLOCK_BYTES;
     assert!((a_file..a_file + 100).contains(&done.lost_bytes), "{done:?}");
-    assert!(kept.len() as u64 >= 200_000 - a_file / 24 - 2 && done.damage.len() == 100, "{}", kept.len());
+    assert!(kept.len() as u64 >= 200_000 - a_file / 24 - 2, "{}", kept.len());
+    assert!(done.damage.len() == 2 && done.damage[1].ends_with("blocks=256"), "{done:?}");
     assert_eq!(verify_in(files, |_, _| ControlFlow::Continue(())).unwrap().damaged, done.damaged);
 }
 

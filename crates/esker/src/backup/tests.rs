@@ -1,11 +1,15 @@
 //! Copies that are right, and those that are refused.
 
+#[path = "../../tests/common/minded.rs"]
+mod minded;
 #[path = "../../tests/common/raise.rs"]
 mod raise;
 
 use super::*;
 use crate::{MemoryStorage, Options, Store};
+use minded::{Call, Minded};
 use raise::Raise;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 
 fn open(files: &Arc<MemoryStorage>) -> Store<u64, u64> {
@@ -555,4 +559,34 @@ fn a_copy_has_room_for_a_scar() {
     store.put(&2, &2).unwrap();
     store.snapshot_in(copy.clone()).unwrap();
     assert_eq!(copy.open(scars::SCARS).unwrap().bytes().unwrap(), SECTOR_BYTES as u64);
+}
+
+/// Each backup wrote all scars again, each with two syncs: also those that its line spoke of.
+#[test]
+fn a_backup_writes_no_scar_that_it_has() {
+    let (mut files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let minds = calls.clone();
+    let minded = Arc::new(Minded::new(copy.clone(), move |name, call| {
+        if name == scars::SCARS && matches!(call, Call::Write { .. } | Call::Sync) {
+            minds.lock().unwrap().push(call);
+        }
+        Ok(())
+    }));
+    for round in 1..=4u64 {
+        let store = open(&files);
+        (0..round).for_each(|n| store.put(&n, &round).unwrap());
+        store.commit().unwrap();
+        store.put(&9, &9).unwrap();
+        if round > 2 {
+            let called = || std::mem::take(&mut *calls.lock().unwrap()).into_iter().filter(|call| *call != Call::Sync).count();
+            store.snapshot_in(minded.clone()).unwrap();
+            // All but one, or that and what it is written over; and the end.
+            assert_eq!(called(), 2, "round {round}");
+            store.snapshot_in(minded.clone()).unwrap();
+            assert_eq!(called(), 0, "round {round}");
+            assert_eq!(crate::verify::verified(copy.clone()).scars, round - 1);
+        }
+        files = Arc::new(files.copy());
+    }
 }

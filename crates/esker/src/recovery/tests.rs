@@ -284,9 +284,16 @@ fn verification_names_what_is_damaged_and_changes_nothing() {
         sector.bytes_mut()[4095] ^= 128;
         log.write(number * 4096, sector.bytes()).unwrap();
     }
-    let found = crate::verify::verified(files);
+    let found = crate::verify::verified(files.clone());
     assert_eq!(found.damaged, 2, "{found:?}");
     assert!(found.damage[1].contains(&format!("address={}", 700 * 4080)), "{found:?}");
+    // A file that was missing once hid all else: each of its blocks was a place.
+    log.write(100 * 4096, AlignedBuffer::new(50).bytes()).unwrap();
+    let found = crate::verify::verified(files);
+    assert_eq!((found.damaged, found.damage.len()), (3, 3), "{found:?}");
+    let at = |number: u64| format!("address={} ", number * 4080);
+    assert!(found.damage[1].contains(&at(100)) && found.damage[1].ends_with("blocks=50"), "{found:?}");
+    assert!(found.damage[2].contains(&at(700)) && !found.damage[2].contains("blocks="), "{found:?}");
 }
 
 /// Commits beside an operation, 7 for the key 2, that takes its place below the cut and its number behind it: it belongs to the next line.

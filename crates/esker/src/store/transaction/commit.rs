@@ -452,7 +452,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Makes the index lead to a record, or to another one like it.
     fn publish_made(&self, pin: &Pin<'_>, change: &Change<'_, K, V>, made: &Made) {
-        let publish = |made: &Made| self.try_to_publish(pin, change.held, change.touched.hash, &made.seen, &made.found, made.at, made.record);
+        let publish =
+            |made: &Made| self.try_to_publish(pin, change.held, change.touched.hash, &made.seen, &made.found, made.at, made.record);
         let (mut published, mut at, mut record) = (publish(made), made.at, made.record);
         while !matches!(published, Published::Done) {
             let led = if let Published::Changed = published {
