@@ -211,7 +211,10 @@ impl Engine {
         drop(self.epochs.pin()?);
         let one = self.running()?;
         self.begin_if_told(&one)?;
-        self.move_stretch_now(&one, None, Stretch::Short)
+        let moved = self.move_stretch_now(&one, None, Stretch::Short);
+        drop(one);
+        self.tell_of_departed();
+        moved
     }
 
     /// Unless the store has failed for good.
@@ -254,8 +257,16 @@ impl Engine {
         }
         self.sweep_what_is_left(&self.running()?, false);
         while self.shrink_index(&self.running()?)? {}
+        self.tell_of_departed();
         let given_back = self.log.bounds.begin.load(Acquire) - begin;
         Ok(given_back.saturating_sub(self.moved_bytes().saturating_sub(copied)))
+    }
+
+    /// A cache's listener, of what went. With no lock held.
+    fn tell_of_departed(&self) {
+        if let Some(caching) = &self.caching {
+            caching.tell();
+        }
     }
 
     /// Bytes that were copied of what has been given back since, or waits for a line.
@@ -419,7 +430,14 @@ impl Engine {
                     return Ok(false);
                 }
             }
-            None => self.log.bounds.copied.store(reached, SeqCst),
+            None => {
+                let gone = mover.judge_aside()?;
+                self.log.bounds.copied.store(reached, SeqCst);
+                if let Some(caching) = &self.caching {
+                    gone.into_iter().for_each(|(departed, _)| caching.let_go(departed));
+                    caching.count_unheard(mover.tally.unheard);
+                }
+            }
         }
         self.expiry.drop_records(expired_records, expired);
         // Who takes what was dropped here for a record of his chain has published when a later stretch says that the chain is of one key.

@@ -2196,3 +2196,38 @@ fn lines_are_drawn_while_a_listener_is_told() {
     let copy: Pages = Options::new().memory(BUDGET).cache(Cache::new().disk(DISK)).open_in(copy).unwrap();
     assert_eq!(copy.get(&0).unwrap().as_deref(), Some(&[7; 8][..]));
 }
+
+/// They went without a word, and were in no figure.
+#[test]
+fn the_listener_hears_of_what_compact_leaves_out() {
+    for (on_disk, listens) in [(false, true), (true, true), (false, false)] {
+        let (clock, heard) = (Arc::new(ManualClock::default()), Arc::new(Mutex::new(Vec::new())));
+        let mut cache = if on_disk { Cache::new().disk(64 << 20) } else { Cache::new() };
+        if listens {
+            let heard = heard.clone();
+            cache = cache.on_eviction(move |key, _, why| heard.lock().unwrap().push((key.to_vec(), why)));
+        }
+        let options = Options::new().memory("16MiB").clock(clock.clone()).background(false).cache(cache);
+        let store: Store<u64, [u8]> = match on_disk {
+            true => options.open_in(Arc::new(MemoryStorage::new())).unwrap(),
+            false => options.in_memory().unwrap(),
+        };
+        for key in 0..3 {
+            store.put_with_ttl(&key, b"short", Duration::from_secs(1 + 10 * key)).unwrap();
+        }
+        clock.advance(Duration::from_secs(5));
+        for _ in 0..2 {
+            store.compact().unwrap();
+            let cache = store.stats().cache.unwrap();
+            assert_eq!((cache.expired, cache.evictions), (1, 0), "{on_disk} {listens}");
+            let want = if listens { vec![(0u64.to_ne_bytes().to_vec(), Eviction::Expired)] } else { Vec::new() };
+            assert_eq!(*heard.lock().unwrap(), want, "{on_disk}");
+        }
+        assert_eq!([0, 1, 2].map(|key| store.contains(&key).unwrap()), [false, true, true]);
+        // What lives is not told of.
+        clock.advance(Duration::from_secs(10));
+        store.put(&1, b"anew").unwrap();
+        store.compact().unwrap();
+        assert_eq!(heard.lock().unwrap().len(), usize::from(listens));
+    }
+}

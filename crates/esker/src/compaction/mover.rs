@@ -284,6 +284,14 @@ impl Mover<'_> {
         if done && leads_here && self.caching.is_none() {
             self.tally.idle_entries += 1;
         }
+        // Of a cache `compact` leaves out what has ended.
+        if done
+            && has_expired
+            && self.caching.is_none()
+            && let Some(caching) = &self.engine.caching
+        {
+            self.set_aside(caching, of, has_expired);
+        }
         done
     }
 
@@ -322,13 +330,20 @@ impl Mover<'_> {
         }
         if is_unreachable {
             caching.let_go_record(engine.layout, of.bytes, has_expired);
-        } else if !caching.listens() {
-            // For a figure nobody looks again.
-            self.tally.unheard.add(has_expired, of.bytes.len() as u64);
-        } else if let Some(departed) = caching.departed(engine.layout, of.bytes, has_expired) {
-            self.aside.push((of.at, of.hash, departed));
+        } else {
+            self.set_aside(caching, of, has_expired);
         }
         true
+    }
+
+    /// The pair goes when the stretch does.
+    fn set_aside(&mut self, caching: &Caching, of: &Original<'_>, has_expired: bool) {
+        if !caching.listens() {
+            // For a figure nobody looks again.
+            self.tally.unheard.add(has_expired, of.bytes.len() as u64);
+        } else if let Some(departed) = caching.departed(self.engine.layout, of.bytes, has_expired) {
+            self.aside.push((of.at, of.hash, departed));
+        }
     }
 
     /// Nobody builds on the stretch any more: the listener is to hear of what was dropped and still is its key's newest, or went with an
@@ -382,9 +397,9 @@ impl Mover<'_> {
         self.engine.has_passed(expires) && self.engine.holds.have_seen(expires)
     }
 
-    /// True in a cache.
-    pub(super) fn is_dropping(&self) -> bool {
-        self.caching.is_some()
+    /// True in a cache, where it is told of what goes.
+    pub(super) fn is_of_cache(&self) -> bool {
+        self.engine.caching.is_some()
     }
 
     /// In a cache: what it takes to keep the record, if that is worth it.

@@ -190,7 +190,7 @@ impl Walk<'_> {
         let (engine, pieces, mut piece) = (self.engine, &self.engine.compaction.pieces, Piece::default());
         let bytes = self.stretch.end - self.stretch.start;
         let has_room = engine.log.suffices_for(bytes, HELPERS_MAX as u64 + 1) || pieces.is_shared_anyway();
-        let may_share = has_room && !mover.is_dropping();
+        let may_share = has_room && !mover.is_of_cache();
         while mover.ended_at.is_none() && !(mover.shares && pieces.has_ended()) {
             let next = engine.fill_piece(&mut piece, self.at, self.stretch.end)?;
             if next == self.at {
