@@ -19,7 +19,7 @@ const AFTER: &str =
     "Stores of this program map bytes to bytes; verify without --accept-loss, backup and restore take any store, open none, and need
 neither --memory nor --durability. Given before and behind the command, the latter counts.
 Exit codes: 0 done; 1 failed, or the key is absent, or the store is damaged; 2 a command line that makes no sense;
-130 ended by an interrupt (by the signal itself: those for one key, stats, and what only looks at a store, while it opens it).";
+130 interrupted. (Single-key commands and stats, and read-only commands while the store is opening, are killed by the signal.)";
 
 /// Load, look into and try an Esker store: keys and values larger than memory, at the speed of memory
 #[derive(Debug, Parser)]
@@ -98,7 +98,7 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show a store's regions, memory, space, index and operations
+    /// Show a store's regions, memory, space, index and operations, as of this command's own opening with --memory
     Stats {
         /// The store's directory, which must exist
         dir: PathBuf,
@@ -289,12 +289,12 @@ pub(crate) struct LoadArgs {
     /// What a row does to its key
     #[arg(long, value_enum, default_value_t = Mode::Put)]
     pub(crate) mode: Mode,
-    /// Pass over the first N rows: those that an earlier load said it had loaded, or knew to be stored, when it ended. One that was killed,
-    /// or could not write, may have more
+    /// Skip the first N rows: as many as an earlier load printed when it stopped. If it was killed or failed to write, more than that may
+    /// be stored already
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) skip_rows: u64,
     /// Print how many rows of the file are durable, a number on a line, whenever that is known: after each row with --durability always,
-    /// as often as it says with SECONDS, and at the end
+    /// as often as it says with SECONDS, and at the end; the report of what was loaded is the line behind them
     #[arg(long)]
     pub(crate) acknowledge: bool,
 }

@@ -49,7 +49,8 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
     let done = done?;
     let text =
         if json { serde_json::to_string_pretty(&done).map_err(|error| Failure::new(error.to_string()))? } else { describe(to, &done) };
-    out::line(text)
+    // There is no second report: the new store is there, and would be refused as something that is in the way.
+    out::line(&text).inspect_err(|_| eprintln!("{text}\n\n{} is complete.", to.display()))
 }
 
 fn describe(to: &Path, done: &esker::Salvage) -> String {

@@ -72,7 +72,7 @@ fn describe(dir: &Path, found: &Verification) -> String {
     if found.is_sound() {
         row(&mut text, "records", &count(found.records));
     }
-    row(&mut text, "crashes", &format!("{} left something in the log", count(found.scars)));
+    row(&mut text, "scars", &format!("{} of crashes and accepted losses", count(found.scars)));
     damage_rows(&mut text, &found.damage, found.damaged);
     text.trim_end().to_owned()
 }

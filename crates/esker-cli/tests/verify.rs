@@ -171,6 +171,21 @@ fn nothing_is_given_up_that_cannot_be_told() {
     place.run("verify store").must_fail("1 place is damaged");
 }
 
+/// What a salvage had lost was told nowhere, and a second one was refused.
+#[test]
+fn a_salvage_that_cannot_print_tells_what_it_did_all_the_same() {
+    let place = Place::new();
+    load_rows(&place, "");
+    flip(&place, "esker.log.00000000", SECTOR + 99);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let run = Run::from(esker(&place, "salvage store saved").stdout(full).stderr(Stdio::piped()).output().unwrap());
+    assert!(
+        run.code == 1 && ["No space left", "carried over", "saved is complete"].iter().all(|told| run.stderr.contains(told)),
+        "{run:?}"
+    );
+    place.ok("verify saved");
+}
+
 #[test]
 fn what_opening_does_not_read_stays_damaged() {
     let place = Place::new();

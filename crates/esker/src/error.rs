@@ -15,10 +15,10 @@ pub enum Error {
     /// for want of room, or of file handles, writes go on as soon as there is some.
     Io(Arc<io::Error>),
     /// The memory budget has no room for a new record. Delete something or raise the budget. A scan, an iterator or a read transaction that
-    /// is alive holds space back: in a cache this is the only cause.
+    /// is alive holds space back, and so does a page or a look at a history that takes long: in a cache these are the only causes.
     Full,
     /// The call cannot be right, here and so: a value that is too long, a directory with something else in it, another layout or format, a
-    /// call from inside a closure that the store runs. Nothing was changed; of a batch, the items before this one were, and perhaps some
+    /// call from inside a closure that the store runs. Nothing was changed, where the call does not say otherwise; of a batch, the items before this one were, and perhaps some
     /// behind it.
     Invalid(String),
     /// The directory is open, in this or another process.

@@ -52,6 +52,9 @@ struct Readme;
 #[cfg(test)]
 extern crate self as esker;
 
+#[cfg(not(all(target_endian = "little", target_pointer_width = "64")))]
+compile_error!("only little-endian machines with 64-bit addresses are supported: the format holds words in the machine's order");
+
 pub mod aggregate;
 mod ahead;
 mod backup;
@@ -84,6 +87,9 @@ mod manifest;
 mod memory;
 #[cfg(all(test, not(loom), not(shuttle)))]
 mod memory_tests;
+#[cfg(all(test, not(loom), not(shuttle)))]
+#[path = "../tests/common/minded.rs"]
+mod minded;
 mod options;
 mod promotion;
 mod record;

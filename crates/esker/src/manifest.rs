@@ -546,7 +546,7 @@ mod tests {
         for (number, spoil) in spoil.into_iter().enumerate() {
             let files = Arc::new(compacted());
             let mut manifest = Manifest::open(&*files, None, false).unwrap().unwrap();
-            (0..2).for_each(|_| manifest.write(|state| spoil(state)).unwrap());
+            (0..2).for_each(|_| manifest.write(spoil).unwrap());
             let names = files.list().unwrap();
             assert!(matches!(open(&files), Err(Error::Corruption(what)) if what.contains("do not fit")), "spoilt {number}");
             assert!(!crate::verify::verified(files.clone()).is_sound(), "spoilt {number}");

@@ -60,7 +60,7 @@ pub struct Options {
     pub(crate) crowding: Option<Crowding>,
 }
 
-/// A number of bytes: an integer, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`. Units, in either case: `B`; `K`, `KiB`, `M`, `MiB`,
+/// A number of bytes: a `u64`, or text such as `"512MiB"`, `"1.5GiB"`, `"64MB"`. Units, in either case: `B`; `K`, `KiB`, `M`, `MiB`,
 /// `G`, `GiB`, `T`, `TiB` (powers of 1,024); `KB`, `MB`, `GB`, `TB` (of 1,000). What is no number of bytes is refused when the store is
 /// opened, or by [`Store::set_memory`].
 pub trait ByteCount {
@@ -175,7 +175,8 @@ impl Options {
     /// Whether opening makes the index anew from the log where several keys share an entry, as they do once the index has used its share of
     /// the budget. They go on sharing it in a larger budget, with new keys too, and through images of the index: with this, and room for
     /// them, each has its own again. Opening reads all of the log then, and writes once more what of it was superseded under a shared
-    /// entry. No effect on other stores. Default: false.
+    /// entry. A store whose keys once shared entries, or whose lost image was made anew, is taken for one of these ever after: an opening
+    /// with this reads its whole log each time, so do not leave it set. No effect on other stores. Default: false.
     #[must_use]
     pub fn rebuild_index(mut self, wanted: bool) -> Self {
         self.recovery.rebuilds_index = wanted;

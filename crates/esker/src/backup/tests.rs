@@ -1,13 +1,11 @@
 //! Copies that are right, and those that are refused.
 
-#[path = "../../tests/common/minded.rs"]
-mod minded;
 #[path = "../../tests/common/raise.rs"]
 mod raise;
 
 use super::*;
+use crate::minded::{Call, Minded};
 use crate::{MemoryStorage, Options, Store};
-use minded::{Call, Minded};
 use raise::Raise;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::*};

@@ -1,18 +1,15 @@
 //! What compaction concludes from an entry, where two keys share one.
 
-#[path = "../../tests/common/minded.rs"]
-mod minded;
-
 use super::mover::Mover;
 use crate::copies::Original;
 use crate::device::{AlignedBuffer, SECTOR_BYTES};
 use crate::index::Seen;
 use crate::log::BLOCK_BYTES;
+use crate::minded::{Call, Minded};
 use crate::record::bytes_record_bytes;
 use crate::rehearse::Crowding;
 use crate::sync::atomic::Ordering::*;
 use crate::{Cache, Device, Error, ManualClock, MemoryDevice, MemoryStorage, Options, ReadSource, Result, Storage, Store, Value};
-use minded::{Call, Minded};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
