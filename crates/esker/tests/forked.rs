@@ -6,10 +6,17 @@ use esker::{Error, Options, Store};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard};
 
 const VALUE: [u8; 4096] = [7; 4096];
 /// Many times the budget.
 const KEYS: u64 = 16 << 10;
+
+/// One test at a time: a child has the locks that other threads held when it was forked.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(|e| e.into_inner())
+}
 
 /// Runs `act` in a forked process, which must come to its end.
 fn in_child(act: impl FnOnce()) {
@@ -38,6 +45,7 @@ fn contents(of: &Path) -> BTreeMap<String, Vec<u8>> {
 /// The drop once wrote the child's state over what the parent had committed since.
 #[test]
 fn a_store_that_goes_in_a_forked_process_writes_nothing() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let options = Options::new().memory("16MiB").background(false);
     let mut store: Option<Store<u64, u64>> = Some(options.clone().open(folder.path()).unwrap());
@@ -62,6 +70,7 @@ fn a_store_that_goes_in_a_forked_process_writes_nothing() {
 /// It once removed the directory under the parent.
 #[test]
 fn a_temporary_store_outlives_a_forked_process() {
+    let _alone = alone();
     let options = Options::new().memory("16MiB").segment_bytes(1 << 20);
     let mut store: Option<Store<u64, [u8]>> = Some(options.open_temporary().unwrap());
     store.as_ref().unwrap().put(&0, &VALUE).unwrap();
@@ -74,6 +83,7 @@ fn a_temporary_store_outlives_a_forked_process() {
 /// What a thread keeps for its reads through io_uring is memory that both processes share. Threads that read are the parent's alone.
 #[test]
 fn reads_in_a_forked_process_do_not_disturb_the_parents() {
+    let _alone = alone();
     [true, false].into_iter().for_each(reads_here_and_in_a_forked_process);
 }
 
@@ -97,6 +107,7 @@ fn reads_here_and_in_a_forked_process(io_uring: bool) {
 /// A process that locks what it maps was given all of a store's address space at once, and killed for it.
 #[test]
 fn a_process_that_locks_its_memory_opens_a_store() {
+    let _alone = alone();
     in_child(|| {
         // SAFETY: it takes no memory of ours.
         let locks = unsafe { libc::mlockall(libc::MCL_FUTURE) } == 0;

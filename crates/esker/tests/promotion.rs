@@ -98,7 +98,9 @@ fn nothing_is_copied_without_reason() {
     for _ in 0..2 {
         store.get_many(&keys, |_, found| assert!(found.is_some())).unwrap();
     }
-    assert_eq!((store.stats().operations.promotions, store.stats().log.tail), (0, tail));
+    // What was read lately is known by 31 bits of a hash.
+    let promotions = store.stats().operations.promotions;
+    assert!(promotions < KEYS / 1000 && (promotions > 0 || store.stats().log.tail == tail), "{promotions} promotions");
 }
 
 /// Compaction once moved a cold record that had been deleted since it was found doubtful, if the deletion had gone cold as well.

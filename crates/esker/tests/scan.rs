@@ -344,7 +344,7 @@ fn what_lies_between_records_need_not_be_read() {
     // one, but where a hash function puts two keys together it often does so with others as far apart.
     let lost: Vec<u64> = (0..8_000).filter(|key| store.get(key).is_err()).collect();
     let hole = lost.chunk_by(|a, b| a + 1 == *b).max_by_key(|run| run.len()).unwrap();
-    assert!((1..=170).contains(&hole.len()), "a block holds so many: {}", hole.len());
+    assert!((1..=2 * 170).contains(&hole.len()), "a block holds 170, and one beside them may be lost: {}", hole.len());
     let (first, last) = (hole[0], hole[hole.len() - 1]);
     // Of blocks around the hole, some near enough to be read together; one twice, for it may be.
     let kept = |key| (0..=key).rev().find(|key| !lost.contains(key)).unwrap();
