@@ -34,8 +34,8 @@ use crate::promotion::Lately;
 use crate::recovery::Manner;
 use crate::scars::Scars;
 use crate::snapshot::Holds;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64};
+use crate::sync::{Mutex, swallow};
 pub(crate) use crate::sync::{lock, try_lock};
 pub(crate) use crate::types::Layout;
 use driver::Drawn;
@@ -43,7 +43,6 @@ pub(crate) use driver::Retries;
 use failure::Failure;
 pub(crate) use hasher::Hasher;
 pub(crate) use room::{BUDGET_BYTES_MIN, Loan, check_budget, check_space};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
@@ -121,7 +120,7 @@ pub(crate) struct Home {
 
 /// Wakers are foreign code: without a lock held, and a panic is the executor's matter: others wait to be woken.
 pub(crate) fn wake(waker: Waker) {
-    let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+    let _ = swallow(|| waker.wake());
 }
 
 /// What an engine is made of.

@@ -18,11 +18,10 @@ use crate::error::Result;
 use crate::index::{SOLE, address_of};
 use crate::record::{self, ABSENT, NEVER, Record};
 use crate::store::chain;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use crate::sync::{Mutex, swallow};
 use crate::types::Layout;
 use std::fmt::Debug;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -232,7 +231,7 @@ impl Expiry {
         if barred.was_before() {
             return known();
         }
-        let time = catch_unwind(AssertUnwindSafe(|| self.clock.now())).unwrap_or_else(|_| known());
+        let time = swallow(|| self.clock.now()).unwrap_or_else(known);
         let now = millis(time);
         if now != said {
             self.said.store(now, Relaxed);

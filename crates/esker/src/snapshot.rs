@@ -170,7 +170,8 @@ impl Hold {
         let mut holding = lock(&engine.holds.0);
         // Under the same lock as what lets go: what compaction gives back it has copied before.
         let begin = engine.log.bounds.copied.load(SeqCst);
-        let held = Held { cut, begin, tail: engine.log.tail(), now: engine.expiry.now() };
+        // As of no time yet: the clock is foreign code, which may drop what holds, and is asked without the lock.
+        let held = Held { cut, begin, tail: engine.log.tail(), now: 0 };
         holding.push(held);
         engine.publish_holds(&holding);
         drop(holding);
@@ -178,7 +179,10 @@ impl Hold {
     }
 
     fn set_line(&mut self, line: Line) {
-        let now = Held { cut: line.cut, now: line.now, ..self.held };
+        self.set(Held { cut: line.cut, now: line.now, ..self.held });
+    }
+
+    fn set(&mut self, now: Held) {
         let mut holding = lock(&self.engine.holds.0);
         if let Some(held) = holding.iter_mut().find(|held| **held == self.held) {
             *held = now;
@@ -252,7 +256,9 @@ impl Engine {
     /// As [`Engine::snapshot`].
     pub(crate) fn hold_space(self: &Arc<Self>) -> Result<Hold> {
         drop(self.epochs.pin()?);
-        Ok(Hold::new(self, 0))
+        let mut hold = Hold::new(self, 0);
+        hold.set(Held { now: self.expiry.now(), ..hold.held });
+        Ok(hold)
     }
 
     /// The newest record of a view among those with this key in the chain that begins at `from`, as far as it lies in memory

@@ -21,6 +21,7 @@ pub(crate) use shuttle::{
     sync::{Mutex, MutexGuard},
     thread, thread_local,
 };
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::TryLockError;
 
 /// Waiting that no loom model reaches.
@@ -79,6 +80,11 @@ pub(crate) use loom_local as thread_local;
 /// What a panic left behind a mutex is as whole as anywhere: nothing is torn under one by foreign code.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Runs foreign code, whose panic ends here. What it was thrown with is not dropped: that may panic as well.
+pub(crate) fn swallow<T>(work: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(std::mem::forget).ok()
 }
 
 /// The same if nobody holds it.

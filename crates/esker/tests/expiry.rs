@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread::{self, Scope, ScopedJoinHandle, ThreadId};
 use std::time::{Duration, Instant, SystemTime};
@@ -1168,6 +1168,40 @@ fn a_clock_that_panics_says_exactly_what_it_said() {
     assert_eq!(store.get(&2).unwrap(), None);
     panic_next();
     assert_eq!(store.get(&2).unwrap(), None);
+}
+
+/// What a panic was thrown with panicked when it was dropped, and tore the drawing of a line: no transaction ended any more.
+#[test]
+fn a_clock_that_panics_with_a_bomb_tears_nothing() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("a bomb");
+        }
+    }
+    let clock = Arc::new(Sudden::default());
+    let store: Store<u64, u64> = Options::new().memory("16MiB").clock(clock.clone()).background(false).in_memory().unwrap();
+    store.put(&1, &7).unwrap();
+    *clock.act.lock().unwrap() = Some((std::thread::current().id(), Box::new(|| std::panic::panic_any(Bomb))));
+    let seen = AtomicU64::new(0);
+    store.scan().for_each(|_, value| _ = seen.fetch_add(value, SeqCst)).unwrap();
+    assert!(seen.load(SeqCst) == 7 && clock.act.lock().unwrap().is_none());
+    store.transaction(|tx| tx.rmw(&1, |old| old.unwrap() + 1)).unwrap();
+    assert_eq!(store.get(&1).unwrap(), Some(8));
+}
+
+/// It waited for itself, under the lock of all who hold something.
+#[test]
+fn a_clock_may_end_what_holds_space() {
+    static STORE: OnceLock<Store<u64, u64>> = OnceLock::new();
+    let clock = Arc::new(Sudden::default());
+    let options = Options::new().memory("16MiB").clock(clock.clone()).background(false);
+    let store = STORE.get_or_init(|| options.in_memory().unwrap());
+    store.put(&1, &7).unwrap();
+    let reading = store.begin_read().unwrap();
+    *clock.act.lock().unwrap() = Some((std::thread::current().id(), Box::new(move || drop(reading))));
+    assert_eq!(store.scan_page(Cursor::START, 1).unwrap().pairs, [(1, 7)]);
+    assert!(clock.act.lock().unwrap().is_none());
 }
 
 /// The reader has seen the old end; before that comes the key gets another end, or another value, and then the old end passes. It had a

@@ -39,12 +39,11 @@ use crate::options::ByteCount;
 use crate::record::{self, ColdRecord};
 use crate::stats::CacheStats;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, swallow};
 use crate::types::Layout;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use writes::Writes;
 
@@ -407,7 +406,7 @@ impl Caching {
     fn worth_of(&self, layout: Layout, record: &[u8]) -> f64 {
         let Some(worth) = &self.worth else { return 1.0 };
         // Foreign code.
-        let worth = |record: ColdRecord<'_>| catch_unwind(AssertUnwindSafe(|| worth(record.key, record.value))).unwrap_or(1.0);
+        let worth = |record: ColdRecord<'_>| swallow(|| worth(record.key, record.value)).unwrap_or(1.0);
         record::parse(layout, record).map_or(1.0, worth)
     }
 
@@ -475,7 +474,7 @@ impl Caching {
             let was_telling = IS_TELLING.replace(true);
             while let Some(Departed { key, value, why, .. }) = self.next_departed() {
                 // Foreign code: the thread may be the store's own.
-                let _ = catch_unwind(AssertUnwindSafe(|| listener(&key, &value, why)));
+                let _ = swallow(|| listener(&key, &value, why));
                 meanwhile();
             }
             IS_TELLING.set(was_telling);

@@ -11,9 +11,8 @@
 
 use super::{Engine, lock};
 use crate::error::{Error, Result, is_for_now};
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use crate::sync::{Mutex, swallow};
 
 #[derive(Default)]
 pub(super) struct Failure {
@@ -83,7 +82,7 @@ impl Engine {
 
     /// A device is foreign code: what one that panics has written is not known.
     pub(crate) fn guarded<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(self.latch(Error::device_panicked())))
+        swallow(work).unwrap_or_else(|| Err(self.latch(Error::device_panicked())))
     }
 
     /// The failure that stopped all writing, if one did.

@@ -21,11 +21,11 @@ use crate::device::{DeviceRead, ReadSource};
 use crate::engine::{Engine, wake};
 use crate::epoch::Counter;
 use crate::error::{Error, Result, about};
+use crate::sync::swallow;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
@@ -356,11 +356,11 @@ fn run_reads(engine: &Engine, queue: &Queue<ReadJob>) {
     while queue.wait() {
         // A device is foreign code as well: it may panic, and the next calls need this thread nevertheless.
         let device = engine.log.cold_device();
-        let ended = catch_unwind(AssertUnwindSafe(|| device.map(|device| device.read_stream(&mut reads))));
+        let ended = swallow(|| device.map(|device| device.read_stream(&mut reads)));
         match ended {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => reads.fail(&error),
-            Err(_) => reads.fail(&Error::device_panicked()),
+            Some(Ok(())) => {}
+            Some(Err(error)) => reads.fail(&error),
+            None => reads.fail(&Error::device_panicked()),
         }
     }
 }

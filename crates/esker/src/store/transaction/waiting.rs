@@ -65,7 +65,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             }
             match backoff.next() {
                 Some(Pause::GiveWay) => give_way().await,
-                Some(Pause::Rest(span)) => self.closer.helpers.pause(&self.engine, span)?.await?,
+                Some(Pause::Rest(span)) => match self.closer.helpers.pause(&self.engine, span) {
+                    Ok(rest) => rest.await?,
+                    // Without a thread there is no rest; nothing has failed.
+                    Err(Error::Io(_)) => give_way().await,
+                    Err(error) => return Err(error),
+                },
                 None => return result,
             }
         }
