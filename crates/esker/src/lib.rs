@@ -87,7 +87,7 @@ mod manifest;
 mod memory;
 #[cfg(all(test, not(loom), not(shuttle)))]
 mod memory_tests;
-#[cfg(all(test, not(loom), not(shuttle)))]
+#[cfg(test)]
 #[path = "../tests/common/minded.rs"]
 mod minded;
 mod options;
