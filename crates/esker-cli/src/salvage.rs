@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::args::Opening;
 use crate::bytes::{count, size};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{self, Failure, Outcome};
 use crate::interrupt::Interrupt;
 use crate::stats::row;
 use crate::store::{self, Bytes};
@@ -49,8 +49,8 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
     let done = done?;
     let text =
         if json { serde_json::to_string_pretty(&done).map_err(|error| Failure::new(error.to_string()))? } else { describe(to, &done) };
-    // There is no second report: the new store is there, and would be refused as something that is in the way.
-    out::line(&text).inspect_err(|_| eprintln!("{text}\n\n{} is complete.", to.display()))
+    // Nobody can ask for it again, whoever had enough of it included: the new store is there, and would be in the way of a second salvage.
+    out::line(&text).inspect_err(|_| failure::say(&format!("{text}\n\n{} is complete.", to.display())))
 }
 
 fn describe(to: &Path, done: &esker::Salvage) -> String {

@@ -250,14 +250,20 @@ impl Engine {
         let (begin, copied) = (self.log.bounds.begin.load(Acquire), self.moved_bytes() + self.held_back().moved);
         self.begin_if_told(&self.running()?)?;
         self.begin_pass();
-        while self.log.bounds.copied.load(Acquire) < until && self.move_stretch_now(&self.running()?, None, Stretch::UpTo(until))? {}
+        while self.log.bounds.copied.load(Acquire) < until {
+            let moved = self.move_stretch_now(&self.running()?, None, Stretch::UpTo(until));
+            // Each time, as where a cache drops: all together they may be more than the budget.
+            self.tell_of_departed();
+            if !moved? {
+                break;
+            }
+        }
         self.give_back(&self.running()?)?;
         if self.waiting_bytes() > 0 {
             self.begin_at_compacted(&self.running()?)?;
         }
         self.sweep_what_is_left(&self.running()?, false);
         while self.shrink_index(&self.running()?)? {}
-        self.tell_of_departed();
         let given_back = self.log.bounds.begin.load(Acquire) - begin;
         Ok(given_back.saturating_sub(self.moved_bytes().saturating_sub(copied)))
     }

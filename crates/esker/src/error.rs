@@ -18,8 +18,8 @@ pub enum Error {
     /// is alive holds space back, and so does a page or a look at a history that takes long: in a cache these are the only causes.
     Full,
     /// The call cannot be right, here and so: a value that is too long, a directory with something else in it, another layout or format, a
-    /// call from inside a closure that the store runs. Nothing was changed, where the call does not say otherwise; of a batch, the items before this one were, and perhaps some
-    /// behind it.
+    /// call from inside a closure that the store runs. Nothing was changed, where the call does not say otherwise; of a batch, the items
+    /// before this one were, and perhaps some behind it.
     Invalid(String),
     /// The directory is open, in this or another process.
     Locked(PathBuf),

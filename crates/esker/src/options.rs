@@ -175,8 +175,9 @@ impl Options {
     /// Whether opening makes the index anew from the log where several keys share an entry, as they do once the index has used its share of
     /// the budget. They go on sharing it in a larger budget, with new keys too, and through images of the index: with this, and room for
     /// them, each has its own again. Opening reads all of the log then, and writes once more what of it was superseded under a shared
-    /// entry. A store whose keys once shared entries, or whose lost image was made anew, is taken for one of these ever after: an opening
-    /// with this reads its whole log each time, so do not leave it set. No effect on other stores. Default: false.
+    /// entry. A store whose keys once shared entries, whose lost image was made anew, or that was once opened with a budget below its
+    /// former index, is taken for one of these ever after: an opening with this reads its whole log each time, so do not leave it set. No
+    /// effect on other stores. Default: false.
     #[must_use]
     pub fn rebuild_index(mut self, wanted: bool) -> Self {
         self.recovery.rebuilds_index = wanted;

@@ -74,8 +74,11 @@ impl Engine {
             // It has shrunk since, and the budget perhaps with it: in a table that fits, records are joined as where keys share entries.
             (state.shape, state.shared) = (self.index.shape_word(), true);
         }
-        // Before all is read in vain: it has no fewer buckets afterwards.
-        self.check_shape_fits(state.shape)?;
+        // Before all is read in vain: it has no fewer buckets afterwards. (Where keys share entries the image's own shape stays, which may
+        // be a coarser one.)
+        if !state.shared || state.image == 0 {
+            self.check_shape_fits(state.shape)?;
+        }
         if !self.index.has_space_for(Index::buckets_of_shape(state.shape)) {
             return Err(Error::invalid("the address space that the system grants is too little for this store's index"));
         }

@@ -138,7 +138,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// [`note`] for a block of the log; in ascending order.
+    /// [`note`] for a block of the log; in ascending order. What stands before the address tells its kind.
     pub(crate) fn note(&mut self, named: &mut Vec<String>, damaged: &mut u64, block: u64, error: &Error) {
         let told = error.to_string();
         let kind = |told: &str| told.split(" address=").next().map(str::to_owned);

@@ -54,7 +54,8 @@ pub struct Salvage {
     /// Bytes of log whose records could not be. With those behind `line`, where a part of the manifest that may have told of a later one is
     /// lost: of these some may never have been durable.
     pub lost_bytes: u64,
-    /// What was found damaged, by file and address; at most 100 places. Blocks one behind the other are one, and `blocks` says how many.
+    /// What was found damaged, by file and address; at most 100 places. Blocks one behind the other, damaged in the same way, are one, and
+    /// `blocks=` at its end says how many.
     pub damage: Vec<String>,
     /// How many places are damaged.
     pub damaged: u64,

@@ -82,11 +82,6 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Runs foreign code, whose panic ends here. What it was thrown with is not dropped: that may panic as well.
-pub(crate) fn swallow<T>(work: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(std::mem::forget).ok()
-}
-
 /// The same if nobody holds it.
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
@@ -94,6 +89,11 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
         Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
         Err(TryLockError::WouldBlock) => None,
     }
+}
+
+/// Runs foreign code, whose panic ends here. What it was thrown with is not dropped: that may panic as well.
+pub(crate) fn swallow<T>(work: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(std::mem::forget).ok()
 }
 
 /// Statics with a constant value; under loom and shuttle each execution gets fresh ones.

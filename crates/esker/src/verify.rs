@@ -21,9 +21,10 @@ pub struct Verification {
     pub log_bytes: u64,
     /// Records in it, superseded ones and deletions included; 0 where something is damaged, for then they are not counted.
     pub records: u64,
-    /// Crashes that left something in the log which is no part of the store.
+    /// What crashes, and openings that were told to accept losses, left in the log that is no part of the store.
     pub scars: u64,
-    /// What is wrong, by file and address; at most 100 places. Blocks one behind the other are one, and `blocks` says how many.
+    /// What is wrong, by file and address; at most 100 places. Blocks one behind the other, damaged in the same way, are one, and `blocks=`
+    /// at its end says how many.
     pub damage: Vec<String>,
     /// How many places are damaged.
     pub damaged: u64,

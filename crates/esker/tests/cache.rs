@@ -553,7 +553,7 @@ fn a_failure_reaches_all_and_the_next_call_loads_again() {
         }
     });
     // Whoever was kept from joining for so long loads anew.
-    assert!(failures.load(SeqCst) == 8 && loads.load(SeqCst) < 8, "{loads:?} loads");
+    assert!(failures.load(SeqCst) == 8 && loads.load(SeqCst) <= 2, "{loads:?} loads");
     assert_eq!(store.get_or_insert_with(&1, || Ok::<_, Error>(vec![5])).unwrap(), [5]);
 }
 

@@ -1199,9 +1199,14 @@ fn a_clock_may_end_what_holds_space() {
     let store = STORE.get_or_init(|| options.in_memory().unwrap());
     store.put(&1, &7).unwrap();
     let reading = store.begin_read().unwrap();
-    *clock.act.lock().unwrap() = Some((std::thread::current().id(), Box::new(move || drop(reading))));
-    assert_eq!(store.scan_page(Cursor::START, 1).unwrap().pairs, [(1, 7)]);
-    assert!(clock.act.lock().unwrap().is_none());
+    let (tell, told) = channel();
+    let page = std::thread::spawn(move || {
+        *clock.act.lock().unwrap() = Some((std::thread::current().id(), Box::new(move || drop(reading))));
+        tell.send(store.scan_page(Cursor::START, 1).unwrap().pairs).unwrap();
+        assert!(clock.act.lock().unwrap().is_none());
+    });
+    assert_eq!(told.recv_timeout(SECOND * 60).expect("it waits for itself"), [(1, 7)]);
+    page.join().unwrap();
 }
 
 /// The reader has seen the old end; before that comes the key gets another end, or another value, and then the old end passes. It had a

@@ -637,8 +637,8 @@ fn who_needs_much_gets_it_beside_those_who_need_little() {
                         false
                     }
                 };
-                let refusals = (0..200).take_while(|_| is_refused(put())).count();
-                assert!(refusals < 200, "background {background}, round {round}: {:?}", store.stats().space);
+                let refusals = (0..60).take_while(|_| is_refused(put())).count();
+                assert!(refusals < 60, "background {background}, round {round}: {:?}", store.stats().space);
             }
         });
     }

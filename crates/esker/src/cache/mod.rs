@@ -73,8 +73,9 @@ type Worth = Arc<dyn Fn(&[u8], &[u8]) -> f64 + Send + Sync>;
 /// What makes a store a cache: it holds as much as there is room for, and drops what is old and unread for what is new.
 ///
 /// Any pair may be gone at any time. Nothing is refused for lack of room, except while a scan, an iterator or a read transaction is alive,
-/// or one call of `scan_page` or `history` takes long: what these may still show cannot be dropped, and calls that need more room answer [`Error::Full`]. Without a disk the memory budget is
-/// the bound; with one the store needs a directory, and is as warm after a restart as its last commit or close left it.
+/// or one call of `scan_page` or `history` takes long: what these may still show cannot be dropped, and calls that need more room answer
+/// [`Error::Full`]. Without a disk the memory budget is the bound; with one the store needs a directory, and is as warm after a restart as
+/// its last commit or close left it.
 ///
 /// # Examples
 /// ```
@@ -177,8 +178,8 @@ impl Cache {
 
     /// Limits what is written to the disk to so many bytes a second in the long run, with bursts of a minute's worth. Puts are never
     /// refused, and may exceed it. Beyond it what [`Store::get_or_load`](crate::Store::get_or_load) and its kin load for a key without a
-    /// value is handed out and not kept, and what was read from the disk is not copied into memory. `Stats::cache` counts both. A terabyte a day is 11 MiB a second. A cache
-    /// in memory with such a bound is `Invalid` when it is opened.
+    /// value is handed out and not kept, and what was read from the disk is not copied into memory. `Stats::cache` counts both. A terabyte
+    /// a day is 11 MiB a second. A cache in memory with such a bound is `Invalid` when it is opened.
     #[must_use]
     pub fn disk_writes(mut self, bytes_per_second: impl ByteCount) -> Self {
         self.disk_writes = Some(bytes_per_second.byte_count());

@@ -345,7 +345,7 @@ mod tests {
         Options::new().memory(memory).background(false).in_memory().unwrap()
     }
 
-    /// Two keys that nothing in the index tells apart, but from the first thousand.
+    /// Two keys that nothing in the index tells apart, and the first thousand from them.
     fn alike(store: &Store<u64, [u8]>) -> (u64, u64) {
         let told_by = |key: u64| store.engine_for_test().hash_of(&key.to_le_bytes()) >> 6 & ((1 << 23) - 1);
         let (mut known, others) = (HashMap::new(), (0..1000).map(told_by).collect::<HashSet<_>>());

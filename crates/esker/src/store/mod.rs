@@ -477,10 +477,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     ///
     /// # Errors
     /// `Invalid` for what is no number of bytes, below 16 MiB, above the address space that the system grants, or below what cannot be
-    /// given back: over a device the index and 6 MiB (while a scan has borrowed of the log's memory that as well, and room for two and a half
-    /// of the longest values); in memory all that lives in the store, or is held by a scan, and compaction's
-    /// reserve. `Full` for a cache in memory whose oldest pairs a scan, an iterator or a read transaction will still show; `Io`; `Closed`.
-    /// The budget is the old one then.
+    /// given back: over a device the index and 6 MiB (while a scan has borrowed of the log's memory that as well, and room for two and a
+    /// half of the longest values); in memory all that lives in the store, or is held by a scan, and compaction's reserve. `Full` for a
+    /// cache in memory whose oldest pairs a scan, an iterator or a read transaction will still show; `Io`; `Closed`. The budget is the old
+    /// one then.
     pub fn set_memory(&self, budget: impl ByteCount) -> Result<()> {
         let bytes = budget.byte_count()?;
         self.engine.guarded(|| self.engine.set_budget(bytes))
