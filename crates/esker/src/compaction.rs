@@ -469,6 +469,11 @@ impl Engine {
             }
             (reserve, ..) => stretch_in_memory(reserve),
         };
+        // What a listener is to hear of takes memory until it has.
+        let stretch = match &self.caching {
+            Some(caching) if caching.listens() => stretch.min(whole_stretch(self.evicted_stretch(caching))),
+            _ => stretch,
+        };
         match kind {
             Stretch::UpTo(until) => stretch.min(block_ceil(until).saturating_sub(from)).max(BLOCK_BYTES),
             _ => stretch,

@@ -48,8 +48,9 @@ pub(super) struct Mover<'a> {
     /// Records that are no deletions, and their bytes.
     values: u64,
     value_bytes: u64,
-    /// Where the stretch begins; whatever lived below has a copy above.
+    /// Where the stretch begins; whatever lived below has a copy above. And the log's tail by then.
     from: u64,
+    tail: u64,
     doubts: Doubts,
     /// A cache, which drops what is not worth another round.
     caching: Option<&'a Caching>,
@@ -163,6 +164,7 @@ impl<'a> Mover<'a> {
             values: 0,
             value_bytes: 0,
             from,
+            tail: engine.log.tail(),
             doubts: Doubts::new(),
             caching,
             stretch,
@@ -202,7 +204,7 @@ impl Mover<'_> {
                 return Ok(());
             }
             if seen.is_guessed() && seen.address() != of.at {
-                self.settle_guess(of.hash, seen.address(), self.is_next(of.at, &seen).then_some(of.bytes.len() as u64));
+                self.settle_guess(of.hash, seen.address(), self.is_next_of_old(of.at, &seen).then_some(of.bytes.len() as u64));
                 continue;
             }
             let has_expired = !is_tombstone && self.has_expired(of.bytes);
@@ -247,7 +249,7 @@ impl Mover<'_> {
             Newest::At(newest) if newest < at && !engine.index.is_settled(seen) => Standing::Unclear,
             Newest::At(newest) if newest != at => {
                 if seen.is_guessed() && newest == seen.address() {
-                    self.settle_guess(of.hash, newest, is_deletion(of.bytes).then_some(0));
+                    self.settle_guess(of.hash, newest, (is_deletion(of.bytes) && self.is_next(at, seen)).then_some(0));
                 }
                 Standing::Dead
             }
@@ -270,6 +272,11 @@ impl Mover<'_> {
         let head = seen.address();
         // SAFETY: in memory under the caller's pin; entries lead to published records.
         head >= self.engine.log.bounds.head.load(Acquire) && unsafe { Record::new(self.engine.log.pointer(head)) }.previous() == at
+    }
+
+    /// The same where that record was there when the stretch began: of its key whatever lies lower was seen by now, and is in no doubt.
+    fn is_next_of_old(&self, at: u64, seen: &Seen) -> bool {
+        seen.address() < self.tail && self.is_next(at, seen)
     }
 
     /// Makes no copy of the newest record of a key, which is a deletion, has ended, or is not worth one; false to look again.
