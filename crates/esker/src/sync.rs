@@ -91,9 +91,20 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Runs foreign code, whose panic ends here. What it was thrown with is not dropped: that may panic as well.
+/// Runs foreign code, whose panic ends here. What it was thrown with may panic as well, when it is dropped, and so on: once is borne.
 pub(crate) fn swallow<T>(work: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(std::mem::forget).ok()
+    let mut thrown = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => return Some(done),
+        Err(thrown) => thrown,
+    };
+    for _ in 0..2 {
+        match catch_unwind(AssertUnwindSafe(|| drop(thrown))) {
+            Ok(()) => return None,
+            Err(next) => thrown = next,
+        }
+    }
+    std::mem::forget(thrown);
+    None
 }
 
 /// Statics with a constant value; under loom and shuttle each execution gets fresh ones.
