@@ -1,4 +1,4 @@
-//! The driver's bell: rung by whoever takes a piece of the log and finds that little room is left.
+//! The driver's bell: rung by whoever takes a piece of the log and finds that little room is left, or leaves many holes.
 //!
 //! The driver looks once in a millisecond by itself. In that time one thread may write half a mebibyte: more than a short log has to spare,
 //! so whoever wrote would make room himself, and wait for the device, while the driver slept.
@@ -26,8 +26,13 @@ impl Bell {
     /// Somebody holds so much.
     #[inline]
     pub(crate) fn ring_at(&self, held: u64) {
-        if held > self.little_room.load(Relaxed)
-            && let Some(driver) = self.driver.get()
+        if held > self.little_room.load(Relaxed) {
+            self.ring();
+        }
+    }
+
+    pub(crate) fn ring(&self) {
+        if let Some(driver) = self.driver.get()
             && !self.is_rung.swap(true, Relaxed)
         {
             driver.unpark();

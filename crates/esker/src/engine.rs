@@ -154,11 +154,13 @@ impl Engine {
         let space = memory::log_space(parts.budget);
         let huge = parts.budget >= HUGE_PAGE_BUDGET_BYTES;
         let (has_home, has_device) = (parts.home.is_some(), parts.device.is_some());
+        let fills_holes = !has_device && parts.cache.is_none() && !parts.keeps_versions;
         let engine = Self {
             epochs: Epochs::new()?,
             log: Log::new(parts.device, identity.store_id, space, huge)?
                 .verifying_reads(parts.verifies_reads)
-                .dropping(parts.cache.is_some()),
+                .dropping(parts.cache.is_some())
+                .filling_holes(fills_holes),
             index: Index::new(space / 2)?,
             latches: Latches::default(),
             layout: parts.layout,

@@ -13,7 +13,7 @@
 //! expires is rare and long it is nearly a count.
 
 use crate::engine::{Engine, lock};
-use crate::epoch::Barred;
+use crate::epoch::{Barred, Pin};
 use crate::error::Result;
 use crate::index::{SOLE, address_of};
 use crate::record::{self, ABSENT, NEVER, Record};
@@ -347,10 +347,10 @@ impl Engine {
             }
             let Ok(pin) = self.epochs.pin_anyway() else { return };
             let words = self.index.words(self.index.sampled_bucket(&self.expiry.hand));
-            drop(pin);
+            let mut pin = Some(pin);
             for word in words {
                 let most = if is_shared && word & SOLE == 0 { CHAIN_RECORDS_MAX } else { 1 };
-                self.sample_chain(address_of(word), most, &mut sample);
+                self.sample_chain(address_of(word), most, &mut pin, &mut sample);
             }
         }
         let most_in_vain = if self.value_width.is_some() { ENTRIES_IN_VAIN } else { ENTRIES_IN_VAIN_OF_ANY_LENGTH };
@@ -358,8 +358,9 @@ impl Engine {
         self.expiry.learn(&sample, self.index.entries(), shared, most_in_vain);
     }
 
-    /// Looks at the first records of a chain, at most so many, the newest of each key.
-    fn sample_chain(&self, first: u64, most: usize, sample: &mut Sample) {
+    /// Looks at the first records of a chain, at most so many, the newest of each key. Under the pin under which it was found, until the
+    /// device must be read.
+    fn sample_chain<'s>(&'s self, first: u64, most: usize, pin: &mut Option<Pin<'s>>, sample: &mut Sample) {
         let (mut at, mut met) = (first, Vec::new());
         sample.entries += 1;
         for _ in 0..most {
@@ -367,7 +368,7 @@ impl Engine {
             if at < self.log.bounds.copied.load(Acquire) || sample.reads >= 2 * SMALL_SAMPLE {
                 return;
             }
-            let known = match self.ends_in_memory(at) {
+            let known = match self.ends_in_memory(at, pin) {
                 // Its chain may lie on the device.
                 Ok(None) => {
                     sample.reads += 1;
@@ -393,10 +394,13 @@ impl Engine {
         }
     }
 
-    /// What is known of the record at `at`; `None` if it is not in memory.
-    fn ends_in_memory(&self, at: u64) -> Result<Option<Ends>> {
-        let _pin = self.epochs.pin_anyway()?;
+    /// What is known of the record at `at`, under the pin, or another where that has ended; `None` if it is not in memory: that ends it.
+    fn ends_in_memory<'s>(&'s self, at: u64, pin: &mut Option<Pin<'s>>) -> Result<Option<Ends>> {
+        if pin.is_none() {
+            *pin = Some(self.epochs.pin_anyway()?);
+        }
         if at < self.log.bounds.head.load(Acquire) {
+            *pin = None;
             return Ok(None);
         }
         // SAFETY: `at >= head` under the pin; index entries and chains hold published addresses only.

@@ -22,6 +22,7 @@ use crate::engine::{Engine, lock};
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::{Collision, Covers, Keys, Published, Seen, Shrunk};
+use crate::log::NOWHERE;
 use crate::record::{self, ADDRESS_MASK, Record};
 use crate::store::chain;
 use crate::sync::MutexGuard;
@@ -114,13 +115,28 @@ impl Engine {
     }
 
     /// Makes one chain lead to another; `None` if that cannot be done now.
-    fn join(&self, collision: Collision) -> Result<Option<Covers>> {
+    pub(crate) fn join(&self, collision: Collision) -> Result<Option<Covers>> {
+        let holes = &self.log.holes;
+        if !holes.are_possible() {
+            return self.join_held(collision);
+        }
+        // From here on what `onto` leads to hangs in another chain, too: an entry that went would leave it there, to be found once the two
+        // are one.
+        let before = holes.keep_below(NOWHERE);
+        self.epochs.drain();
+        let joined = self.join_held(collision);
+        holes.keep_below(if let Ok(Some(_)) = joined { self.log.tail() } else { before });
+        joined
+    }
+
+    fn join_held(&self, collision: Collision) -> Result<Option<Covers>> {
         self.check_writable()?;
-        self.freeze_all_above(collision.chain);
+        let read = if self.log.holes.are_possible() { collision.chain.max(collision.onto) } else { collision.chain };
+        self.freeze_all_above(read);
         let Some(newest) = self.newest_of_chain(collision.chain)? else { return Ok(None) };
         let pin = self.epochs.pin()?;
         // A snapshot that begins later waits for the pin.
-        if self.is_chain_held() {
+        if self.is_chain_held() || self.log.holes.are_possible() && !self.has_entry(collision.onto) {
             return Ok(None);
         }
         // Those of one entry. A split that cannot tell leaves two that lead to one chain: the other's keys have their turn when it
@@ -151,6 +167,14 @@ impl Engine {
         self.log.bounds.held.load(Acquire) != 0
             || self.holds.is_any()
             || self.log.bounds.is_held_back() && !crate::is_planted("joined_while_copied")
+    }
+
+    /// True if the record at `at`, in memory and frozen, is what its key's entry leads to. Under a pin.
+    fn has_entry(&self, at: u64) -> bool {
+        // SAFETY: in a log in memory all that a chain leads to is, under the caller's pin; an entry has led there, and what is frozen is
+        // not filled any more.
+        let record = unsafe { Record::new(self.log.pointer(at)) };
+        at >= self.log.bounds.head.load(Acquire) && self.index.lookup(self.hash_of(record.key(self.layout))).address() == at
     }
 
     /// Nobody changes a record at or above `at` in place any more.

@@ -167,6 +167,33 @@ fn chains_that_meet_are_joined() {
     }
 }
 
+/// What a joined chain leads to is found by its other key when the two are one: a deletion that had taken its entry along was undone.
+#[test]
+fn a_deletion_beside_joining_stays() {
+    let store: Store<u64, u64> = options(16 << 20).in_memory().unwrap();
+    let (one, other) = colliding(&store);
+    let engine = store.engine_for_test();
+    engine.index.grow_to_for_test(9);
+    [one, other].iter().for_each(|key| store.put(key, key).unwrap());
+    engine.log.holes.want(true);
+    let Err(collision) = engine.index.shrink_by(u64::MAX, || engine.epochs.drain()) else { panic!("the keys do not meet") };
+    assert!(engine.join(collision).unwrap().is_some());
+    let of = |key: u64| engine.index.lookup(engine.hash_of(&key.to_le_bytes())).address();
+    let (going, staying) = if of(one) == collision.onto { (one, other) } else { (other, one) };
+    assert_eq!(of(going), collision.onto);
+    store.put(&going, &5).unwrap();
+    assert!(store.delete(&going).unwrap());
+    shrink_wholly(&store);
+    assert_eq!((store.get(&going).unwrap(), store.get(&staying).unwrap()), (None, Some(staying)));
+    // Behind compaction all of it is gone, and places are left as ever.
+    store.compact().unwrap();
+    assert_eq!((store.get(&going).unwrap(), store.get(&staying).unwrap()), (None, Some(staying)));
+    engine.log.holes.want(true);
+    store.put(&u64::MAX, &6).unwrap();
+    assert!(store.delete(&u64::MAX).unwrap());
+    assert_eq!(of(u64::MAX), 0);
+}
+
 /// A snapshot reads what would no more be linked, and so does who shows the store as it is: the index stays as it is until they are gone.
 #[test]
 fn nothing_is_joined_while_space_is_held() {

@@ -39,8 +39,10 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub(crate) mod chain;
+pub(crate) mod holes;
 mod reserve;
 
+use holes::Holes;
 use reserve::Longest;
 
 /// Payload bytes of a block. In models a record without key bytes.
@@ -88,6 +90,7 @@ pub(crate) struct Log {
     /// Bytes that were left unused at the ends of blocks: dead, like the rest of a piece.
     pub(crate) left_bytes: AtomicU64,
     longest: Longest,
+    pub(crate) holes: Holes,
     /// What was left empty last at the region's end, in memory: it ends here, and is so long. Nobody touches it: it takes no memory. (None of
     /// `sync.rs`: models do not go round, and each look would be one more place at which they change threads.)
     skipped_until: std::sync::atomic::AtomicU64,
@@ -248,6 +251,7 @@ impl Log {
             limit: AtomicU64::new(NO_LIMIT),
             left_bytes: AtomicU64::new(0),
             longest: Longest::new(FIRST_ADDRESS),
+            holes: Holes::new(false),
             skipped_until: std::sync::atomic::AtomicU64::new(0),
             skipped_bytes: std::sync::atomic::AtomicU64::new(0),
             reserve: AtomicU64::new(0),
@@ -266,6 +270,11 @@ impl Log {
 
     pub(crate) fn dropping(self, is_lossy: bool) -> Self {
         Self { is_lossy, ..self }
+    }
+
+    /// Whether new records take the places of deleted ones: in a log in memory that nothing drops from.
+    pub(crate) fn filling_holes(self, are_filled: bool) -> Self {
+        Self { holes: Holes::new(are_filled), ..self }
     }
 
     pub(crate) fn region_bytes(&self) -> u64 {
@@ -324,9 +333,15 @@ impl Log {
     /// Starts fetching the record at `address`, if it is in memory: three words of it, which may lie across two lines.
     #[inline(always)]
     pub(crate) fn prefetch(&self, address: u64) {
+        self.prefetch_words(address, 3);
+    }
+
+    /// The same of more words, a line at most.
+    #[inline(always)]
+    pub(crate) fn prefetch_words(&self, address: u64, words: usize) {
         let at = self.pointer(address);
         prefetch(at);
-        prefetch(at.wrapping_add(3 * 8 - 1));
+        prefetch(at.wrapping_add(8 * words - 1));
     }
 
     /// True if no record is at `address` any more, or none ever was: a chain that leads there ends.

@@ -230,10 +230,10 @@ impl Record {
         own + expiry_bytes(self.header().load(Relaxed))
     }
 
-    /// Nobody changes this mutable word record in place from now on, once those who are at it have gone; false if another
-    /// thread had the same idea.
+    /// Nobody changes this mutable word record in place from now on, once those who are at it have gone; false if another thread had the
+    /// same idea, or it was deleted meanwhile: then another may take its place.
     pub(crate) fn leave(&self) -> bool {
-        self.header().fetch_or(LEAVING, AcqRel) & SEALED == 0
+        self.header().fetch_or(LEAVING, AcqRel) & (SEALED | ABSENT) == 0
     }
 
     /// Takes [`Record::leave`] back.
@@ -250,10 +250,12 @@ impl Record {
         self.header().store(previous | flags | VALID, Release);
     }
 
-    /// Fills a fresh bytes record; the value room is zero and is filled by `set_value`. `expires` counts if the flags say so.
+    /// Fills a fresh bytes record; the value room is zero and is filled by `set_value`. `expires` counts if the flags say so. The version
+    /// begins at 0, or where that of the record ended whose place it takes: a transaction may remember one of its own.
     #[inline]
     pub(crate) fn write_bytes(&self, key: &[u8], value: &[u8], capacity: usize, expires: u64, previous: u64, flags: u64) {
-        self.word(8).store(key.len() as u64, Relaxed);
+        let version = self.word(8).load(Relaxed) & !(LATCH | KEY_BITS);
+        self.word(8).store(version | key.len() as u64, Relaxed);
         self.word(16).store(((padded(capacity)) << 32) | value.len() as u64, Relaxed);
         if flags & EXPIRES != 0 {
             self.bytes_expiry().store(expires, Relaxed);
@@ -481,6 +483,7 @@ impl Latched {
         let expiry = self.0.value_offset() + room;
         // SAFETY: inside the record, of which `left` bytes lie behind this; 8-aligned.
         let nobodys = unsafe { Record::new(self.0.at.add((expiry + expiry_bytes(header)) as usize)) };
+        nobodys.word(8).store(0, Relaxed);
         nobodys.write_bytes(&[], &[], (left - BYTES_HEADER_BYTES) as usize, NEVER, 0, ABANDONED | header & ODD_LINE);
         if header & EXPIRES != 0 {
             // Whoever still knows the old length finds it in the old place, the last word of the other record.

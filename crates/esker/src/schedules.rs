@@ -11,6 +11,7 @@
 //! `ESKER_SCHEDULES` sets the number of schedules, `ESKER_SEED` replays a program.
 
 mod ends;
+mod holes;
 
 use crate::engine::{Engine, lock};
 use crate::sync::atomic::set_scheduled;
@@ -141,6 +142,7 @@ trait Kind: Clone + Send + 'static {
     type Held: Value + ?Sized;
     const CAN_APPEND: bool;
     fn open_with(options: Options, storage: Arc<MemoryStorage>) -> Self;
+    fn in_memory() -> Self;
     fn store(&self) -> &Store<u64, Self::Held>;
     fn act(&self, key: u64, deed: Deed) -> Action;
     fn value(number: u64) -> Vec<u8>;
@@ -278,6 +280,10 @@ impl<T: Numeral> Kind for Store<u64, T> {
         options.open_in(storage).expect("opens")
     }
 
+    fn in_memory() -> Self {
+        options().in_memory().expect("opens")
+    }
+
     fn store(&self) -> &Self {
         self
     }
@@ -336,6 +342,10 @@ impl Kind for Store<u64, [u8]> {
 
     fn open_with(options: Options, storage: Arc<MemoryStorage>) -> Self {
         options.open_in(storage).expect("opens")
+    }
+
+    fn in_memory() -> Self {
+        options().in_memory().expect("opens")
     }
 
     fn store(&self) -> &Self {

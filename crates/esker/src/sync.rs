@@ -203,6 +203,10 @@ pub(crate) enum Rule {
     RoomIsLatched,
     /// A bytes record is latched until its deletion is there.
     DeletionIsLatched,
+    /// What a record has left is filled only when nobody looks there any more.
+    HolesRest,
+    /// A batch that looked entries up before it pinned asks whether holes have ripened since.
+    BatchesAskForHoles,
     /// Where keys have latches, a plain writer holds its key's.
     WritersLatch,
     /// A plain reader looks whether its key's latch is held.

@@ -122,12 +122,13 @@ fn nobody_sees_what_is_gone(promotion: bool) {
     let pairs: Vec<(u64, u64)> = (0..KEYS).map(|key| (key, value(key, 1))).collect();
     store.put_many(&pairs).unwrap();
     const HOT: u64 = 2_000;
-    let rounds: Vec<AtomicU64> = (0..HOT).map(|_| AtomicU64::new(1)).collect();
+    // Of each key the round that is over, and the one that has begun.
+    let [rounds, begun]: [Vec<AtomicU64>; 2] = std::array::from_fn(|_| (0..HOT).map(|_| AtomicU64::new(1)).collect());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _over = Raise(&stop);
         for reader in 0..3u64 {
-            let (store, rounds, stop) = (&store, &rounds, &stop);
+            let (store, rounds, begun, stop) = (&store, &rounds, &begun, &stop);
             scope.spawn(move || {
                 let mut key = reader;
                 while !stop.load(Relaxed) {
@@ -138,7 +139,7 @@ fn nobody_sees_what_is_gone(promotion: bool) {
                         Some(found) => assert!(found & 0xf_ffff >= before && found >> 20 == key, "key {key}: {found:x}, before {before}"),
                         None => {
                             assert!(
-                                before.is_multiple_of(2) || rounds[key as usize].load(Acquire) > before,
+                                before.is_multiple_of(2) || begun[key as usize].load(SeqCst) > before,
                                 "key {key} is gone in round {before}"
                             )
                         }
@@ -152,6 +153,7 @@ fn nobody_sees_what_is_gone(promotion: bool) {
             store.put_many(&others).unwrap();
             for key in (0..HOT).filter(|key| (key + round) % 3 == 0) {
                 let next = rounds[key as usize].load(Relaxed) + 1;
+                begun[key as usize].store(next, SeqCst);
                 if next.is_multiple_of(2) {
                     assert!(store.delete(&key).unwrap())
                 } else {

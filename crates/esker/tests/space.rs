@@ -244,16 +244,17 @@ fn memory_nearly_full_of_what_lives_goes_on() {
 #[test]
 fn where_the_oldest_go_what_lives_is_known_to() {
     let store: Store<u64, [u8]> = Options::new().memory("32MiB").background(false).in_memory().unwrap();
-    let value = [7; 100];
+    // Too long to take each other's places.
+    let value = [7; 1100];
     let mut live = 0;
     while store.stats().space.live_bytes < 20 << 20 {
-        (live..live + 1000).for_each(|n| store.put(&n, &value).unwrap());
-        live += 1000;
+        (live..live + 100).for_each(|n| store.put(&n, &value).unwrap());
+        live += 100;
     }
     for n in live..live * 5 {
         store.put(&n, &value).unwrap();
         assert!(store.delete(&(n - live)).unwrap());
-        if n % 1000 == 0 {
+        if n % 100 == 0 {
             let space = store.stats().space;
             assert!(space.live_bytes > live * value.len() as u64, "{live} records live: {space:?}");
         }

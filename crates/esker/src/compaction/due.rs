@@ -31,6 +31,8 @@ const UNCOUNTED_PART: u64 = 4;
 const BETWEEN_GLANCES: Duration = Duration::from_secs(1);
 /// With less of the log dead compaction copies nearly all it reads.
 const HOPELESS_PART: u64 = 32;
+/// With more of a log in memory alive holes cost less than copies.
+const HOLES_LIVE_PART: f64 = 0.6;
 /// For less of the log than this unused room is not worth a pass.
 const UNUSED_PART: u64 = 16;
 /// A log is left alone for so much longer than the target, at most: what is given back within a file saves nothing yet.
@@ -69,6 +71,8 @@ struct Pass {
     moved: u64,
     /// All dead bytes that had been counted; and since, those that its own copies leave, which it would only make again.
     counted: u64,
+    /// Bytes of holes that had been filled: what is since was dead when it began, and lives.
+    filled: u64,
 }
 
 /// What was seen of the oldest part.
@@ -143,9 +147,12 @@ impl Engine {
         lock(&self.compaction.copied).iter().fold(Copied::default(), sum)
     }
 
-    /// All dead bytes that were counted, those given back included.
+    /// All dead bytes that were counted, those given back included, but for what is alive again.
     fn counted_dead_bytes(&self) -> u64 {
-        self.compaction.due.known.load(Relaxed) + self.log.left_bytes.load(Relaxed) + self.epochs.counted(Counter::DeadByte)
+        // In this order: what is filled meanwhile was counted.
+        let filled = self.epochs.counted(Counter::FilledByte);
+        let dead = self.compaction.due.known.load(Relaxed) + self.log.left_bytes.load(Relaxed) + self.epochs.counted(Counter::DeadByte);
+        dead.saturating_sub(filled)
     }
 
     /// A pass begins here, whatever one there was.
@@ -160,7 +167,8 @@ impl Engine {
 
     fn pass_from_here(&self) -> Pass {
         let (from, until) = (self.log.bounds.compacted.load(Relaxed), block_floor(self.log.tail()));
-        Pass { from, until, moved: 0, counted: self.counted_dead_bytes() }
+        let filled = self.epochs.counted(Counter::FilledByte);
+        Pass { from, until, moved: 0, counted: self.counted_dead_bytes(), filled }
     }
 
     /// A stretch that will be gone through again: its copies stand, and what was taken back of guesses is not taken back once more. What
@@ -196,7 +204,9 @@ impl Engine {
         if let Some(pass) = pass.take_if(|pass| stretch.reached >= pass.until) {
             self.expiry.forget();
             // With what threads have not filled of their pieces yet: it went, and they count it when they take others.
-            given_back.store(given.max(pass.counted).min(self.counted_dead_bytes() + self.unfilled_bytes(..)), Relaxed);
+            let filled = self.epochs.counted(Counter::FilledByte) - pass.filled;
+            let least = pass.counted.saturating_sub(filled);
+            given_back.store(given.max(least).min(self.counted_dead_bytes() + self.unfilled_bytes(..)), Relaxed);
             // Should the count be wrong, and most of the log live: as much of what came meanwhile as of what was before.
             let part = pass.moved as f64 / (pass.until - pass.from).max(1) as f64;
             let living = (part * self.log_extent() as f64) as u64;
@@ -226,10 +236,21 @@ impl Engine {
         }
     }
 
+    /// Whether new records shall take the places of deleted ones. Compaction copies as many records for each as live for one that is dead, in
+    /// the order of their addresses; to leave a place and fill it costs as much as one and a half such copies.
+    pub(crate) fn weigh_holes(&self) {
+        if self.log.holes.are_possible() {
+            let live = self.log_extent().saturating_sub(self.reclaimable_bytes());
+            self.log.holes.want(live as f64 >= HOLES_LIVE_PART * self.log.budget.load(Relaxed) as f64);
+        }
+    }
+
     /// True if more space is taken than the target allows.
     pub(super) fn is_compaction_due(&self) -> bool {
         let (extent, budget) = (self.log_extent(), self.log.budget.load(Relaxed));
-        let is_nearly_full = self.is_in_memory() && self.log_bytes() + self.spare_bytes() > budget && !self.is_compaction_hopeless();
+        // New records fill holes without it.
+        let is_hopeless = || self.is_hopeless_for(self.reclaimable_bytes().saturating_sub(self.log.holes.useful_bytes()));
+        let is_nearly_full = self.is_in_memory() && self.log_bytes() + self.spare_bytes() > budget && !is_hopeless();
         is_nearly_full || extent > LOG_BYTES_MIN && self.taken_to_allowed() > 1.0
     }
 
@@ -272,7 +293,10 @@ impl Engine {
 
     /// True if next to nothing would come of it.
     pub(super) fn is_compaction_hopeless(&self) -> bool {
-        let dead = self.reclaimable_bytes();
+        self.is_hopeless_for(self.reclaimable_bytes())
+    }
+
+    fn is_hopeless_for(&self, dead: u64) -> bool {
         dead < self.log_extent() / HOPELESS_PART && !self.log.is_longest_in_doubt() && !self.log.is_overdrawn(dead)
     }
 

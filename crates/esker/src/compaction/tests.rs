@@ -1,8 +1,10 @@
 //! What compaction concludes from an entry, where two keys share one.
 
+use super::Copied;
 use super::mover::Mover;
 use crate::copies::Original;
 use crate::device::{AlignedBuffer, SECTOR_BYTES};
+use crate::epoch::Counter;
 use crate::index::Seen;
 use crate::log::BLOCK_BYTES;
 use crate::minded::{Call, Minded};
@@ -1113,4 +1115,90 @@ fn what_dies_behind_shared_entries_stays_counted() {
             assert!(all - live < counted + (1 << 20) && all < 2 * live + (4 << 20), "round {round}: {counted} of {all}");
         }
     }
+}
+
+/// A store in memory with places that deletions have left, ripe.
+fn with_holes(holes: u64) -> Store<u64, [u8; 100]> {
+    let store: Store<u64, [u8; 100]> = Options::new().memory("32MiB").background(false).in_memory().unwrap();
+    (0..40_000).for_each(|n| store.put(&n, &[1; 100]).unwrap());
+    let engine = store.engine_for_test();
+    engine.log.holes.want(true);
+    // What a thread has left in the end is not known to all.
+    (0..holes + 31).for_each(|n| assert!(store.delete(&n).unwrap()));
+    engine.ripen_holes();
+    store
+}
+
+/// What was dead when a pass began, and lives again, counted as given back: as much that died later was not seen.
+#[test]
+fn holes_that_were_filled_during_a_pass_are_not_given_back() {
+    let store = with_holes(3_000);
+    let engine = store.engine_for_test();
+    engine.begin_pass();
+    (50_000..53_000).for_each(|n| store.put(&n, &[2; 100]).unwrap());
+    // Few keys share an entry with another.
+    let (filled, bytes) = (engine.epochs.counted(Counter::FilledByte), 3_000 * bytes_record_bytes(8, 100));
+    assert!(filled > bytes / 100 * 99);
+    engine.log.holes.want(false);
+    (10_000..13_000).for_each(|n| assert!(store.delete(&n).unwrap()));
+    engine.note_stretch(Copied { reached: engine.log.tail(), ..Copied::default() });
+    assert!(engine.superseded_bytes() >= filled, "{} of {filled} bytes", engine.superseded_bytes());
+}
+
+/// Nobody asked for such places any more, and nobody left one: those that compaction had passed kept others from being left.
+#[test]
+fn holes_that_were_frozen_are_let_go_though_none_rest() {
+    let store = with_holes(3_000);
+    let engine = store.engine_for_test();
+    assert!(engine.log.holes.bytes_for_test() >= 3_000 * bytes_record_bytes(8, 100));
+    store.compact().unwrap();
+    engine.ripen_holes();
+    assert_eq!((engine.log.holes.bytes_for_test(), engine.log.are_holes_resting()), (0, false));
+    assert!((20_000..40_000).all(|n| store.get(&n).unwrap() == Some([1; 100])));
+}
+
+/// Who came to it while another waited for those who may know the places believed that there were none.
+#[test]
+fn holes_rest_until_who_took_them_has_made_them_ripe() {
+    let store = with_holes(0);
+    let log = &store.engine_for_test().log;
+    (100..131).for_each(|n| assert!(store.delete(&n).unwrap()));
+    log.ripen_holes(|| {
+        log.ripen_holes(|| unreachable!("there are no others"));
+        assert!(log.are_holes_resting());
+    });
+    assert!(!log.are_holes_resting());
+}
+
+/// What was said of it while chains were being joined was forgotten when that failed.
+#[test]
+fn no_place_is_left_where_a_split_could_not_tell_while_chains_were_joined() {
+    let store = with_holes(0);
+    let log = &store.engine_for_test().log;
+    let before = log.holes.keep_below(u64::MAX);
+    assert!(!log.wants_hole(64, 0));
+    log.holes.note_twins(1, || log.tail());
+    log.holes.keep_below(before);
+    assert!(!log.wants_hole(64, 0) && !log.wants_hole(64, 1));
+    store.compact().unwrap();
+    log.holes.want(true);
+    assert!(log.wants_hole(64, 1));
+}
+
+/// Who made room for another looked whether he himself had sought a place: a store whose places were ripe was compacted, or full.
+#[test]
+fn whoever_makes_room_for_one_who_sought_a_hole_finds_it() {
+    let store: Store<u64, [u8; 100]> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+    let count = (0..).find(|n| store.put(n, &[1; 100]).is_err()).unwrap();
+    let engine = store.engine_for_test();
+    engine.log.holes.want(true);
+    (0..62).for_each(|n| assert!(store.delete(&n).unwrap()));
+    engine.ripen_holes();
+    let (bytes, stretches) = (bytes_record_bytes(8, 100), store.stats().space.stretches);
+    thread::scope(|scope| scope.spawn(|| engine.make_room_for(bytes, true).unwrap()).join().unwrap());
+    let is_full = thread::scope(|scope| scope.spawn(|| engine.make_room_for(bytes, false)).join().unwrap());
+    assert!(matches!(is_full, Err(Error::Full)), "{is_full:?}");
+    assert_eq!(store.stats().space.stretches, stretches);
+    // Few keys share an entry with another.
+    assert!((count..count + 30).filter(|n| store.put(n, &[2; 100]).is_ok()).count() > 25);
 }

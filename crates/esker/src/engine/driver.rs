@@ -2,6 +2,7 @@
 
 use super::{Engine, lock, try_lock};
 use crate::commit::Durability;
+use crate::epoch::Counter;
 use crate::error::Result;
 use crate::expiry::SAMPLE;
 use crate::sync::Mutex;
@@ -72,6 +73,7 @@ impl Engine {
     /// `take_image` takes one elsewhere: lines must not wait for it.
     fn drive(&self, take_image: impl Fn() -> bool) {
         let (mut last_sample, mut last_try, mut retries) = (Instant::now(), Instant::now(), Retries::default());
+        let mut filled = 0;
         while !self.epochs.is_closed() {
             self.log.bell.answer();
             self.share_budget();
@@ -84,10 +86,13 @@ impl Engine {
                 // A failure is latched; whoever writes hears of it.
                 let _ = self.shift_boundaries(&guard, 0);
             }
+            self.weigh_holes();
+            self.ripen_holes();
             self.draw_due_line();
             if last_sample.elapsed() >= SAMPLE_PAUSE {
                 last_sample = Instant::now();
                 self.sample_expired(SAMPLE);
+                self.note_filled(&mut filled);
             }
             // A backup may hold it: lines must not wait for that.
             let busy = !self.is_compaction_held() && self.reclaim_again(&mut retries) | self.shrink_index_if_due();
@@ -103,6 +108,12 @@ impl Engine {
                 std::thread::park_timeout(DRIVER_PAUSE);
             }
         }
+    }
+
+    /// How much of holes was filled since it was so much.
+    fn note_filled(&self, before: &mut u64) {
+        let filled = self.epochs.counted(Counter::FilledByte);
+        self.log.holes.were_filled(filled - std::mem::replace(before, filled));
     }
 
     /// A line, if durability asks for one by now, and a slot that speaks of those that told of themselves.

@@ -18,6 +18,7 @@ impl Engine {
         let added = pin.slot.entries.load(Relaxed);
         pin.slot.entries.store(0, Relaxed);
         self.index.grow(added, &PinnedRecords(self));
+        self.log.holes.note_twins(self.index.twins(), || self.log.tail());
         // Overflow buckets come though nothing is split.
         if self.index.bytes() > self.shared_index.load(Relaxed) + SHARED_ANEW_BYTES {
             self.share_budget();

@@ -20,6 +20,7 @@ use crate::log::{BLOCK_BYTES, FIRST_ADDRESS, LAST_ADDRESS, PIECE_BYTES, block_ce
 use crate::memory;
 use crate::record::Record;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::thread;
 
 /// Buffers, slots, thread state: what is taken off the budget before log and index share it.
 pub(super) const FIXED_BYTES: u64 = 2 << 20;
@@ -31,6 +32,8 @@ const LOG_BYTES_LEAST: u64 = LOG_BYTES_MIN / 4;
 const VALUE_BYTES_MAX: u64 = 16 << 20;
 /// Less is not worth the step.
 const LOAN_BYTES_MIN: u64 = 1 << 20;
+/// So often who needs room looks whether holes are ripe that somebody else has taken off the shelf.
+const HOLE_PAUSES: u32 = 64;
 /// Boundaries move by this part of the log's memory.
 const STEP_PART: u64 = 16;
 const SPARE_BYTES_MIN: u64 = 2 << 20;
@@ -233,13 +236,19 @@ impl Engine {
     /// Waits until `bytes` more can be allocated. Must not be called under a pin.
     #[cold]
     pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
-        self.guarded(|| self.make_room_unguarded(bytes))
+        self.make_room_for(bytes, self.log.has_sought_hole(self.epochs.slot()?))
     }
 
-    fn make_room_unguarded(&self, bytes: u64) -> Result<()> {
+    /// The same for another thread, which may have sought a hole in vain.
+    pub(crate) fn make_room_for(&self, bytes: u64, has_sought_hole: bool) -> Result<()> {
+        self.guarded(|| self.make_room_unguarded(bytes, has_sought_hole))
+    }
+
+    fn make_room_unguarded(&self, bytes: u64, has_sought_hole: bool) -> Result<()> {
         if self.is_compaction_late() && !self.has_log_room(Self::with_piece(bytes)) {
             self.help_compaction();
         }
+        let record_bytes = bytes;
         let bytes = Self::with_piece(bytes);
         let guard = self.seek_room(bytes)?;
         let guard = match &self.caching {
@@ -256,6 +265,9 @@ impl Engine {
         };
         if self.is_in_memory() {
             drop(guard);
+            if self.finds_hole(record_bytes, has_sought_hole)? {
+                return Ok(());
+            }
             // What there is others may take at once: a second look must not end in evicting what nobody else has.
             return if self.reclaim(bytes)? { Ok(()) } else { Err(Error::Full) };
         }
@@ -308,6 +320,38 @@ impl Engine {
         let is_too_long = || !self.is_in_memory() && Self::with_piece(bytes) > self.log.budget.load(Relaxed);
         let anyway = || if is_too_long() { self.log.allocate_anyway(slot, bytes) } else { None };
         self.log.allocate_from_reserve(slot, bytes).or_else(anyway)
+    }
+
+    /// What deletions have left may be filled by new records, when everybody has gone who may know it. Not under a pin.
+    pub(crate) fn ripen_holes(&self) {
+        self.log.ripen_holes(|| self.epochs.drain());
+    }
+
+    /// For who has found no room in memory for a record of so many bytes: true if there is a hole now for who has sought one, or if there
+    /// was none and is one now. (Who can fill none comes back, and needs room.)
+    fn finds_hole(&self, bytes: u64, has_sought: bool) -> Result<bool> {
+        let slot = self.epochs.slot()?;
+        if self.log.has_hole(slot, bytes) {
+            return Ok(has_sought);
+        }
+        self.weigh_holes();
+        self.log.leave_holes(slot);
+        self.ripen_holes();
+        for _ in 0..HOLE_PAUSES {
+            if self.log.has_hole(slot, bytes) || !self.log.are_holes_resting() {
+                break;
+            }
+            // Somebody else waits for those who may know them.
+            thread::yield_now();
+        }
+        Ok(self.log.has_hole(slot, bytes))
+    }
+
+    /// What this thread has left may ripen: for who waits for another to make room. True if it has just sought a hole in vain.
+    pub(crate) fn leave_holes(&self) -> Result<bool> {
+        let slot = self.epochs.slot()?;
+        self.log.leave_holes(slot);
+        Ok(self.log.has_sought_hole(slot))
     }
 
     /// A record was made that is not published: dead from the beginning.

@@ -34,6 +34,9 @@ pub(crate) struct Slot {
     counters: [AtomicU64; Counter::COUNT],
     /// Pins that got numbers.
     numbered: AtomicU64,
+    /// What the log keeps for this thread, which looks there alone (`log/holes.rs`); and whether it has sought a hole in vain.
+    pub(crate) in_hand: std::sync::atomic::AtomicPtr<()>,
+    pub(crate) has_sought_hole: std::sync::atomic::AtomicBool,
     /// Stands for the two halves of `membarrier` (see [`Slot::light_fence`]).
     #[cfg(loom)]
     pub(super) barrier: AtomicU64,
@@ -62,10 +65,12 @@ pub(crate) enum Counter {
     GuessedByte,
     /// Reads of the device for what does not count as a call: scans, histories.
     ScanRead,
+    /// Of [`Counter::DeadByte`]: holes that were filled.
+    FilledByte,
 }
 
 impl Counter {
-    pub(crate) const COUNT: usize = 14;
+    pub(crate) const COUNT: usize = 15;
     /// The first so many count what may be done at once. Models count gets alone.
     const AT_ONCE: usize = if cfg!(loom) { 1 } else { Self::DeviceRead as usize };
 

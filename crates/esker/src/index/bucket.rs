@@ -148,7 +148,12 @@ impl Bucket {
         self.unlatch_to(self.0[LINK].load(Relaxed));
     }
 
-    /// The same for who knows the link.
+    /// The same for who has changed nothing: what others saw stands.
+    pub(super) fn unlatch_unchanged(&self) {
+        self.0[LINK].store(self.0[LINK].load(Relaxed) & !LATCH, Release);
+    }
+
+    /// [`Bucket::unlatch`] for who knows the link.
     #[inline(always)]
     pub(super) fn unlatch_to(&self, link: u64) {
         // Release: what was changed under the latch is visible to its next holder.

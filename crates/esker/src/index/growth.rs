@@ -390,6 +390,9 @@ impl Index {
             let known = valid_bits(tag) > bit;
             let short = if rebase == 0 { tag } else { (tag >> rebase).max(1) };
             let short = entry_word(short, address) | marks;
+            if !known {
+                self.twins.fetch_add(1, Release);
+            }
             if !known || tag >> bit & 1 == 0 {
                 push_unless_shadowed(stay, short);
             }

@@ -99,6 +99,8 @@ pub(crate) struct Seen {
     shape: Shape,
     /// How often the level had turned back.
     turns_back: u64,
+    /// How many entries had been taken away that nothing stands for any more.
+    gone: u64,
 }
 
 impl Seen {
@@ -146,12 +148,21 @@ pub(crate) struct Index {
     shrinking: shrink::Shrinking,
     /// Some entry was shared for want of room: keys depend on what their records lead to.
     shared: AtomicBool,
+    /// So often a split could not tell on which side a chain's keys are. (None of `sync.rs`: it only grows, and tells of what a latch shows.)
+    twins: std::sync::atomic::AtomicU64,
+    /// Entries that [`Index::remove_leading_to`] took away.
+    gone: Gone,
     /// Entries that lead below are of no use, and go by a sweep (`compaction.rs`).
     dead_below: AtomicU64,
 }
 
 #[repr(align(128))]
 struct Counted(AtomicU64);
+
+/// (None of `sync.rs`: it changes under a bucket's latch.)
+#[repr(align(128))]
+#[derive(Default)]
+struct Gone(std::sync::atomic::AtomicU64);
 
 #[repr(align(128))]
 #[derive(Default)]
@@ -175,6 +186,8 @@ impl Index {
             populated: AtomicU64::new(0),
             shrinking: shrink::Shrinking::default(),
             shared: AtomicBool::new(false),
+            twins: std::sync::atomic::AtomicU64::new(0),
+            gone: Gone::default(),
             dead_below: AtomicU64::new(0),
         })
     }
@@ -205,7 +218,7 @@ impl Index {
     /// The entry for `hash`, without a latch.
     #[inline(always)]
     pub(crate) fn lookup(&self, hash: u64) -> Seen {
-        let turns_back = self.turns_back();
+        let (turns_back, gone) = (self.turns_back(), self.gone.0.load(Acquire));
         let place = self.locate(hash);
         let bucket = self.bucket_at(place.offset);
         let link = bucket.link(Acquire);
@@ -223,7 +236,7 @@ impl Index {
         if entry == 0 && (has_changed || next_of(link) != 0 || tags.has_short()) {
             entry = self.lookup_further(bucket, place.tag());
         }
-        Seen { entry, offset: place.offset, version: link & VERSION_MASK, shape: place.shape, turns_back }
+        Seen { entry, offset: place.offset, version: link & VERSION_MASK, shape: place.shape, turns_back, gone }
     }
 
     #[cold]
@@ -315,6 +328,11 @@ impl Index {
             spins += 1;
             if spins < 64 { hint::spin_loop() } else { thread::yield_now() }
         }
+    }
+
+    /// So often a split could not tell: then two entries lead to one chain.
+    pub(crate) fn twins(&self) -> u64 {
+        self.twins.load(Acquire)
     }
 
     fn buckets_in_all(&self) -> u64 {

@@ -1,6 +1,6 @@
 //! Entries change: under their bucket's latch.
 
-use super::bucket::{Bucket, GUESSED, MARKS, SOLE, address_of, entry_word, tag_of};
+use super::bucket::{Bucket, GUESSED, MARKS, SOLE, VERSION_MASK, address_of, entry_word, tag_of};
 use super::shape::Place;
 use super::{Index, Seen, TAG_BITS, match_bits, valid_bits};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -94,7 +94,13 @@ impl Index {
     pub(crate) fn publish(&self, hash: u64, seen: &Seen, at: u64, keys: Keys, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
         let place = self.latch(hash);
         let outcome = self.publish_latched(place, seen, at, keys, added, link_to);
-        self.bucket_at(place.offset).unlatch();
+        let bucket = self.bucket_at(place.offset);
+        // Those who fail must not make each other fail.
+        if let Published::Done = outcome {
+            bucket.unlatch()
+        } else {
+            bucket.unlatch_unchanged()
+        }
         outcome
     }
 
@@ -111,6 +117,25 @@ impl Index {
         }
         bucket.unlatch();
         found.map(|_| is_last)
+    }
+
+    /// Removes the entry of `hash` if it leads to `at`, and no other stands for the hash: true if it did. The caller counts it.
+    pub(crate) fn remove_leading_to(&self, hash: u64, at: u64) -> bool {
+        let place = self.latch(hash);
+        let bucket = self.bucket_at(place.offset);
+        let only = self.only_match(bucket, place.tag()).filter(|slot| address_of(slot.load(Relaxed)) == at);
+        if let Some(slot) = only {
+            self.gone.0.fetch_add(1, Release);
+            slot.store(0, Release);
+            self.close_up_behind(place.number());
+        }
+        bucket.unlatch();
+        only.is_some()
+    }
+
+    /// So many entries have gone.
+    pub(crate) fn uncount(&self, entries: u64) {
+        self.entries.0.fetch_add(entries.wrapping_neg(), Relaxed);
     }
 
     /// Empties the entries of bucket `at` that lead below `begin`, where nothing lives nor comes back after a crash. Whatever a shorter
@@ -143,14 +168,20 @@ impl Index {
         let begin = self.dead_below.load(Relaxed);
         let slot = self.chain(self.bucket(at)).flat_map(Bucket::entries).find(|slot| leads_below(slot, begin))?;
         slot.store(0, Release);
-        self.entries.0.fetch_add(1u64.wrapping_neg(), Relaxed);
+        self.uncount(1);
         Some(slot)
     }
 
     /// So many entries went out of latched bucket `at`.
     fn have_gone(&self, at: u64, count: u64) {
-        self.entries.0.fetch_add(count.wrapping_neg(), Relaxed);
-        if count > 0 && self.bucket(at).next() != 0 {
+        self.uncount(count);
+        if count > 0 {
+            self.close_up_behind(at);
+        }
+    }
+
+    fn close_up_behind(&self, at: u64) {
+        if self.bucket(at).next() != 0 {
             self.close_up(at);
         }
     }
@@ -192,6 +223,23 @@ impl Index {
         slots.filter(|slot| match_bits(tag_of(slot.load(Relaxed)), tag).is_some()).count()
     }
 
+    /// The entry that stands for a full tag, if there is one, and one alone. Of a latched bucket.
+    fn only_match<'a>(&'a self, bucket: &'a Bucket, tag: u64) -> Option<&'a AtomicU64> {
+        let mut only = None;
+        for part in self.chain(bucket) {
+            let tags = part.tags();
+            if tags.has_short() {
+                let found = self.find(bucket, tag).filter(|_| self.matches(bucket, tag) == 1);
+                return found.map(|(slot, _)| slot);
+            }
+            let equal = tags.equal(tag);
+            if equal != 0 {
+                only = Some(part.entry_of(equal));
+            }
+        }
+        only
+    }
+
     fn publish_latched(&self, place: Place, seen: &Seen, at: u64, keys: Keys, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {
         match self.find(self.bucket_at(place.offset), place.tag()) {
             Some((_, word)) if address_of(word) != seen.address() && !broken(Rule::LookLatched) => Published::Changed,
@@ -206,9 +254,16 @@ impl Index {
                 slot.store(entry_word(tag_of(word), at) | marks, Release);
                 Published::Done
             }
-            None if seen.entry != 0 => Published::Changed,
+            None if seen.entry != 0 || self.may_have_been_there(&place, seen) => Published::Changed,
             None => self.add_entry(place, at, keys, added, link_to),
         }
+    }
+
+    /// True if an entry may have come and gone in the latched bucket since it was seen. (Its version moves for whatever others do there: that
+    /// by itself would let those who do much keep others from it.)
+    fn may_have_been_there(&self, place: &Place, seen: &Seen) -> bool {
+        let version = self.bucket_at(place.offset).link(Relaxed) & VERSION_MASK;
+        self.gone.0.load(Relaxed) != seen.gone && (place.offset, version) != (seen.offset, seen.version)
     }
 
     fn add_entry(&self, place: Place, at: u64, keys: Keys, added: &mut bool, link_to: impl FnOnce(u64)) -> Published {

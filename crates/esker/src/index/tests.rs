@@ -69,6 +69,29 @@ fn where_as_many_go_as_come_overflow_stays_small() {
     assert!(last < first + buckets / 4, "{first} overflow buckets, then {last}, of {buckets} buckets");
 }
 
+/// Whoever saw that there is no entry would not know that one was there since, and what it led to.
+#[test]
+fn an_entry_that_came_and_went_is_noticed() {
+    let index = Index::new(1 << 30).unwrap();
+    let seen = index.lookup(mix(1));
+    insert(&index, mix(1), 8);
+    assert!(index.remove_leading_to(mix(1), 8) && !index.remove_leading_to(mix(1), 8));
+    let publish = |seen: &Seen| index.publish(mix(1), seen, 16, Keys::OwnAlone, &mut false, |_| {});
+    assert!(matches!(publish(&seen), Published::Changed));
+    assert!(matches!(publish(&index.lookup(mix(1))), Published::Done));
+}
+
+/// What others do in its bucket does not keep a key from it.
+#[test]
+fn an_entry_comes_beside_others() {
+    let index = Index::new(1 << 30).unwrap();
+    let bucket = |hash| index.locate(hash).offset;
+    let (one, other) = (mix(1), (2..).map(mix).find(|hash| bucket(*hash) == bucket(mix(1))).unwrap());
+    let seen = index.lookup(one);
+    insert(&index, other, 8);
+    assert!(matches!(index.publish(one, &seen, 16, Keys::OwnAlone, &mut false, |_| {}), Published::Done));
+}
+
 /// A thread that has ended left buckets on its shelf, the pool's last ones.
 #[test]
 fn what_lies_on_shelves_does_not_keep_the_pool_from_shrinking() {

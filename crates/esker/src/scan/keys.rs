@@ -93,6 +93,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
     #[inline(always)]
     fn look_up(&self, group: &[&'a [u8]], rows: &mut Rows, cold: &mut Vec<(u64, &'a [u8])>, visit: &mut impl Visit) -> Result<()> {
         let engine = self.frame.engine();
+        let ripened = engine.log.holes.ripened();
         let mut hashes = [0; GROUP];
         let mut seen = [Seen::default(); GROUP];
         for (hash, key) in hashes.iter_mut().zip(group) {
@@ -109,10 +110,12 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
         let mut rest = group.iter().copied().zip(hashes).zip(seen).peekable();
         while rest.peek().is_some() {
             let pin = engine.epochs.pin()?;
+            let stands = engine.log.holes.ripened() == ripened;
             while rows.bytes() < ROWS_BYTES
                 && let Some(((key, hash), seen)) = rest.next()
             {
                 if self.frame.wants(key) {
+                    let seen = if stands { seen } else { engine.index.lookup(hash) };
                     self.find(key, hash, seen, rows, cold);
                 }
             }

@@ -12,9 +12,10 @@ use super::waiting::{Waits, brought_here, give_way};
 use crate::ahead::of_stream;
 use crate::cache::Ending;
 use crate::device::{DeviceRead, ReadSource};
+use crate::engine::Engine;
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
-use crate::index::{Index, Seen};
+use crate::index::Seen;
 use crate::log::NOWHERE;
 use crate::memory::prefetch;
 use crate::record::Record;
@@ -38,13 +39,22 @@ pub(super) struct Group {
     pub(super) hashes: [u64; GROUP],
     firsts: [u64; GROUP],
     looks_again: bool,
+    /// [`Holes::ripened`](crate::log::holes::Holes::ripened) before they were looked up.
+    ripened: u64,
 }
 
 impl Group {
-    /// The first record of the key's entry, as far as whoever changes it may go by it.
+    /// The first record of the key's entry, as far as whoever changes it may go by it. Under a pin.
     #[inline(always)]
-    fn first(&self, i: usize, index: &Index) -> u64 {
-        if self.looks_again && self.firsts[i] != 0 { index.first_match(self.hashes[i]) } else { self.firsts[i] }
+    pub(super) fn first(&self, i: usize, engine: &Engine) -> u64 {
+        let may_lead_there = !self.looks_again && self.stands(engine) || self.firsts[i] == 0;
+        if may_lead_there { self.firsts[i] } else { engine.index.first_match(self.hashes[i]) }
+    }
+
+    /// True if the places that were found are no other keys' by now. Under a pin, and as long as that lasts.
+    #[inline(always)]
+    fn stands(&self, engine: &Engine) -> bool {
+        engine.log.holes.ripened() == self.ripened
     }
 
     /// A change was not made to the first record, and may have superseded it: while a line's cut is being looked for, say, when that record
@@ -145,10 +155,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             while let Some((key, value)) = part.get(*next) {
                 let (key, value) = (key.borrow().bytes(), Self::value_of_known_length(value.borrow().bytes()));
                 self.check_put(key, value)?;
-                let (hash, first) = (group.hashes[*next], group.first(*next, &self.engine.index));
+                let (i, hash) = (*next, group.hashes[*next]);
                 *next += 1;
                 let pin = self.engine.epochs.pin_to_write(Counter::Put);
-                if pin.is_some() && self.put_at(first, key, value) {
+                if pin.is_some() && self.put_at(group.first(i, &self.engine), key, value) {
                     continue;
                 }
                 group.look_again();
@@ -166,7 +176,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         while let Some((key, value)) = part.get(*next) {
             let (key, value) = (key.borrow().bytes(), super::to_word(value.borrow().bytes()));
-            let (hash, first) = (group.hashes[*next], group.first(*next, &self.engine.index));
+            let (hash, first) = (group.hashes[*next], group.first(*next, &self.engine));
             *next += 1;
             let is_plain = !self.engine.epochs.is_latching();
             // Looked up before the pin; a live record above `in_place` is still the newest one.
@@ -237,14 +247,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 continue;
             }
             let mut update = |old: Option<V::View<'_>>| update(first + i, old);
-            let near = group.first(i, &self.engine.index);
             if let Some(held) = &pin {
+                let near = group.first(i, &self.engine);
                 let is_plain = !self.engine.epochs.is_latching();
                 let mut update = |old| Self::updated_word(old, &mut update);
                 if is_plain && self.rmw_word_from(held, near, key, hash, &mut update).is_some() {
                     continue;
                 }
-            } else if self.rmw_bytes_at_once(near, key, &mut update).is_some() {
+            } else if self.rmw_bytes_at_once(|| group.first(i, &self.engine), key, &mut update).is_some() {
                 continue;
             }
             drop(pin.take());
@@ -325,6 +335,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             endings.clear();
         }
         let mut group = self.fetch_group(items.iter().map(|item| what(item).0));
+        if self.engine.log.holes.are_wanted() {
+            // Who takes an entry away walks through all of its bucket.
+            group.hashes[..items.len()].iter().for_each(|hash| _ = self.engine.index.prefetch_behind(*hash));
+        }
         let mut count = 0;
         for (i, (item, hash)) in items.iter().zip(group.hashes).enumerate() {
             let (key, version) = what(item);
@@ -333,7 +347,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let was_there = if cold.puts_off(first + i, hash) {
                 self.count(Counter::Delete)?;
                 None
-            } else if version.is_none() && self.delete_now(group.first(i, &self.engine.index), key) {
+            } else if version.is_none() && self.delete_now(hash, || group.first(i, &self.engine), key) {
                 Some(true)
             } else {
                 if version.is_some() {
@@ -390,7 +404,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     #[inline(always)]
     pub(super) fn fetch_group<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Group {
         let bounds = &self.engine.log.bounds;
-        let line = bounds.line.load(SeqCst);
+        let (line, ripened) = (bounds.line.load(SeqCst), self.engine.log.holes.ripened());
         // What is superseded meanwhile may be mutable again as soon as the cut is known, and nothing in it says so. It is of the line whose
         // cut that is. Who looks for it from here on finds it marked, or the number changed; or it is being marked, by somebody for whom
         // the line waits.
@@ -406,8 +420,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         // 64), and who then needs the line waits for all of it. What is there or under way takes nothing from a second one.
         hashes[..count].iter().for_each(|hash| self.engine.index.prefetch(*hash));
         let firsts = self.fetch_firsts(&hashes[..count]);
-        Group { firsts, hashes, looks_again: is_drawn || bounds.line.load(SeqCst) != line }
+        Group { firsts, hashes, looks_again: is_drawn || bounds.line.load(SeqCst) != line, ripened }
     }
+
+    /// Words of a record that tell whether it is the key's, nearly always.
+    const FIRST_WORDS: usize = if Self::WORD { 3 } else { 4 };
 
     /// Brings the first records of up to [`GROUP`] keys, whose buckets should be here by now.
     #[inline(always)]
@@ -418,16 +435,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         for (i, (first, hash)) in firsts.iter_mut().zip(hashes).enumerate() {
             let (at, is_further) = index.first_match_in_front(*hash);
             *first = at;
-            self.engine.log.prefetch(at);
+            self.engine.log.prefetch_words(at, Self::FIRST_WORDS);
             further |= u64::from(is_further) << i;
         }
         // Again, as the buckets.
-        firsts[..hashes.len()].iter().for_each(|at| self.engine.log.prefetch(*at));
+        firsts[..hashes.len()].iter().for_each(|at| self.engine.log.prefetch_words(*at, Self::FIRST_WORDS));
         // Entries in overflow buckets: those were fetched meanwhile.
         while further != 0 {
             let i = further.trailing_zeros() as usize;
             let seen = index.lookup(hashes[i]);
-            self.engine.log.prefetch(seen.address());
+            self.engine.log.prefetch_words(seen.address(), Self::FIRST_WORDS);
             firsts[i] = if index.leads_surely(&seen) { seen.address() } else { 0 };
             if hashes[i + 1..].contains(&hashes[i]) {
                 tell_equal_keys(hashes, &mut firsts, i);
@@ -476,10 +493,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let pin = self.engine.epochs.pin()?.wary();
         pin.slot.count(Counter::Get, keys.len() as u64);
         // No transaction begins under a pin that has seen none.
-        let is_latching = self.engine.epochs.is_latching();
+        let looks_anew = self.engine.epochs.is_latching() || !group.stands(&self.engine);
         for (i, key) in keys.iter().enumerate() {
             let key = key.borrow().bytes();
-            let at = match is_latching {
+            let at = match looks_anew {
                 // Looked up before the pin: it may be superseded by now, and then this get came first.
                 false => group.firsts[i],
                 true if self.engine.is_held(group.hashes[i]) => 0,
@@ -646,7 +663,7 @@ impl<K: Key + ?Sized> Store<K, [u8]> {
                 self.count(Counter::Append)?;
                 continue;
             }
-            if self.append_at_once(group.first(i, &self.engine.index), key, bytes).is_none() {
+            if self.append_at_once(|| group.first(i, &self.engine), key, bytes).is_none() {
                 group.look_again();
                 cold.attempt(self, first + i, hash, |known| self.append_step(key, hash, known, bytes, &mut 0))?;
             }

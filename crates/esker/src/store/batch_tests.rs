@@ -1,5 +1,6 @@
 //! What a batch knows may be out of date.
 
+use crate::epoch::Counter;
 use crate::log::NOWHERE;
 use crate::sync::atomic::Ordering::*;
 use crate::{Options, Store, Value};
@@ -409,4 +410,29 @@ fn puts_are_in_order_though_a_line_is_drawn() {
     assert_eq!(puts_are_in_order::<u64>(&1, &3, &2), [Some(2), Some(2)]);
     assert_eq!(puts_are_in_order::<[u64; 4]>(&[1; 4], &[3; 4], &[2; 4]), [Some([2; 4]), Some([2; 4])]);
     assert_eq!(puts_are_in_order::<[u8]>(b"old", b"oth", b"new"), [Some(b"new".to_vec()), Some(b"new".to_vec())]);
+}
+
+/// Where another key's record may be by now, or half of it.
+#[test]
+fn a_batch_looks_again_when_holes_have_ripened() {
+    let store: Store<u64, u64> = Options::new().memory(16 << 20).background(false).in_memory().unwrap();
+    let engine = store.engine_for_test();
+    engine.log.holes.want(true);
+    store.put(&1, &10).unwrap();
+    let group = store.fetch_group([1u64.to_ne_bytes()].iter().map(<[u8; 8]>::as_slice));
+    let first = || {
+        let _pin = engine.epochs.pin().unwrap();
+        group.first(0, engine)
+    };
+    let place = first();
+    // All holes of this length that there were are taken, and this one is.
+    store.delete(&1).unwrap();
+    (100..200).for_each(|n| store.put(&n, &n).unwrap());
+    (100..200).for_each(|n| assert!(store.delete(&n).unwrap()));
+    assert_eq!(first(), place);
+    engine.ripen_holes();
+    assert_eq!(first(), 0);
+    (2..200).for_each(|n| store.put(&n, &n).unwrap());
+    assert!(engine.epochs.counted(Counter::FilledByte) > 0);
+    assert_eq!((store.get(&1).unwrap(), store.get(&2).unwrap()), (None, Some(2)));
 }

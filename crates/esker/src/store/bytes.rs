@@ -93,7 +93,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn rmw_bytes(&self, key: &[u8], mut update: impl FnMut(Option<V::View<'_>>) -> V::Owned) -> Result<V::Owned> {
         Self::check_key(key)?;
         let hash = self.hash(key);
-        if let Some(new) = self.rmw_bytes_at_once(self.engine.index.first_match(hash), key, &mut update) {
+        if let Some(new) = self.rmw_bytes_at_once(|| self.engine.index.first_match(hash), key, &mut update) {
             return Ok(new);
         }
         let mut last = None;
@@ -102,16 +102,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     /// Counts it, and does it where the first record of the key's entry is the key's, and mutable; where values have one length, for the
-    /// new one must fit: the closure should not run twice because it did not.
+    /// new one must fit: the closure should not run twice because it did not. `first` looks for that record, under the pin.
     #[inline(always)]
     pub(super) fn rmw_bytes_at_once(
         &self,
-        first: u64,
+        first: impl FnOnce() -> u64,
         key: &[u8],
         update: &mut impl FnMut(Option<V::View<'_>>) -> V::Owned,
     ) -> Option<V::Owned> {
         let pin = self.engine.epochs.pin_to_write(Counter::Rmw)?;
-        let width = V::WIDTH?;
+        let (width, first) = (V::WIDTH?, first());
         let record = self.mutable_record_of(first, key)?;
         let latched = record.latch();
         // What was read from a device without being verified may have any length.
@@ -151,7 +151,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn append_bytes(&self, key: &[u8], bytes: &[u8]) -> Result<usize> {
         Self::check_key(key)?;
         let hash = self.hash(key);
-        if let Some(length) = self.append_at_once(self.engine.index.first_match(hash), key, bytes) {
+        if let Some(length) = self.append_at_once(|| self.engine.index.first_match(hash), key, bytes) {
             return Ok(length);
         }
         let mut length = 0;
@@ -165,11 +165,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if old.is_empty() { length } else { (length + length / 2).min(most.max(length)) }
     }
 
-    /// Counts it, and does it where the first record of the key's entry is the key's, mutable, and has room. The new length.
+    /// Counts it, and does it where the first record of the key's entry is the key's, mutable, and has room. The new length. `first` as above.
     #[inline(always)]
-    pub(super) fn append_at_once(&self, first: u64, key: &[u8], bytes: &[u8]) -> Option<usize> {
+    pub(super) fn append_at_once(&self, first: impl FnOnce() -> u64, key: &[u8], bytes: &[u8]) -> Option<usize> {
         let _pin = self.engine.epochs.pin_to_write(Counter::Append)?;
-        let record = self.mutable_record_of(first, key)?;
+        let record = self.mutable_record_of(first(), key)?;
         let latched = record.latch();
         let length = latched.value().len();
         if !latched.is_whole_truth() || length + bytes.len() > record.capacity() {
@@ -305,7 +305,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Change::Append(_) | Change::End(_) => unreachable!("made whole"),
             Change::Remove => {
                 let was_dead = record.header().fetch_or(TOMBSTONE, AcqRel) & ABSENT != 0;
-                pin.slot.count(Counter::DeadByte, if was_dead { 0 } else { record.bytes(self.engine.layout) });
+                if let (false, Found::Memory { at, .. }) = (was_dead, &sight.found) {
+                    pin.slot.count(Counter::DeadByte, record.bytes(self.engine.layout));
+                    self.leave_place(pin, sight.hash, *at, record);
+                }
                 Ok(Step::Done(was_there))
             }
             Change::Set(value, _, expires) if was_there && value.len() <= record.capacity() && (can_end || *expires == NEVER) => {
@@ -364,8 +367,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.check_value(value.len())?;
         let log = &self.engine.log;
         let bytes = record::bytes_record_bytes(sight.key.len(), capacity) + record::expiry_bytes(flags);
-        let Some(at) = self.allocate(pin, &sight.found, bytes, flags) else { return Ok(Step::Room(log.room_for(bytes))) };
-        // SAFETY: just allocated under the pin: ours alone, in memory.
+        let at = self.allocate_or_fill(pin, sight.hash, &sight.seen, &sight.found, bytes, flags);
+        let Some(at) = at else { return Ok(Step::Room(log.room_for(bytes))) };
+        // SAFETY: taken under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
         if expires != NEVER {
             self.engine.expiry.watch();

@@ -514,6 +514,17 @@ mod tests {
     use super::*;
     use crate::Options;
 
+    /// Its place may be another record's soon, of the same key even: that was taken for the one that had left.
+    #[test]
+    fn what_was_deleted_does_not_leave() {
+        let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+        store.put(&7, &1).unwrap();
+        let key = 7u64.to_ne_bytes();
+        let (_, Found::Memory { record, .. }) = store.locate(&key, store.hash(&key)) else { panic!("the key is in memory") };
+        assert!(store.delete(&7).unwrap());
+        assert!(!record.leave());
+    }
+
     /// One that was superseded while it left was taken back all the same, and a put of a batch was written into it.
     #[test]
     fn what_left_stays_only_as_the_newest() {

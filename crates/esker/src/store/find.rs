@@ -5,7 +5,7 @@ use super::step::{Held, Known};
 use crate::cache::Caching;
 use crate::engine::Engine;
 use crate::epoch::Pin;
-use crate::index::Seen;
+use crate::index::{Looked, Seen};
 use crate::log::chain::Link;
 use crate::record::{ABSENT, Record};
 use crate::sync::atomic::Ordering::*;
@@ -199,6 +199,20 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     pub(super) fn allocate(&self, pin: &Pin<'_>, found: &Found, bytes: u64, flags: u64) -> Option<u64> {
         let log = &self.engine.log;
         log.allocate(pin.slot, bytes).or_else(|| if self.makes_room(found, bytes, flags) { log.allocate_replacement(bytes) } else { None })
+    }
+
+    /// The same, or a hole, for a record that leads nowhere: of a key that no entry stands for, and for which one is free. (Where it had to
+    /// share one it would have to lie above what that leads to.)
+    #[inline(always)]
+    pub(super) fn allocate_or_fill(&self, pin: &Pin<'_>, hash: u64, seen: &Seen, found: &Found, bytes: u64, flags: u64) -> Option<u64> {
+        let is_new = matches!(found, Found::Absent) && seen.entry == 0 && flags == 0;
+        let hole = if is_new { self.fill_hole(pin, hash, bytes) } else { None };
+        hole.or_else(|| self.allocate(pin, found, bytes, flags))
+    }
+
+    fn fill_hole(&self, pin: &Pin<'_>, hash: u64, bytes: u64) -> Option<u64> {
+        let is_free = || matches!(self.engine.index.probe(hash).search(), Looked::Free(_));
+        if self.engine.log.has_hole(pin.slot, bytes) && !is_free() { None } else { self.engine.log.take_hole(pin.slot, bytes) }
     }
 
     /// True if a record of so many bytes, with these flags, takes the place of a value as long, or is a deletion of one.

@@ -84,8 +84,9 @@ impl Helpers {
 
     /// [`Engine::make_room`] elsewhere.
     pub(super) fn make_room(&self, engine: &Arc<Engine>, bytes: u64) -> Result<Reply<()>> {
+        let has_sought_hole = engine.leave_holes()?;
         let (answer, reply) = ticket();
-        self.rooms.push(RoomJob { bytes, answer }, "esker-writer", engine, run_rooms)?;
+        self.rooms.push(RoomJob { bytes, has_sought_hole, answer }, "esker-writer", engine, run_rooms)?;
         Ok(reply)
     }
 
@@ -266,6 +267,7 @@ impl<J: Send + 'static> Queue<J> {
 
 struct RoomJob {
     bytes: u64,
+    has_sought_hole: bool,
     answer: Answer<()>,
 }
 
@@ -275,7 +277,7 @@ fn run_rooms(engine: &Engine, queue: &Queue<RoomJob>) {
     while queue.wait() {
         while let Some(job) = queue.pop() {
             if job.answer.is_wanted() {
-                job.answer.send(engine.make_room(job.bytes));
+                job.answer.send(engine.make_room_for(job.bytes, job.has_sought_hole));
             }
         }
     }

@@ -440,7 +440,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Self::check_key(key)?;
         }
         let hash = self.hash(key);
-        if self.delete_now(self.engine.index.first_match(hash), key) {
+        if self.delete_now(hash, || self.engine.index.first_match(hash), key) {
             return Ok(true);
         }
         let was_there = self.run(key, |known| self.delete_attempt(key, hash, known, None, &mut ending))?;
@@ -449,8 +449,9 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// Counts a delete, and does it where the first record of the key's entry is the key's, and mutable. True if it had a value.
     #[inline(always)]
-    fn delete_now(&self, first: u64, key: &[u8]) -> bool {
+    fn delete_now(&self, hash: u64, first: impl FnOnce() -> u64, key: &[u8]) -> bool {
         let Some(pin) = self.engine.epochs.pin_to_write(Counter::Delete) else { return false };
+        let first = first();
         let Some(record) = self.mutable_record_of(first, key) else { return false };
         // Held until the deletion is there: who supersedes the record meanwhile would not see it.
         let latched = (!Self::WORD).then(|| record.latch());
@@ -460,7 +461,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let latched = latched.filter(|_| !broken(Rule::DeletionIsLatched));
         let was_there = record.header().fetch_or(TOMBSTONE, AcqRel) & ABSENT == 0;
         drop(latched);
-        pin.slot.count(Counter::DeadByte, if was_there { record.bytes(self.engine.layout) } else { 0 });
+        if was_there {
+            pin.slot.count(Counter::DeadByte, record.bytes(self.engine.layout));
+            // Its lowest bits mean nothing.
+            self.leave_place(&pin, hash, first & !7, record);
+        }
         was_there
     }
 

@@ -6,7 +6,8 @@
 //! | the key's mutable record, with room     | changes it: a word by a store, bytes under the record's latch |
 //! | the key's frozen record                 | makes a record; claims the entry, if that stood still        |
 //! | the device                              | makes a record that leads there, under the bucket's latch    |
-//! | there is none                           | makes a record; claims a free one, if the bucket stood still |
+//! | there is none                           | makes a record, in a hole if one is ripe; claims a free one, |
+//! |                                         | if the bucket stood still                                    |
 //!
 //! For all else there are steps (`word.rs`, `bytes.rs`), which publish here too.
 
@@ -15,7 +16,7 @@ use super::find::{Found, Own};
 use crate::epoch::{Counter, Pin};
 use crate::index::{Added, Keys, Looked, Probe, Published, Seen};
 use crate::latches::Hold;
-use crate::record::{self, ABSENT, NEVER, Record};
+use crate::record::{self, ABSENT, ADDRESS_MASK, EXPIRES, NEVER, Record, SEALED};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Rule, broken};
 use crate::types::{Key, Value};
@@ -128,10 +129,31 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Looked::Unclear => None,
         };
         let Some(claim) = claim else { return self.insert_slowly(pin, key, hash, value) };
-        let Some(at) = self.make_record(pin, key, value) else { return false };
+        let Some((at, _)) = self.make_record(pin, key, value) else { return false };
         claim.fill(at);
         self.count_entry(pin);
         true
+    }
+
+    /// The record at `at` was just deleted in place: its entry goes, if it leads there and nowhere else, and the place is for another.
+    pub(super) fn leave_place(&self, pin: &Pin<'_>, hash: u64, at: u64, record: Record) {
+        let (log, index, bytes) = (&self.engine.log, &self.engine.index, record.bytes(self.engine.layout));
+        let twins = index.twins();
+        if !log.wants_hole(bytes, twins) {
+            return;
+        }
+        let is_plain_deletion = record.header().load(Acquire) & (ADDRESS_MASK | SEALED | EXPIRES) == 0;
+        if !is_plain_deletion || !index.remove_leading_to(hash, at) {
+            return;
+        }
+        match pin.slot.entries.load(Relaxed) {
+            0 => index.uncount(1),
+            entries => pin.slot.entries.store(entries - 1, Relaxed),
+        }
+        // A split raises them under the bucket's latch: it was not one that left a second entry.
+        if index.twins() == twins {
+            log.rest_hole(pin.slot, at, bytes);
+        }
     }
 
     /// Makes a record that takes the place of a frozen one: the copy that each update is after a line was drawn. `over`: the entry, and
@@ -171,7 +193,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let mut made = None;
         let make = || {
             made = self.make_record(pin, key, value);
-            made
+            made.map(|(at, _)| at)
         };
         let added =
             self.engine.index.add(hash, |head| self.is_cold(head), make, |at, previous| record(at).lead_to(previous, log.line_flag()));
@@ -181,19 +203,27 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 pin.slot.count(Counter::DeadByte, value.record_bytes(key));
                 Self::count_guess(pin, value.record_bytes(key));
             }
-            (None, Some(at)) => self.engine.give_up(pin, record(at)),
+            // It would have had to share an entry that leads above it: the hole is one for the next.
+            (None, Some((at, true))) => {
+                self.engine.abandon(pin, record(at));
+                log.put_hole_back(pin.slot, at, value.record_bytes(key));
+            }
+            (None, Some((at, false))) => self.engine.give_up(pin, record(at)),
             _ => {}
         }
         added.is_some()
     }
 
+    /// A record that leads nowhere, yet; and whether it is in a hole.
     #[inline(always)]
-    fn make_record(&self, pin: &Pin<'_>, key: &[u8], value: impl Fresh) -> Option<u64> {
+    fn make_record(&self, pin: &Pin<'_>, key: &[u8], value: impl Fresh) -> Option<(u64, bool)> {
         let (log, key) = (&self.engine.log, Self::of_known_length(key));
-        let at = log.allocate(pin.slot, value.record_bytes(key))?;
-        // SAFETY: just allocated under the pin: ours alone, in memory.
+        let bytes = value.record_bytes(key);
+        let hole = log.take_hole(pin.slot, bytes);
+        let at = hole.or_else(|| log.allocate(pin.slot, bytes))?;
+        // SAFETY: taken under the pin: ours alone, in memory.
         value.write(unsafe { Record::new(log.pointer(at)) }, key, 0, log.line_flag());
-        Some(at)
+        Some((at, hole.is_some()))
     }
 
     /// Makes the index lead to a new record; false, and it is given up, when somebody was quicker.

@@ -248,7 +248,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if !Self::WORD {
             Self::check_key(key)?;
             let hash = self.hash(key);
-            if let Some(new) = self.rmw_bytes_at_once(self.engine.index.first_match(hash), key, &mut update) {
+            if let Some(new) = self.rmw_bytes_at_once(|| self.engine.index.first_match(hash), key, &mut update) {
                 return self.written_async(new).await;
             }
             let mut last = None;
@@ -276,7 +276,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Self::check_key(key)?;
         }
         let hash = self.hash(key);
-        if self.delete_now(self.engine.index.first_match(hash), key) {
+        if self.delete_now(hash, || self.engine.index.first_match(hash), key) {
             return Ok(true);
         }
         let was_there = self.run_async(key, |known| self.delete_attempt(key, hash, known, None, &mut ending)).await?;
@@ -294,7 +294,7 @@ impl<K: Key + ?Sized> Store<K, [u8]> {
         let key = key.bytes();
         Self::check_key(key)?;
         let hash = self.hash(key);
-        if let Some(length) = self.append_at_once(self.engine.index.first_match(hash), key, bytes) {
+        if let Some(length) = self.append_at_once(|| self.engine.index.first_match(hash), key, bytes) {
             return self.written_async(length).await;
         }
         let mut length = 0;

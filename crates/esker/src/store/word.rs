@@ -71,8 +71,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let log = &self.engine.log;
         let flags = flags | record::expiry_flags(expires);
         let bytes = Self::RECORD_BYTES + record::expiry_bytes(flags);
-        let Some(at) = self.allocate(pin, found, bytes, flags) else { return Step::Room(bytes) };
-        // SAFETY: just allocated under the pin: ours alone, in memory.
+        let Some(at) = self.allocate_or_fill(pin, hash, seen, found, bytes, flags) else { return Step::Room(bytes) };
+        // SAFETY: taken under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
         if flags & record::EXPIRES != 0 {
             record.word_expiry(Self::KEY_WIDTH).store(expires, Relaxed);
@@ -212,7 +212,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             }
             let before = record.header().fetch_or(TOMBSTONE, AcqRel);
             let was_there = before & ABSENT == 0;
-            pin.slot.count(Counter::DeadByte, if was_there { record.bytes(self.engine.layout) } else { 0 });
+            if was_there {
+                pin.slot.count(Counter::DeadByte, record.bytes(self.engine.layout));
+                self.leave_place(&pin, hash, *at, *record);
+            }
             // Who ended it deleted it, though another one who found it ended may have come first.
             return Ok(Step::Done(was_live && (was_there || before & EXPIRES != 0)));
         }
