@@ -3,15 +3,18 @@
 
 #[path = "common/raise.rs"]
 mod raise;
+#[path = "common/random.rs"]
+mod random;
 #[path = "common/traffic.rs"]
 mod traffic;
 
 use esker::{Durability, Error, MemoryStorage, Options, Store, Transaction};
 use raise::Raise;
+use random::Random;
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use traffic::{Random, maintain};
+use traffic::maintain;
 
 fn words() -> Store<u64, u64> {
     Options::new().memory("16MiB").in_memory().unwrap()

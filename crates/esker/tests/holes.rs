@@ -2,22 +2,14 @@
 
 #[path = "common/raise.rs"]
 mod raise;
+#[path = "common/random.rs"]
+mod random;
 
 use esker::{Cursor, Error, Options, Scan, Store};
 use raise::Raise;
+use random::Random;
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-
-/// Numbers that look drawn.
-struct Random(u64);
-
-impl Random {
-    fn within(&mut self, range: Range<usize>) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        range.start + (self.0 >> 33) as usize % (range.end - range.start)
-    }
-}
 
 /// Puts pairs with these numbers until a store in memory is so full; how many.
 fn fill(store: &Store<u64, [u8]>, part: f64, value_of: impl Fn(u64) -> Vec<u8>) -> u64 {
@@ -56,13 +48,13 @@ fn pairs_of(scan: Scan<'_, u64, [u8]>) -> u64 {
 fn random_pairs_come_and_go_in_a_full_store_with_few_copies() {
     let store: Store<u64, [u8]> = Options::new().memory("32MiB").in_memory().unwrap();
     let count = fill(&store, 0.88, |n| value(n, 100));
-    let mut random = Random(1);
+    let mut random = Random::of_thread(1);
     let (mut live, mut gone): (Vec<u64>, Vec<u64>) = ((0..count).collect(), Vec::new());
     let moved = store.stats().space.moved_bytes;
     for next in (count..3 * count).step_by(64) {
         let new: Vec<_> = (next..next + 64).map(|key| (key, value(key, 100))).collect();
         store.put_many(&new).unwrap();
-        let going = new.iter().map(|(key, _)| std::mem::replace(&mut live[random.within(0..count as usize)], *key));
+        let going = new.iter().map(|(key, _)| std::mem::replace(&mut live[random.below(count) as usize], *key));
         let going: Vec<_> = going.collect();
         assert_eq!(store.delete_many(&going).unwrap(), 64);
         gone.extend(going);
@@ -88,15 +80,15 @@ fn patiently<R>(mut run: impl FnMut() -> Result<R, Error>) -> R {
 
 /// What one thread does with keys of its own, and knows.
 fn work(store: &Store<u64, [u8]>, thread: u64, threads: u64, mut known: HashMap<u64, Vec<u8>>) -> HashMap<u64, Vec<u8>> {
-    let mut random = Random(thread);
+    let mut random = Random::of_thread(thread);
     let (mut next, mut keys): (u64, Vec<u64>) = ((1 << 40) + thread, known.keys().copied().collect());
     keys.sort_unstable();
     for _ in 0..40_000 {
-        let [place, other] = [(); 2].map(|()| random.within(0..keys.len()));
+        let [place, other] = [(); 2].map(|()| random.below(keys.len() as u64) as usize);
         let (key, both) = (keys[place], [keys[place], keys[other]]);
         let held = known.get(&key).cloned();
-        let new = value(key, 8 * random.within(1..24));
-        match random.within(0..16) {
+        let new = value(key, 8 * (1 + random.below(23) as usize));
+        match random.below(16) {
             // One goes, another comes.
             0..8 => {
                 assert_eq!(patiently(|| store.delete(&key)), known.remove(&key).is_some());

@@ -2,16 +2,19 @@
 
 #[path = "common/raise.rs"]
 mod raise;
+#[path = "common/random.rs"]
+mod random;
 #[path = "common/traffic.rs"]
 mod traffic;
 
 use esker::{Clock, Cursor, Error, ManualClock, Options, ReadTransaction, Store, Value};
 use raise::Raise;
+use random::Random;
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
-use traffic::{Random, maintain};
+use traffic::maintain;
 
 impl Random {
     /// The numbers below `count` in some order.

@@ -243,10 +243,9 @@ impl Holes {
     }
 
     fn are_on_shelf(&self, places: impl Iterator<Item = u64>) {
-        places.for_each(|place| {
-            self.count.fetch_add(1, Relaxed);
-            self.bytes.fetch_add(bytes_of(place), Relaxed);
-        });
+        let (count, bytes) = places.fold((0, 0), |(count, bytes), place| (count + 1, bytes + bytes_of(place)));
+        self.count.fetch_add(count, Relaxed);
+        self.bytes.fetch_add(bytes, Relaxed);
     }
 
     fn have_left_shelf(&self, count: usize, bytes: u64) {
