@@ -1,7 +1,8 @@
 //! Records that come and go at a constant number: what it costs to win back the room, the fuller the store is.
 //!
 //! A step puts new records, 64 in a call, and deletes as many, the oldest or any; or it gives records that stay another value as long as
-//! the old one, which takes no room where it may change in place. As many as there are records are a *turnover*. The room is the memory
+//! the old one, which takes no room where it may change in place; or any 64 values grow by 16 bytes, one by one, until they are too long
+//! and go, to begin anew with the next piece. As many as there are records are a *turnover*. The room is the memory
 //! budget of a store in memory, and on a device what the space target allows: so the `live` part of it holds records, in memory with their
 //! index, and the rest is what was deleted and not won back yet. A store in memory that has no room left says so: its row tells after how
 //! many turnovers.
@@ -15,7 +16,6 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use esker::{Error, Options, Store};
-use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
@@ -29,6 +29,8 @@ const MEMORIES: f64 = 4.0;
 const BUCKET_BYTES: u64 = 64;
 /// Records in a call.
 const BATCH: usize = 64;
+/// By so much a value grows.
+const PIECE: usize = 16;
 
 /// Where the records are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -50,6 +52,8 @@ pub(crate) enum Order {
     Uniform,
     /// None: some get another value far more often than others (exponent 0.99)
     Zipf,
+    /// One whose value has grown too long: any grow by 16 bytes
+    Grown,
 }
 
 /// The options of `turnover`.
@@ -112,18 +116,22 @@ impl Order {
     /// How those are chosen that stay.
     fn distribution(self) -> Option<Distribution> {
         match self {
-            Self::Oldest | Self::Random => None,
+            Self::Oldest | Self::Random | Self::Grown => None,
             Self::Uniform => Some(Distribution::Uniform),
             Self::Zipf => Some(Distribution::Zipf),
         }
     }
 
     fn name(self) -> &'static str {
-        ["oldest", "random", "none, uniform", "none, zipf"][self as usize]
+        ["oldest", "random", "none, uniform", "none, zipf", "grown"][self as usize]
     }
 
     fn operation(self) -> &'static str {
-        if self.distribution().is_some() { "put" } else { "replace" }
+        match self {
+            Self::Oldest | Self::Random => "replace",
+            Self::Uniform | Self::Zipf => "put",
+            Self::Grown => "append",
+        }
     }
 }
 
@@ -136,6 +144,8 @@ impl Row {
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.live.is_sorted(), "the live parts must ascend");
+    let grows = arguments.orders.contains(&Order::Grown);
+    ensure!(!grows || arguments.value_bytes >= 2 * PIECE as u64, "values that grow need two pieces of {PIECE} bytes at least");
     let settings = arguments.homes.len() * arguments.orders.len() * arguments.live.len();
     let bar = progress::bar(settings as u64 * arguments.turnovers);
     let mut rows: Vec<Row> = Vec::new();
@@ -163,7 +173,7 @@ fn measure(arguments: &Arguments, home: Home, order: Order, live: u64, bar: &Pro
         Home::Memory => arguments.memory as f64 * live as f64 / 100.0,
         Home::Device => arguments.memory as f64 * MEMORIES,
     };
-    let mut records = Records::new(open(arguments, home, live, directory.path())?, arguments.value_bytes);
+    let mut records = Records::new(open(arguments, home, live, directory.path())?, order, arguments.value_bytes);
     let (mut rates, mut latency) = (Vec::new(), run::histogram());
     let mut done = 0;
     let mut turn = || -> Result<(), Error> {
@@ -173,10 +183,13 @@ fn measure(arguments: &Arguments, home: Home, order: Order, live: u64, bar: &Pro
         for _ in 0..arguments.turnovers {
             let begun = Instant::now();
             for _ in 0..records.live.len() / BATCH {
+                let batch_begun = Instant::now();
                 match &mut chosen {
-                    Some(keys) => records.overwrite(keys.take(BATCH), &mut latency)?,
-                    None => records.replace(order, &mut latency)?,
+                    Some(keys) => records.put(keys.take(BATCH))?,
+                    None if order == Order::Grown => records.grow()?,
+                    None => records.replace(order)?,
                 }
+                latency.saturating_record(batch_begun.elapsed().as_nanos() as u64);
                 done += BATCH;
             }
             rates.push((records.live.len() / BATCH * BATCH) as f64 / begun.elapsed().as_secs_f64());
@@ -234,15 +247,22 @@ struct Records {
     store: Store<u64, [u8]>,
     /// What is put together.
     batch: Vec<(u64, Vec<u8>)>,
+    /// A value's length, or where they grow the greatest.
+    value_bytes: usize,
+    /// How long each value is, where they grow; 0 for none.
+    lengths: Option<Vec<usize>>,
     /// The numbers of those that live, and of the next one.
     live: Vec<u64>,
     next: u64,
+    steps: u64,
 }
 
 impl Records {
-    fn new(store: Store<u64, [u8]>, value_bytes: u64) -> Self {
-        let batch = vec![(0, vec![7; value_bytes as usize]); BATCH];
-        Self { store, batch, live: Vec::new(), next: 0 }
+    fn new(store: Store<u64, [u8]>, order: Order, value_bytes: u64) -> Self {
+        let value_bytes = value_bytes as usize;
+        let batch = vec![(0, vec![7; value_bytes]); BATCH];
+        let lengths = (order == Order::Grown).then(Vec::new);
+        Self { store, batch, value_bytes, lengths, live: Vec::new(), next: 0, steps: 0 }
     }
 
     /// Puts records until they, and in memory their index, take so many bytes.
@@ -253,7 +273,7 @@ impl Records {
             (stats.space.live_bytes + if home == Home::Memory { index } else { 0 }) as f64
         };
         // In steps of a hundredth, for to ask costs some time.
-        let step = (bytes / 100.0 / self.batch[0].1.len() as f64) as u64 / BATCH as u64 + 1;
+        let step = (bytes / 100.0 / self.value_bytes as f64) as u64 / BATCH as u64 + 1;
         while taken(&self.store) < bytes {
             for _ in 0..step {
                 let batch = self.put_new()?;
@@ -274,21 +294,39 @@ impl Records {
 
     fn put_new(&mut self) -> Result<Range<u64>, Error> {
         let new = self.next..self.next + BATCH as u64;
-        self.put(new.clone().map(keys::key))?;
+        match &mut self.lengths {
+            None => self.put(new.clone().map(keys::key))?,
+            // As long as any is when they have grown for a while, and with as much room to spare.
+            Some(lengths) => {
+                for number in new.clone() {
+                    let pieces = number as usize % (self.value_bytes / PIECE);
+                    lengths.push(pieces * PIECE);
+                    (0..pieces).try_for_each(|_| append_piece(&self.store, keys::key(number)).map(|_| ()))?;
+                }
+            }
+        }
         self.next = new.end;
         Ok(new)
     }
 
-    fn overwrite(&mut self, keys: impl Iterator<Item = u64>, latency: &mut Histogram<u64>) -> Result<(), Error> {
-        let begun = Instant::now();
-        self.put(keys)?;
-        latency.saturating_record(begun.elapsed().as_nanos() as u64);
+    /// Any get a piece more, and go when they are too long for another.
+    fn grow(&mut self) -> Result<(), Error> {
+        let lengths = self.lengths.as_mut().unwrap_or_else(|| unreachable!("asked for where values grow"));
+        for _ in 0..BATCH {
+            let place = (keys::key(self.steps) % lengths.len() as u64) as usize;
+            self.steps += 1;
+            let key = keys::key(self.live[place]);
+            lengths[place] = append_piece(&self.store, key)?;
+            if lengths[place] + PIECE > self.value_bytes {
+                self.store.delete(&key)?;
+                lengths[place] = 0;
+            }
+        }
         Ok(())
     }
 
-    fn replace(&mut self, order: Order, latency: &mut Histogram<u64>) -> Result<(), Error> {
+    fn replace(&mut self, order: Order) -> Result<(), Error> {
         let records = self.live.len() as u64;
-        let begun = Instant::now();
         let new = self.put_new()?;
         // The places are taken in turns, so the next ones have the oldest.
         let gone = new.map(|number| {
@@ -297,18 +335,15 @@ impl Records {
         });
         let gone: Vec<u64> = gone.collect();
         self.store.delete_many(&gone)?;
-        latency.saturating_record(begun.elapsed().as_nanos() as u64);
         Ok(())
     }
 
     fn check(&self) -> Result<()> {
-        let is_own = |number: &u64| -> Result<bool> {
+        for (place, number) in self.live.iter().enumerate() {
             let key = keys::key(*number);
-            let told = |value: &[u8]| keys::is_own(key, value, self.batch[0].1.len() as u64);
-            Ok(self.store.get_with(&key, told)? == Some(true))
-        };
-        for number in &self.live {
-            ensure!(is_own(number)?, "record {number} is not what was put");
+            let bytes = self.lengths.as_ref().map_or(self.value_bytes, |lengths| lengths[place]);
+            let told = self.store.get_with(&key, |value: &[u8]| keys::is_own(key, value, bytes as u64))?;
+            ensure!(told == (bytes > 0).then_some(true), "record {number} is not what was put");
         }
         let mut living = self.live.clone();
         living.sort_unstable();
@@ -318,6 +353,13 @@ impl Records {
         }
         Ok(())
     }
+}
+
+/// A piece tells its key.
+fn append_piece(store: &Store<u64, [u8]>, key: u64) -> Result<usize, Error> {
+    let mut piece = [7; PIECE];
+    piece[..8].copy_from_slice(&key.to_le_bytes());
+    store.append(&key, &piece)
 }
 
 /// All records replaced a second, if there was a whole turnover.
@@ -373,7 +415,9 @@ mod tests {
     fn all_turnovers_are_made_where_there_is_room() {
         let arguments = arguments(vec![50]);
         for home in [Home::Memory, Home::Device] {
-            for order in [Order::Oldest, Order::Random, Order::Uniform, Order::Zipf] {
+            // On a device values that grow piece by piece take this test most of a minute.
+            let grown = (home == Home::Memory).then_some(Order::Grown);
+            for order in [Order::Oldest, Order::Random, Order::Uniform, Order::Zipf].into_iter().chain(grown) {
                 let row = measure(&arguments, home, order, 50, &ProgressBar::hidden()).unwrap();
                 assert_eq!((row.turnover_per_second.len(), row.full_after), (3, None), "{row:?}");
             }
