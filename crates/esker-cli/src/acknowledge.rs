@@ -2,16 +2,18 @@
 //!
 //! A number is printed only when that many rows are durable: with `always` each call of the store returns so; with an interval
 //! the store draws lines by itself, but does not tell when, so a thread beside the load asks for one of its own, which costs next to
-//! nothing where the store was quicker, and goes on while the input is silent; and a store that was closed keeps everything.
+//! nothing where the store was quicker, and goes on while the input is silent; and a store that was closed keeps everything. Where that
+//! thread fails it ends the load as an interrupt does: whoever waits for a number before he sends more would wait for good.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread::{self, ScopedJoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use esker::Durability;
 
 use crate::failure::{Failure, Outcome};
+use crate::interrupt::Interrupt;
 use crate::out;
 use crate::store::Bytes;
 
@@ -22,6 +24,7 @@ const INTERVAL_MIN: Duration = Duration::from_millis(1);
 pub(crate) struct Acknowledgements {
     wanted: bool,
     durability: Durability,
+    interrupt: Interrupt,
     printed: Option<u64>,
 }
 
@@ -29,16 +32,16 @@ pub(crate) struct Acknowledgements {
 pub(crate) type Tell<'a> = dyn FnMut(u64) -> Outcome + 'a;
 
 impl Acknowledgements {
-    /// Silent unless `wanted`.
-    pub(crate) fn new(wanted: bool, durability: Durability) -> Self {
-        Self { wanted, durability, printed: None }
+    /// Silent unless `wanted`. `interrupt` is what ends the load.
+    pub(crate) fn new(wanted: bool, durability: Durability, interrupt: &Interrupt) -> Self {
+        Self { wanted, durability, interrupt: interrupt.clone(), printed: None }
     }
 
     /// Does `load`, and prints meanwhile.
     pub(crate) fn during<T>(&mut self, store: &Bytes, load: impl FnOnce(&mut Tell<'_>) -> Result<T, Failure>) -> Result<T, Failure> {
         match self.durability {
             Durability::Every(interval) if self.wanted => self.now_and_then(store, interval.max(INTERVAL_MIN), load),
-            Durability::Always if self.wanted => load(&mut |rows| self.print(rows)),
+            Durability::Always if self.wanted => load(&mut |rows| self.print(rows).map_err(unheard)),
             _ => load(&mut |_| Ok(())),
         }
     }
@@ -49,22 +52,24 @@ impl Acknowledgements {
         interval: Duration,
         load: impl FnOnce(&mut Tell<'_>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let stored = &AtomicU64::new(0);
-        thread::scope(|scope| {
+        let (stored, printed, interrupt) = (&AtomicU64::new(0), &AtomicU64::new(0), &self.interrupt);
+        let (loaded, told) = thread::scope(|scope| {
             let (end, ended) = mpsc::channel();
-            let mut beside = Some(scope.spawn(move || tell(store, interval, stored, &ended)));
+            let beside = scope.spawn(move || tell(store, interval, stored, printed, &ended).inspect_err(|_| interrupt.raise()));
             let loaded = load(&mut |rows| {
                 // Release: what is committed for this number has these rows.
                 stored.store(rows, Ordering::Release);
-                // By itself the thread ends with a failure.
-                beside.take_if(|beside| beside.is_finished()).map_or(Ok(()), |beside| join(beside).map(drop))
+                Ok(())
             });
             drop(end);
-            let told = beside.map_or(Ok(None), join).map(|printed| self.printed = printed);
-            // Of two failures the load's.
-            let loaded = loaded?;
-            told.map(|()| loaded)
-        })
+            (loaded, beside.join().unwrap_or_else(|_| Err(Failure::new("what tells of durable rows panicked"))))
+        });
+        // Also where it failed later.
+        self.printed = Some(printed.load(Ordering::Acquire)).filter(|rows| *rows > 0);
+        match (loaded, told) {
+            (Err(ended), Err(why)) if ended.is_interrupt() => Err(why),
+            (loaded, told) => loaded.and_then(|loaded| told.map(|()| loaded)),
+        }
     }
 
     /// The load failed or was interrupted behind so many rows.
@@ -91,20 +96,23 @@ impl Acknowledgements {
     }
 }
 
-/// Each interval, until the other side is dropped. The number that was printed last.
-fn tell(store: &Bytes, interval: Duration, stored: &AtomicU64, ended: &Receiver<()>) -> Result<Option<u64>, Failure> {
-    let mut printed = None;
+/// Each interval, until the other side is dropped. `printed`: so many rows are known to be durable.
+fn tell(store: &Bytes, interval: Duration, stored: &AtomicU64, printed: &AtomicU64, ended: &Receiver<()>) -> Outcome {
     while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
         let rows = stored.load(Ordering::Acquire);
-        if rows > printed.unwrap_or(0) {
+        if rows > printed.load(Ordering::Relaxed) {
             store.commit()?;
-            out::line(rows.to_string())?;
-            printed = Some(rows);
+            printed.store(rows, Ordering::Release);
+            out::line(rows.to_string()).map_err(unheard)?;
         }
     }
-    Ok(printed)
+    Ok(())
 }
 
-fn join(beside: ScopedJoinHandle<'_, Result<Option<u64>, Failure>>) -> Result<Option<u64>, Failure> {
-    beside.join().unwrap_or_else(|_| Err(Failure::new("what tells of durable rows panicked")))
+/// Whoever feeds a load and no longer listens has not seen enough: the rest is missing.
+fn unheard(why: Failure) -> Failure {
+    match why {
+        Failure::OutputClosed => Failure::new("nobody reads the acknowledgements"),
+        why => why,
+    }
 }

@@ -42,6 +42,11 @@ impl Failure {
         Self::from(why).map(|why| format!("{what}: {why}"))
     }
 
+    /// True if it is that the work was interrupted, perhaps while its input was silent.
+    pub(crate) fn is_interrupt(&self) -> bool {
+        matches!(self, Self::Failed(why) if why == INTERRUPTED)
+    }
+
     /// Changes the message of a failed operation.
     pub(crate) fn map(self, change: impl FnOnce(&str) -> String) -> Self {
         match self {

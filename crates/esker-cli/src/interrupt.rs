@@ -76,6 +76,11 @@ impl Interrupt {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// Ends the work that looks at it, which something beside it has failed for. No interrupt has come to the program.
+    pub(crate) fn raise(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
     /// What work does next that tells of its progress.
     pub(crate) fn answer(&self) -> ControlFlow<()> {
         if self.has_come() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -13,7 +13,7 @@ use indicatif::ProgressBar;
 use crate::acknowledge::Acknowledgements;
 use crate::args::{Format, LoadArgs, Mode, Opening};
 use crate::bytes::{count, rate, size};
-use crate::failure::{Failure, INTERRUPTED, Outcome};
+use crate::failure::{Failure, Outcome};
 use crate::input::{self, Input};
 use crate::interrupt::Interrupt;
 use crate::jsonl::Jsonl;
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
     };
     let start = Instant::now();
     let watch = Watch { bar: &bar, interrupt, start };
-    let mut told = Acknowledgements::new(args.acknowledge, opening.durability);
+    let mut told = Acknowledgements::new(args.acknowledge, opening.durability, &watch.interrupt);
     let mut loaded = Loaded { rows: args.skip_rows, skipped: args.skip_rows, bytes: 0, failed_at_line: None };
     skip(args, &mut *rows, &watch.interrupt)?;
     let mut opened = None;
@@ -146,10 +146,10 @@ fn load_all(
 ) -> Outcome {
     told.during(store, |tell| {
         let mut pair = Pair::default();
-        while step(store, args, rows, &mut pair).inspect_err(|why| loaded.failed_at_line = (!is_interrupt(why)).then(|| rows.line()))? {
+        while step(store, args, rows, &mut pair).inspect_err(|why| loaded.failed_at_line = (!why.is_interrupt()).then(|| rows.line()))? {
             loaded.rows += 1;
             loaded.bytes += (pair.key.len() + pair.value.len()) as u64;
-            tell(loaded.rows).map_err(unheard)?;
+            tell(loaded.rows)?;
             watch.see(loaded)?;
         }
         Ok(())
@@ -206,14 +206,6 @@ fn parse_number(text: &[u8]) -> Result<i64, Failure> {
     })
 }
 
-/// Whoever feeds a load and no longer listens has not seen enough: the rest is missing.
-fn unheard(why: Failure) -> Failure {
-    match why {
-        Failure::OutputClosed => Failure::new("nobody reads the acknowledgements"),
-        why => why,
-    }
-}
-
 /// Ended between two rows. The number is what `--skip-rows` takes.
 fn after(rows: u64, why: Failure) -> Failure {
     why.map(|why| format!("{why} (rows loaded: {rows})"))
@@ -225,7 +217,7 @@ fn in_file(args: &LoadArgs, why: Failure) -> Failure {
 
 /// A row that was to be passed over cannot be read.
 fn unread(args: &LoadArgs, line: u64, row: u64, why: Failure) -> Failure {
-    if is_interrupt(&why) {
+    if why.is_interrupt() {
         return after(args.skip_rows, why);
     }
     in_file(args, why.map(|why| format!("line {line}: {why} (rows passed over before it: {row})")))
@@ -237,11 +229,6 @@ fn at_line(args: &LoadArgs, loaded: &Loaded, why: Failure) -> Failure {
         Some(line) => in_file(args, why.map(|why| format!("line {line}: {why}"))),
         None => why,
     }
-}
-
-/// Perhaps while the input was silent.
-fn is_interrupt(why: &Failure) -> bool {
-    matches!(why, Failure::Failed(why) if why == INTERRUPTED)
 }
 
 fn report(loaded: &Loaded, seconds: f64) -> Outcome {

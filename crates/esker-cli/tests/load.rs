@@ -377,6 +377,20 @@ fn rows_are_acknowledged_while_the_input_is_silent() {
     assert!(rest.len() == 1 && rest[0].starts_with("loaded 1 row"), "{rest:?}");
 }
 
+/// Else whoever waits for a number waits for good.
+#[test]
+fn a_load_that_cannot_tell_ends_while_its_input_is_silent() {
+    let place = Place::new();
+    let arguments = "load store - --format csv --key id --durability 0.01 --acknowledge";
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut load = esker(&place, arguments).stdin(Stdio::piped()).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+    drop(reader);
+    let mut rows = load.stdin.take().unwrap();
+    rows.write_all(b"id,name\n7,name\n").unwrap();
+    end(load).must_fail("nobody reads the acknowledgements (rows loaded: 1)");
+    assert_eq!(place.ok("get store 7"), "7,name\n");
+}
+
 /// Who is not told that all is stored would load it again.
 #[test]
 fn a_load_that_cannot_tell_its_end_says_how_far_it_came() {
@@ -519,6 +533,16 @@ fn what_cannot_be_written_is_not_said_to_be_loaded() {
     let run = limited("load told a.csv --key k --memory 16MiB --durability 0.01 --acknowledge");
     let last = run.stdout.lines().last().unwrap_or("0").to_owned();
     run.must_fail(&format!("(rows known to be stored: {last})"));
+    // So that most often it is the thread which tells that meets the end of the medium.
+    let told: Vec<u64> = (0..6)
+        .map(|round| {
+            let run = limited(&format!("load often{round} a.csv --key k --memory 16MiB --durability 0.002 --acknowledge"));
+            let last = run.stdout.lines().last().unwrap_or("0").to_owned();
+            run.must_fail(&format!("(rows known to be stored: {last})"));
+            last.parse().unwrap()
+        })
+        .collect();
+    assert!(told.iter().any(|rows| *rows > 0), "{told:?}");
     // Each row is stored before the next one where all are durable by themselves.
     let run = limited("load all a.csv --key k --mode count --memory 16MiB --durability always");
     let known: u64 = run.stderr.rsplit_once("stored: ").unwrap().1.trim_end().trim_end_matches(')').parse().unwrap();
