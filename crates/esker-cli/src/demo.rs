@@ -76,10 +76,11 @@ pub(crate) fn run(opening: Opening) -> Outcome {
 fn introduce(memory: u64, years: u64) -> Outcome {
     out::line(format!(
         "The {} flights that left New York City in 2013, replayed as {years} years: {} of rows\n\
-         through a temporary store that may use {} of memory. Each flight is appended to its aircraft's\n\
+         through a temporary store in {} that may use {} of memory. Each flight is appended to its aircraft's\n\
          history of the month (append, key such as N725MQ.2013-06) and counted for the airport it went to (rmw).\n",
         count(flights::ROWS),
         size(years * flights::BYTES),
+        std::env::temp_dir().display(),
         size(memory),
     ))
 }

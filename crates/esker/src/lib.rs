@@ -25,7 +25,7 @@
 //! | many keys, whose cache misses and device reads overlap | [`Store::get_many`], [`Store::put_many`], [`Store::rmw_many`], [`Store::append_many`], [`Store::delete_many`] |
 //! | the same without blocking a thread, under any executor | [`Store::get_async`], [`Store::get_many_async`] and their kin, [`Store::commit_async`], [`Store::transaction_async`] |
 //! | make writes durable | [`Store::commit`], [`Durability`] |
-//! | change several keys at one moment | [`Store::transaction`], [`Store::begin`] |
+//! | change several keys at one moment | [`Store::transaction`], [`Store::begin`] (for futures that must be `Send`) |
 //! | change one key on a condition | [`Store::compare_and_swap`], [`Store::put_if_absent`], [`Store::put_if_version`] |
 //! | read many keys as of one moment | [`Store::read_transaction`], [`Store::scan`] |
 //! | walk through all keys in as many calls as one likes | [`Store::scan_page`], [`Scan::iter`] |
@@ -37,7 +37,7 @@
 //! | back up, check, save what is left | [`Store::snapshot_to`], [`backup`], [`verify`], [`salvage`] |
 //! | look into it | [`Store::stats`] |
 //!
-//! Keys and values are integers, arrays, any `Copy` type with `zerocopy`'s derives, `str`, or `[u8]` ([`Key`], [`Value`]). Keys of one
+//! Keys and values are `str`, `[u8]`, integers, floats, arrays, and `Copy` structs with `zerocopy`'s derives ([`Key`], [`Value`]). Keys of one
 //! width up to 256 bytes with values of one width up to 8 take a record of 16 bytes and the key (*word* layout); all others 24 bytes, the
 //! key and the value (*bytes* layout): each rounded up to eight bytes, and eight more where there is an expiry time.
 //!

@@ -292,7 +292,8 @@ impl Options {
         self.open_home(Arc::new(directory), false)
     }
 
-    /// A store in a temporary directory, which is removed when the store is.
+    /// A store in a temporary directory, which is removed when the store is: in [`std::env::temp_dir`] (`TMPDIR`, or `/tmp`). Where that is
+    /// in memory (tmpfs), as `/tmp` on many systems, what does not fit the budget takes memory there.
     ///
     /// # Errors
     /// `Invalid` for a budget below 16 MiB or beyond the address space, and for a cache without a disk or with a history; `Io`.

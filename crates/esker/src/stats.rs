@@ -216,7 +216,7 @@ pub struct SpaceStats {
 pub struct IndexStats {
     /// 64-byte buckets of seven entries.
     pub buckets: u64,
-    /// Entries in use.
+    /// Entries in use: about as many as there are keys. They are fewer where keys share entries, and more while deletions wait for a sweep.
     pub entries: u64,
     /// Buckets behind full ones.
     pub overflow_buckets: u64,

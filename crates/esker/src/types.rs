@@ -32,8 +32,31 @@ pub(crate) const fn layout<K: Key + ?Sized, V: Value + ?Sized>() -> Layout {
 
 /// What a value can be. A value is its bytes: two are equal when these are (so `0.0` and `-0.0` differ), and a store holds them in the byte
 /// order of the machine. A `str` that is read where other bytes were put, by a store that was opened as one of `[u8]`, reads as `U+FFFD`.
+///
+/// Bytes and text are `[u8]` and `str` (`Store<str, [u8]>`, not `Store<String, Vec<u8>>`). All else has one width: integers, floats, arrays
+/// of them, and `Copy` structs without padding that derive four traits of the crate `zerocopy` 0.8. (`bool`, `char`, tuples, `Option` and
+/// enums are none, for not all bytes are one of them.)
+///
+/// ```
+/// use esker::{Options, Store};
+/// use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+///
+/// #[derive(Clone, Copy, Debug, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+/// #[repr(C)]
+/// struct Point {
+///     x: i32,
+///     y: i32,
+/// }
+///
+/// let places: Store<str, Point> = Options::new().memory("64MiB").in_memory()?;
+/// places.put("here", &Point { x: 1, y: -1 })?;
+/// places.rmw("here", |old| Point { y: 2, ..old.unwrap_or(Point { x: 0, y: 0 }) })?;
+/// assert_eq!(places.get("here")?, Some(Point { x: 1, y: 2 }));
+/// # Ok::<(), esker::Error>(())
+/// ```
 #[diagnostic::on_unimplemented(
-    note = "implemented for `[u8]`, `str` and every `Copy` type with zerocopy's FromBytes, IntoBytes, Immutable, KnownLayout"
+    note = "implemented for `[u8]` (instead of `Vec<u8>`), `str` (instead of `String`), integers, floats, arrays of them",
+    note = "and every `Copy` type that derives FromBytes, IntoBytes, Immutable and KnownLayout of zerocopy 0.8"
 )]
 pub trait Value: sealed::Sealed {
     /// The value by itself: `u64` for `u64`, `Vec<u8>` for `[u8]`.
@@ -70,6 +93,8 @@ impl<T: Copy + FromBytes + IntoBytes + Immutable + KnownLayout> sealed::Sealed f
 impl sealed::Sealed for [u8] {}
 impl sealed::Sealed for str {}
 
+// The note above says it better than the bounds that are missed.
+#[diagnostic::do_not_recommend]
 impl<T: Copy + FromBytes + IntoBytes + Immutable + KnownLayout> Value for T {
     type Owned = T;
     type View<'a> = T;

@@ -6,7 +6,7 @@
 use std::error::Error;
 use std::io::{self, Read};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -37,10 +37,14 @@ pub(crate) fn run(words: &[&str]) -> Result<String, Box<dyn Error>> {
     Ok("closed".into())
 }
 
-/// Whoever has the store also has the socket; one that is there was left by a server that was killed.
+/// A socket at which nobody listens was left by a server that was killed.
 fn remove_left_socket(path: &str) -> Result<(), Box<dyn Error>> {
     match std::fs::symlink_metadata(path) {
-        Ok(about) if about.file_type().is_socket() => Ok(std::fs::remove_file(path)?),
+        Ok(about) if about.file_type().is_socket() => match UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(std::fs::remove_file(path)?),
+            // Of another store, for this one's directory is ours.
+            _ => Err(format!("{path} is another server's").into()),
+        },
         Ok(_) => Err(format!("{path} is there, and no socket").into()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error.into()),

@@ -114,7 +114,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// that ask for each other's keys wait for ever.**
     ///
     /// # Errors
-    /// `Load` with what `load` failed with; as [`Store::get`] and [`Store::put`].
+    /// `Load` with what `load` failed with; as [`Store::get`] and [`Store::put`]. (What cannot fail returns
+    /// `Ok::<_, std::convert::Infallible>(value)`.)
     ///
     /// # Cost
     /// A hit costs a `get`. A miss takes a lock of its key's stripe, five times.

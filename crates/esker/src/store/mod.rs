@@ -66,7 +66,7 @@ pub use transaction::{ReadTransaction, Transaction};
 
 /// A key-value store, used through `&self` from any thread. Cloning it is cheap and gives the same store. Dropping the last clone closes
 /// it, and swallows the error that [`Store::close`] would return. Inside a closure that the store runs, a clock's or a cache's, the drop
-/// returns at once, and another thread closes when that has ended.
+/// returns at once, and another thread closes when that has ended. A `static` is never dropped: close what is in one before the program ends.
 pub struct Store<K: Key + ?Sized, V: Value + ?Sized> {
     pub(crate) engine: Arc<Engine>,
     closer: Arc<Closer>,
