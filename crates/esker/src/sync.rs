@@ -173,6 +173,8 @@ pub(crate) enum Rule {
     TurnIsMarked,
     /// Who latched a bucket asks again whether it is the hash's.
     LatchLooksAgain,
+    /// Who looks again asks whether the shape stood meanwhile: what he worked out may mix two levels.
+    LatchedLookStands,
     /// Who read the next level's geometry is shown the turn when it asks for the shape.
     GeometryShowsTurn,
     /// An absence reads the entries before it reads the version again.

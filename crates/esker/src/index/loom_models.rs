@@ -463,6 +463,37 @@ fn twin_new_geometry_hides_the_turn() {
     insertion_while_turning(without(Rule::GeometryShowsTurn), &[0b101], STAYS);
 }
 
+/// A thread inserts into a full bucket that splits, whereupon the other one does, and the level turns.
+fn insertion_while_all_split(model: Model) {
+    model.check(|| {
+        let before = [STAYS, 0b1000];
+        let index = with_entries(&before);
+        let other = spawn(1, {
+            let index = index.clone();
+            move || {
+                split(&index);
+                split(&index);
+            }
+        });
+        assert!(insert(&index, 0b1100), "an insertion was refused");
+        other.join();
+        for bits in before.iter().chain([&0b1100]) {
+            assert_eq!(index.lookup(hash(*bits)).address(), address_for(*bits), "an entry was lost");
+        }
+    });
+}
+
+#[test]
+fn an_insertion_survives_the_splits_of_all_buckets() {
+    insertion_while_all_split(sound().preemptions(2));
+}
+
+#[test]
+#[should_panic(expected = "an entry was lost")]
+fn twin_latched_look_mixes_two_levels() {
+    insertion_while_all_split(without(Rule::LatchedLookStands).preemptions(2));
+}
+
 // ---- merges ----------------------------------------------------------------------------------------------------------
 
 fn merge(index: &Index) {

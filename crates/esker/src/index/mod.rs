@@ -320,7 +320,8 @@ impl Index {
                 return place;
             }
             let now = self.locate(hash);
-            if (now.offset, now.bits) == (place.offset, place.bits) && !now.shape.is_turning() {
+            let stands = self.stands(now.shape) || broken(Rule::LatchedLookStands) && !now.shape.is_turning();
+            if (now.offset, now.bits) == (place.offset, place.bits) && stands {
                 return now;
             }
             self.bucket_at(place.offset).unlatch();
