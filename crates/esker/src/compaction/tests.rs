@@ -8,7 +8,7 @@ use crate::epoch::Counter;
 use crate::index::Seen;
 use crate::log::BLOCK_BYTES;
 use crate::minded::{Call, Minded};
-use crate::record::bytes_record_bytes;
+use crate::record::{bytes_record_bytes, word_record_bytes};
 use crate::rehearse::Crowding;
 use crate::sync::atomic::Ordering::*;
 use crate::{Cache, Device, Error, ManualClock, MemoryDevice, MemoryStorage, Options, ReadSource, Result, Storage, Store, Value};
@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
@@ -1201,4 +1201,34 @@ fn whoever_makes_room_for_one_who_sought_a_hole_finds_it() {
     assert_eq!(store.stats().space.stretches, stretches);
     // Few keys share an entry with another.
     assert!((count..count + 30).filter(|n| store.put(n, &[2; 100]).is_ok()).count() > 25);
+}
+
+/// It told them of what its own thread had in hand, perhaps since an earlier thread had its number: an asynchronous call came back for ever.
+#[test]
+fn who_makes_room_for_another_tells_of_no_hole_that_it_has_in_hand() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+    let count = (0..).find(|n| store.put(n, n).is_err()).unwrap();
+    let (engine, bytes) = (store.engine_for_test(), word_record_bytes(8));
+    engine.log.holes.want(true);
+    (0..31).for_each(|n| assert!(store.delete(&n).unwrap()));
+    engine.ripen_holes();
+    let (tell, told) = (Barrier::new(2), Barrier::new(2));
+    thread::scope(|scope| {
+        let helper = scope.spawn(|| {
+            // It takes several from the shelf, and needs one.
+            store.put(&count, &1).unwrap();
+            tell.wait();
+            told.wait();
+            engine.make_room_for(bytes, true)
+        });
+        tell.wait();
+        // Some keys may have to share an entry, and fill none.
+        for key in (count + 1..count + 200).take_while(|_| engine.log.has_hole_on_shelf(bytes)) {
+            let _ = store.put(&key, &1);
+        }
+        assert!(!engine.log.has_hole_on_shelf(bytes));
+        told.wait();
+        let made = helper.join().unwrap();
+        assert!(matches!(made, Err(Error::Full)), "{made:?}");
+    });
 }

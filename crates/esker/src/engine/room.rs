@@ -75,6 +75,14 @@ impl Budgets {
     }
 }
 
+/// What came of looking for a hole in memory.
+#[derive(Clone, Copy)]
+struct Sought<'a> {
+    is_in_vain: bool,
+    /// Who looks again: the thread that makes room, or another one.
+    by: Option<&'a Slot>,
+}
+
 impl Engine {
     /// What the index and the rest leave for the log must suffice to work with.
     pub(crate) fn check_index_fits(&self) -> Result<()> {
@@ -236,15 +244,18 @@ impl Engine {
     /// Waits until `bytes` more can be allocated. Must not be called under a pin.
     #[cold]
     pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
-        self.make_room_for(bytes, self.log.has_sought_hole(self.epochs.slot()?))
+        let slot = self.epochs.slot()?;
+        let sought = Sought { is_in_vain: self.log.has_sought_hole(slot), by: Some(slot) };
+        self.guarded(|| self.make_room_unguarded(bytes, sought))
     }
 
     /// The same for another thread, which may have sought a hole in vain.
     pub(crate) fn make_room_for(&self, bytes: u64, has_sought_hole: bool) -> Result<()> {
-        self.guarded(|| self.make_room_unguarded(bytes, has_sought_hole))
+        let sought = Sought { is_in_vain: has_sought_hole, by: None };
+        self.guarded(|| self.make_room_unguarded(bytes, sought))
     }
 
-    fn make_room_unguarded(&self, bytes: u64, has_sought_hole: bool) -> Result<()> {
+    fn make_room_unguarded(&self, bytes: u64, sought: Sought<'_>) -> Result<()> {
         if self.is_compaction_late() && !self.has_log_room(Self::with_piece(bytes)) {
             self.help_compaction();
         }
@@ -265,7 +276,7 @@ impl Engine {
         };
         if self.is_in_memory() {
             drop(guard);
-            if self.finds_hole(record_bytes, has_sought_hole)? {
+            if self.finds_hole(record_bytes, sought)? {
                 return Ok(());
             }
             // What there is others may take at once: a second look must not end in evicting what nobody else has.
@@ -329,22 +340,24 @@ impl Engine {
 
     /// For who has found no room in memory for a record of so many bytes: true if there is a hole now for who has sought one, or if there
     /// was none and is one now. (Who can fill none comes back, and needs room.)
-    fn finds_hole(&self, bytes: u64, has_sought: bool) -> Result<bool> {
+    fn finds_hole(&self, bytes: u64, sought: Sought<'_>) -> Result<bool> {
         let slot = self.epochs.slot()?;
-        if self.log.has_hole(slot, bytes) {
-            return Ok(has_sought);
+        // What this thread has in hand is of no use to another one, which would come back for ever.
+        let is_one_there = || sought.by.map_or_else(|| self.log.has_hole_on_shelf(bytes), |slot| self.log.has_hole(slot, bytes));
+        if is_one_there() {
+            return Ok(sought.is_in_vain);
         }
         self.weigh_holes();
         self.log.leave_holes(slot);
         self.ripen_holes();
         for _ in 0..HOLE_PAUSES {
-            if self.log.has_hole(slot, bytes) || !self.log.are_holes_resting() {
+            if is_one_there() || !self.log.are_holes_resting() {
                 break;
             }
             // Somebody else waits for those who may know them.
             thread::yield_now();
         }
-        Ok(self.log.has_hole(slot, bytes))
+        Ok(is_one_there())
     }
 
     /// What this thread has left may ripen: for who waits for another to make room. True if it has just sought a hole in vain.

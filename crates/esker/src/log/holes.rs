@@ -317,7 +317,12 @@ impl Log {
     pub(crate) fn has_hole(&self, slot: &Slot, bytes: u64) -> bool {
         let (holes, kind) = (&self.holes, kind_of(bytes));
         let is_in_hand = || holes.hand(slot).is_some_and(|hand| hand.ripe[kind % SETS].count_of(kind) > 0);
-        holes.are_of(bytes) && (is_in_hand() || holes.ripe[kind].load(Relaxed) > 0)
+        holes.are_of(bytes) && (is_in_hand() || self.has_hole_on_shelf(bytes))
+    }
+
+    /// True if any thread might.
+    pub(crate) fn has_hole_on_shelf(&self, bytes: u64) -> bool {
+        self.holes.are_of(bytes) && self.holes.ripe[kind_of(bytes)].load(Relaxed) > 0
     }
 
     /// True if it has just sought one in vain. Once.
