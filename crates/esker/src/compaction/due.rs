@@ -11,11 +11,11 @@
 
 use super::mover::Tally;
 use super::{Copied, Done, Stretch};
-use crate::engine::{Engine, lock};
+use crate::engine::{Engine, Layout, lock};
 use crate::epoch::Counter;
 use crate::expiry::SMALL_SAMPLE;
 use crate::log::{block_floor, device_offset};
-use crate::record::{ABSENT, Record};
+use crate::record::{self, ABSENT, Record};
 use crate::stats::SpaceStats;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -252,6 +252,15 @@ impl Engine {
         let is_hopeless = || self.is_hopeless_for(self.reclaimable_bytes().saturating_sub(self.log.holes.useful_bytes()));
         let is_nearly_full = self.is_in_memory() && self.log_bytes() + self.spare_bytes() > budget && !is_hopeless();
         is_nearly_full || extent > LOG_BYTES_MIN && self.taken_to_allowed() > 1.0
+    }
+
+    /// What whoever makes a record of so many bytes over what is on the device counts as dying with it, without a look: nearly always an older
+    /// version, and as long. (Where values have one length a deletion is shorter.)
+    pub(crate) fn guessed_bytes(&self, bytes: u64, is_deletion: bool, key_bytes: usize) -> u64 {
+        match (self.layout, self.value_width) {
+            (Layout::Bytes, Some(width)) if is_deletion => record::bytes_record_bytes(key_bytes, width),
+            _ => bytes,
+        }
     }
 
     /// True if the oldest part of the log may be dead, though it was not counted: where values have one length, all that died was.

@@ -22,7 +22,7 @@ mod doubts;
 
 use crate::cache::{Caching, Departed, Kept, Unheard};
 use crate::copies::{Newest, Original};
-use crate::engine::Engine;
+use crate::engine::{Engine, Layout};
 use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result};
 use crate::index::{Keys, Seen};
@@ -204,7 +204,7 @@ impl Mover<'_> {
                 return Ok(());
             }
             if seen.is_guessed() && seen.address() != of.at {
-                self.settle_guess(of.hash, seen.address(), self.is_next_of_old(of.at, &seen).then_some(of.bytes.len() as u64));
+                self.settle_guess(of.hash, seen.address(), self.is_next_of_old(of.at, &seen).then(|| self.guess_of(seen.address())));
                 continue;
             }
             let has_expired = !is_tombstone && self.has_expired(of.bytes);
@@ -249,7 +249,8 @@ impl Mover<'_> {
             Newest::At(newest) if newest < at && !engine.index.is_settled(seen) => Standing::Unclear,
             Newest::At(newest) if newest != at => {
                 if seen.is_guessed() && newest == seen.address() {
-                    self.settle_guess(of.hash, newest, (is_deletion(of.bytes) && self.is_next(at, seen)).then_some(0));
+                    let is_wrong = is_deletion(of.bytes) && self.is_next(at, seen);
+                    self.settle_guess(of.hash, newest, is_wrong.then(|| self.guess_of(newest)));
                 }
                 Standing::Dead
             }
@@ -374,14 +375,22 @@ impl Mover<'_> {
         Ok(gone)
     }
 
-    /// It is known of a guess whether it was right; if not, what it counted is taken back: a record at least as long as this one, or as
-    /// most are.
+    /// It is known of a guess whether it was right; if not, what it counted is taken back, by which it is `wrong`.
     fn settle_guess(&self, hash: u64, head: u64, wrong: Option<u64>) {
         if self.engine.index.settle_guess(hash, head)
             && let Some(bytes) = wrong
         {
-            self.taken_back.set(self.taken_back.get() + bytes.max(self.mean_bytes()));
+            self.taken_back.set(self.taken_back.get() + bytes);
         }
+    }
+
+    /// What was guessed by whoever made the record at `at`. In memory, under a pin.
+    fn guess_of(&self, at: u64) -> u64 {
+        // SAFETY: entries lead to published records, and this one was seen to be in memory under the caller's pin.
+        let record = unsafe { Record::new(self.engine.log.pointer(at)) };
+        let (layout, is_deletion) = (self.engine.layout, record.header().load(Relaxed) & ABSENT != 0);
+        let key_bytes = if let Layout::Bytes = layout { record.bytes_key().len() } else { 0 };
+        self.engine.guessed_bytes(record.bytes(layout), is_deletion, key_bytes)
     }
 
     /// The length of the records so far that are no deletions, in the mean.

@@ -1117,6 +1117,33 @@ fn what_dies_behind_shared_entries_stays_counted() {
     }
 }
 
+/// Of each guess that was wrong as much was taken back as a record of the stretch had in the mean, which one long value makes a thousand
+/// times what was counted: nothing that died later was seen any more.
+#[test]
+fn what_is_taken_back_of_a_guess_is_what_was_counted() {
+    const COUNT: u64 = 20_000;
+    let options = Options::new().memory("16MiB").background(false).promotion(false).segment_bytes("1MiB");
+    let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    let engine = store.engine_for_test();
+    store.put(&u64::MAX, &vec![1; 3 << 20]).unwrap();
+    (0..COUNT).for_each(|n| {
+        store.put(&n, &[1; 8]).unwrap();
+        store.delete(&n).unwrap();
+    });
+    (0..400).for_each(|n| store.put(&(COUNT + n), &FILLER).unwrap());
+    // Over deletions on the device.
+    (0..COUNT).for_each(|n| store.put(&n, &[2; 8]).unwrap());
+    let guessed = engine.epochs.counted(Counter::GuessedByte);
+    assert!(guessed > COUNT / 2 * bytes_record_bytes(8, 8), "{guessed}");
+    assert!(engine.compact_once().unwrap() && store.stats().space.moved_bytes > 3 << 20);
+    for round in [3, 4] {
+        (0..400).for_each(|n| drop(store.rmw(&(COUNT + n), |_| vec![round; FILLER.len()]).unwrap()));
+    }
+    let dead = store.stats().space.dead_bytes;
+    assert!(dead > 40 << 20, "{dead} bytes");
+    assert!((0..COUNT).all(|n| store.get(&n).unwrap().is_some_and(|value| value == [2; 8])));
+}
+
 /// A store in memory with places that deletions have left, ripe.
 fn with_holes(holes: u64) -> Store<u64, [u8; 100]> {
     let store: Store<u64, [u8; 100]> = Options::new().memory("32MiB").background(false).in_memory().unwrap();

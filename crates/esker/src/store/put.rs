@@ -286,11 +286,11 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Found::Memory { record: old, .. } if is_deletion(*old) => 0,
             Found::Memory { record: old, .. } => bytes(*old),
             Found::Cold { own: Own::Bytes(bytes), .. } => *bytes,
-            // Nearly always an older version, and as long: `Keys::Guessed`. A deletion is shorter.
-            Found::Cold { own: Own::Unknown, .. } => match V::WIDTH {
-                Some(width) if !Self::WORD && is_deletion(record) => record::bytes_record_bytes(record.bytes_key().len(), width),
-                _ => bytes(record),
-            },
+            // Nearly always an older version: `Keys::Guessed`.
+            Found::Cold { own: Own::Unknown, .. } => {
+                let key_bytes = if Self::WORD { 0 } else { record.bytes_key().len() };
+                self.engine.guessed_bytes(bytes(record), is_deletion(record), key_bytes)
+            }
             Found::Cold { own: Own::None, .. } | Found::Absent => 0,
         }
     }

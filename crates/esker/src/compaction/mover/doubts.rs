@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::index::Seen;
 use crate::list::List;
 use crate::log::BLOCK_BYTES;
-use crate::record::{self, ADDRESS_MASK, VALID};
+use crate::record::{self, ABSENT, ADDRESS_MASK, VALID};
 use crate::store::chain;
 use crate::sync::atomic::Ordering::*;
 use std::io;
@@ -218,7 +218,12 @@ impl<'d> Settling<'_, '_, 'd> {
                 }
                 let (hash, follows) = (engine.hash_of(key), record::word_at(other, 0) & ADDRESS_MASK == from + u64::from(doubt.at));
                 if doubt.is(IS_GUESSED) && (doubt.is(IS_DELETION) || follows) {
-                    self.mover.settle_guess(hash, doubt.other, doubt.is(IS_DELETION).then_some(0));
+                    let is_deletion = record::word_at(other, 0) & ABSENT != 0;
+                    let guessed = || {
+                        let bytes = record::scanned_record_bytes(engine.layout, other).unwrap_or(0);
+                        engine.guessed_bytes(bytes, is_deletion, key.len())
+                    };
+                    self.mover.settle_guess(hash, doubt.other, doubt.is(IS_DELETION).then(guessed));
                 }
                 if doubt.is(ENDS_CHAIN) && follows {
                     // These two are all of the chain, so the next one that dies need not be asked about.
