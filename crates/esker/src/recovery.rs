@@ -22,7 +22,7 @@
 use crate::copies::Original;
 use crate::device::{AlignedBuffer, SECTOR_BYTES, Storage, ZEROS_BYTES_MAX};
 use crate::engine::{Engine, Home, lock};
-use crate::epoch::Pin;
+use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result, is_unreadable};
 use crate::image;
 use crate::index::{Chain, Index, Keys, Records};
@@ -458,6 +458,8 @@ impl Visitor for Joining<'_> {
             self.engine.log.windows.mark_superseded(at);
             let of = Original { at: record.at, hash: record.hash, bytes };
             if let Some(added) = self.engine.publish_copy(&pin, &of, at, &seen, |_| Keys::Unknown) {
+                // One record more is dead: this one; or, if it was, the copy will be.
+                pin.slot.count(Counter::DeadByte, bytes.len() as u64);
                 self.count(&pin, record, added);
                 return Ok(());
             }

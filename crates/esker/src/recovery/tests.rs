@@ -695,3 +695,27 @@ fn a_copy_that_recovery_made_outlives_nothing_that_superseded_it() -> Result<()>
     assert!(store.engine_for_test().log.tail() < end + (1 << 20));
     Ok(())
 }
+
+/// They were not: after each crash compaction came later.
+#[test]
+fn what_dies_of_the_copies_that_a_recovery_makes_is_counted() -> Result<()> {
+    const COUNT: u64 = 20_000;
+    let crowding = Crowding { hash_seed: [5, 7], index_bytes: 64 << 10 };
+    let options = || Options::new().memory("16MiB").background(false).promotion(false).crowding(crowding);
+    let files = Arc::new(MemoryStorage::new());
+    let store: Store<u64, [u8; 480]> = options().open_in(files.clone())?;
+    for value in 0..3 {
+        (0..COUNT).for_each(|n| store.put(&n, &[value; 480]).unwrap());
+        store.commit()?;
+    }
+    assert!(store.engine_for_test().index.is_shared());
+    crash(store);
+    let store: Store<u64, [u8; 480]> = options().open_in(files)?;
+    let engine = store.engine_for_test();
+    assert!(engine.log.tail() - engine.scars.all().pop().unwrap().behind > 4 << 20, "copies were made");
+    let dead = engine.log_extent() - COUNT * record::bytes_record_bytes(8, 480);
+    let counted = engine.superseded_bytes();
+    assert!(counted.abs_diff(dead) < 1 << 20, "{counted} of {dead}");
+    assert!((0..COUNT).all(|n| store.get(&n).unwrap() == Some([2; 480])));
+    Ok(())
+}
