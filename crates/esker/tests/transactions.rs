@@ -13,7 +13,7 @@ use std::borrow::Borrow;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 const MIB: usize = 1 << 20;
 
@@ -416,6 +416,43 @@ fn an_end_that_passes_or_changes_before_the_commit_is_a_conflict() {
                 assert!(is_conflict(updater.commit()));
                 assert_eq!((store.contains(&2).unwrap(), store.ttl(&1).unwrap()), (false, ttl));
             });
+        }
+    }
+    check::<u64>(&1);
+    check::<[u8]>(b"one");
+}
+
+/// A clock that goes on by a millisecond each time it is asked.
+#[derive(Debug)]
+struct Ticking(AtomicU64);
+
+impl Clock for Ticking {
+    fn now(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_millis(self.0.fetch_add(1, Relaxed))
+    }
+}
+
+/// While it was looked at one key after the other, one that had come and was to end with another passed for what had never been there: the
+/// commit was of a moment when the other one was there and this one was not.
+#[test]
+fn a_commit_judges_all_ends_by_one_moment() {
+    fn check<V: esker::Value + ?Sized>(value: &V) {
+        for (there, absent) in [(1, 2), (2, 1)] {
+            let clock = Arc::new(Ticking(AtomicU64::new(1_000)));
+            let store: Store<u64, V> = Options::new().memory("16MiB").background(false).clock(clock.clone()).in_memory().unwrap();
+            let end = SystemTime::UNIX_EPOCH + Duration::from_millis(5_000);
+            let put = |key: &u64| {
+                store.put_with_ttl(key, value, Duration::from_millis(2_000)).unwrap();
+                assert!(store.expire_at(key, end).unwrap());
+            };
+            put(&there);
+            let mut tx = store.begin().unwrap();
+            assert!(tx.contains(&there).unwrap() && !tx.contains(&absent).unwrap());
+            put(&absent);
+            tx.put(&3, value).unwrap();
+            clock.0.store(4_999, Relaxed);
+            assert!(is_conflict(tx.commit()));
+            assert!(!store.contains(&3).unwrap());
         }
     }
     check::<u64>(&1);

@@ -293,12 +293,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     /// False if only more latches can tell.
     fn is_valid(&self, touched: &[Touched<K, V>], latches: &Latches<'_>) -> Result<bool> {
-        let (mut now, tells) = (None, self.engine.caching.is_none());
+        // Before any of them is looked at. An end that came since is of a value that is there.
+        let now = if self.engine.expiry.has_ends() { self.engine.expiry.now() } else { 0 };
+        let tells = self.engine.caching.is_none();
         for touched in touched {
             let Some(read) = touched.read else { continue };
-            let has_ended = read.expires != NEVER && read.expires <= *now.get_or_insert_with(|| self.engine.expiry.now());
+            let has_ended = read.expires <= now;
             let stands = match latches.get(touched.hash) {
-                Some(held) => tells && held.version() == read.version || self.is_still(touched.key(), touched.hash, read.witness),
+                Some(held) => tells && held.version() == read.version || self.is_still(touched.key(), touched.hash, read.witness, now),
                 None if tells && self.engine.latches.stands(LatchNumber::of(touched.hash), read.version) => true,
                 None => return Ok(false),
             };

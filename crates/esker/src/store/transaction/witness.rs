@@ -13,7 +13,8 @@
 //! |                           | and its record           | cache has not dropped it                                     |
 //! | nothing                   | that                     | does not exist, or says so                                   |
 //!
-//! **An end** passes without anybody's hand, so no version tells of it: a read notes when what it saw ends, and holds until then.
+//! **An end** passes without anybody's hand, so no version tells of it: a read notes when what it saw ends, and holds until then. A commit
+//! asks the clock once, before it looks at anything: by a later look what was there all the time would have been absent.
 //!
 //! What was moved meanwhile (by compaction, or to the device) may be taken for changed: a conflict too many, never one too few.
 
@@ -24,7 +25,7 @@ use crate::epoch::Counter;
 use crate::error::Result;
 use crate::latches::LatchNumber;
 use crate::log::NOWHERE;
-use crate::record::{NEVER, Record};
+use crate::record::{ABSENT, NEVER, Record};
 use crate::sync::atomic::Ordering::*;
 use crate::types::{Key, Value};
 
@@ -129,8 +130,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Witness::Bytes { at, version: record.version() }
     }
 
-    /// True if a key still holds what was seen. Under a pin and the key's latch.
-    pub(super) fn is_still(&self, key: &[u8], hash: u64, then: Witness) -> bool {
+    /// True if a key still holds what was seen, at the time `now`. Under a pin and the key's latch.
+    pub(super) fn is_still(&self, key: &[u8], hash: u64, then: Witness, now: u64) -> bool {
         let (seen, found) = self.locate(key, hash);
         if !self.is_sure(&seen, &found) {
             return false;
@@ -140,13 +141,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         {
             return false;
         }
+        let is_live = |record: Record| record.header().load(Acquire) & ABSENT == 0 && self.engine.expiry_of(record) > now;
         match (found, then) {
-            (Found::Memory { record, .. }, Witness::Absent) => !self.is_live(record),
+            (Found::Memory { record, .. }, Witness::Absent) => !is_live(record),
             (Found::Memory { record, .. }, Witness::Word { word, expires }) => self.held_word(record) == Some((word, expires)),
-            (Found::Memory { at: now, record }, Witness::Bytes { at, version }) => {
-                self.is_live(record) && now == at && record.version() == version
+            (Found::Memory { at: there, record }, Witness::Bytes { at, version }) => {
+                is_live(record) && there == at && record.version() == version
             }
-            (Found::Cold { at: now, .. }, Witness::Cold { at, own }) => now == at && !self.is_dropped_soon(own),
+            (Found::Cold { at: there, .. }, Witness::Cold { at, own }) => there == at && !self.is_dropped_soon(own),
             (Found::Absent, Witness::Absent) => true,
             _ => false,
         }
