@@ -524,6 +524,11 @@ impl Log {
         }
     }
 
+    /// What is left for those who put something in the place of as much: others have no more.
+    pub(crate) fn bytes_left(&self) -> u64 {
+        self.most_for(Purpose::Replacement).saturating_sub(self.held_bytes())
+    }
+
     /// As [`Log::end_block`], with room for a line record at the end (`lines.rs`) and, lest it look like a record, a zero before it:
     /// where the tail was, and where it is. `None` if there is no room.
     pub(crate) fn end_line(&self) -> Option<(u64, u64)> {

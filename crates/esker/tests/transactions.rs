@@ -244,6 +244,20 @@ fn a_transaction_cannot_begin_inside_a_closure_of_the_store_nor_in_a_closed_one(
 }
 
 /// Ten times what fits: what a transaction touches is on the device, nearly always.
+/// It took all that was left, and gave nothing back while a scan held it.
+#[test]
+fn a_transaction_without_room_leaves_that_of_others() {
+    let store: Store<u64, [u8]> = Options::new().memory("64MiB").background(false).in_memory().unwrap();
+    (0..20_000).for_each(|key| store.put(&key, &[1; 1000]).unwrap());
+    let held = store.scan().iter().unwrap();
+    let mut tx = store.begin().unwrap();
+    (0..45).for_each(|n| tx.put(&(1 << 32 | n), &[2; MIB]).unwrap());
+    assert!(matches!(tx.commit(), Err(Error::Full)));
+    (0..20).for_each(|n| store.put(&(2 << 32 | n), &[3; MIB]).unwrap());
+    drop(held);
+    assert_eq!(store.get(&0).unwrap().unwrap(), [1; 1000]);
+}
+
 #[test]
 fn cold_keys_take_part() {
     let store: Store<u64, [u8; 1000]> = Options::new().memory("16MiB").open_temporary().unwrap();

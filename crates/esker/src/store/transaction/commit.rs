@@ -33,6 +33,7 @@ use super::super::batch::GROUP;
 use super::super::find::{Found, Region};
 use super::super::step::Step;
 use super::super::{Store, to_word};
+use super::witness::Read;
 use super::{Put, Touched, Write};
 use crate::cache::Ending;
 use crate::engine::Engine;
@@ -186,14 +187,40 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     /// The lengths of the records that may be made.
-    fn written_bytes(touched: &[Touched<K, V>]) -> impl Iterator<Item = u64> {
-        touched.iter().filter_map(|touched| Some(Self::written_bytes_of(touched, touched.write.as_ref()?)))
+    fn written_bytes<'t>(touched: impl IntoIterator<Item = &'t Touched<K, V>>) -> impl Iterator<Item = u64>
+    where
+        K: 't,
+        V: 't,
+    {
+        touched.into_iter().filter_map(|touched| Some(Self::written_bytes_of(touched, touched.write.as_ref()?)))
     }
 
     fn written_bytes_of(touched: &Touched<K, V>, write: &Write<V>) -> u64 {
         match write {
             Write::Put(put) => Self::record_bytes_of(touched.key(), put.room, put.expires),
             Write::Delete => Self::record_bytes_of(touched.key(), 0, NEVER),
+        }
+    }
+
+    /// True if what the writes have to make does not fit what is left of the log's memory. An attempt in vain would leave there what did fit,
+    /// dead: beside a scan, which holds it, nobody else would have room any more.
+    fn lacks_room(&self, pin: &Pin<'_>, touched: &[Touched<K, V>]) -> bool {
+        let left = self.engine.log.bytes_left() + pin.slot.unfilled_bytes();
+        if Self::written_bytes(touched).sum::<u64>() <= left {
+            return false;
+        }
+        let makes = |touched: &&Touched<K, V>| touched.write.as_ref().is_some_and(|write| self.makes_a_record(touched, write));
+        Self::written_bytes(touched.iter().filter(makes)).sum::<u64>() > left
+    }
+
+    /// Whether a write takes effect by a record of its own, as far as a glance tells.
+    fn makes_a_record(&self, touched: &Touched<K, V>, write: &Write<V>) -> bool {
+        let Some((_, found)) = self.locate_surely(touched.key(), touched.hash) else { return false };
+        match (write, found) {
+            (Write::Delete, Found::Absent) => false,
+            (Write::Delete, Found::Memory { at, .. }) => !matches!(self.region(at), Region::Mutable),
+            (Write::Put(put), Found::Memory { at, record }) => !(matches!(self.region(at), Region::Mutable) && self.fits(record, put)),
+            _ => true,
         }
     }
 
@@ -205,7 +232,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if self.engine.is_cutting() {
             return Ok(Step::Again);
         }
-        let mut ahead = self.make_ahead(&pin, touched);
+        // Nothing is made where something that was read, or shares its latch, has changed: an attempt in vain would leave that in the log, dead.
+        let mut ahead = Ahead { engine: &self.engine, pin: &pin, made: Vec::new() };
+        if touched.iter().all(|touched| touched.read.is_none_or(|read| self.stands(touched.hash, read))) {
+            if self.lacks_room(&pin, touched) {
+                return Ok(self.needs_room(touched, room));
+            }
+            self.make_ahead(touched, &mut ahead);
+        }
         let mut latches = self.latch_and_validate(touched)?;
         match self.plan_all(&pin, touched, &latches, &mut ahead) {
             Step::Done(changes) => self.carry_out(&pin, &changes),
@@ -218,15 +252,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 
     // ---- make ahead ----------------------------------------------------------------------------------------------
 
-    /// Makes records for values of the bytes layout that cannot change in place, as far as a glance tells and there is room. None where
-    /// something that was read, or shares its latch, has changed: an attempt in vain would leave them in the log, dead.
-    fn make_ahead<'p>(&'p self, pin: &'p Pin<'p>, touched: &[Touched<K, V>]) -> Ahead<'p> {
-        let mut ahead = Ahead { engine: &self.engine, pin, made: Vec::new() };
-        let stands = |touched: &Touched<K, V>| {
-            touched.read.is_none_or(|read| self.engine.latches.stands(LatchNumber::of(touched.hash), read.version))
-        };
-        if Self::WORD || !touched.iter().all(stands) {
-            return ahead;
+    /// Makes records for values of the bytes layout that cannot change in place, as far as a glance tells and there is room.
+    fn make_ahead(&self, touched: &[Touched<K, V>], ahead: &mut Ahead<'_>) {
+        if Self::WORD {
+            return;
         }
         ahead.made.reserve(touched.len());
         for group in touched.chunks(GROUP) {
@@ -236,14 +265,18 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     Some(write @ Write::Put(put))
                         if !self.mutable_record_of(first, touched.key()).is_some_and(|old| self.fits(old, put)) =>
                     {
-                        self.make_at_tail(touched, write, |bytes| self.engine.log.allocate(pin.slot, bytes))
+                        self.make_at_tail(touched, write, |bytes| self.engine.log.allocate(ahead.pin.slot, bytes))
                     }
                     _ => None,
                 };
                 ahead.made.push(made);
             }
         }
-        ahead
+    }
+
+    /// True if nothing that shares the key's latch has changed since it was read.
+    fn stands(&self, hash: u64, read: Read) -> bool {
+        self.engine.latches.stands(LatchNumber::of(hash), read.version)
     }
 
     /// Brings the buckets and first records of up to [`GROUP`] keys into the processor's caches.
@@ -287,8 +320,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// What is written; and what was read if its version has moved, for only a latch tells whether it means this key. In a cache all that
     /// was read: what it drops moves no version.
     fn needs_latch(&self, touched: &Touched<K, V>) -> bool {
-        let has_moved = |version| self.engine.caching.is_some() || !self.engine.latches.stands(LatchNumber::of(touched.hash), version);
-        touched.write.is_some() || touched.read.is_some_and(|read| has_moved(read.version))
+        let has_moved = |read| self.engine.caching.is_some() || !self.stands(touched.hash, read);
+        touched.write.is_some() || touched.read.is_some_and(has_moved)
     }
 
     /// False if only more latches can tell.
@@ -301,7 +334,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let has_ended = read.expires <= now;
             let stands = match latches.get(touched.hash) {
                 Some(held) => tells && held.version() == read.version || self.is_still(touched.key(), touched.hash, read.witness, now),
-                None if tells && self.engine.latches.stands(LatchNumber::of(touched.hash), read.version) => true,
+                None if tells && self.stands(touched.hash, read) => true,
                 None => return Ok(false),
             };
             if (!stands || has_ended) && !broken(Rule::ReadsAreValidated) {
