@@ -97,6 +97,8 @@ pub(crate) struct Log {
     skipped_bytes: std::sync::atomic::AtomicU64,
     /// Bytes above the budget that compaction may take: it needs room before it makes room.
     pub(crate) reserve: AtomicU64,
+    /// What was held when the budget was lowered, if that was more than it leaves; else 0. (None of `sync.rs`: a number that others go by.)
+    lowered: std::sync::atomic::AtomicU64,
     /// A cache, which drops a record that there is no room to copy.
     is_lossy: bool,
     pub(crate) bell: Bell,
@@ -255,6 +257,7 @@ impl Log {
             skipped_until: std::sync::atomic::AtomicU64::new(0),
             skipped_bytes: std::sync::atomic::AtomicU64::new(0),
             reserve: AtomicU64::new(0),
+            lowered: std::sync::atomic::AtomicU64::new(0),
             is_lossy: false,
             bell: Bell::default(),
             device,
@@ -518,7 +521,7 @@ impl Log {
         let budget = self.budget.load(Relaxed);
         match purpose {
             Purpose::Call => budget.saturating_sub(self.reserve_lacking(0)),
-            Purpose::Replacement => (budget + self.overdraft()).saturating_sub(self.reserve_lacking(0)),
+            Purpose::Replacement => self.overdrawn().end.saturating_sub(self.reserve_lacking(0)),
             Purpose::Copy => budget + self.reserve.load(Relaxed),
             Purpose::Anyway => u64::MAX,
         }

@@ -746,3 +746,19 @@ fn entries_are_shared_no_more_when_the_index_is_rebuilt() {
     let store: Store<u64, u64> = Options::new().memory("256MiB").background(false).open_in(crashed).unwrap();
     check(&store);
 }
+
+/// The room to grow that comes with it found no place where the value itself had one.
+#[test]
+fn an_append_is_not_refused_for_want_of_room_to_grow() {
+    const LONG: usize = 2 << 20;
+    // In memory there is room for the value once more, and not for half as much again.
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+    (0..3).for_each(|key| store.put(&key, &[1; LONG]).unwrap());
+    let mut fillers = 10..;
+    while store.put(&99, &vec![1; LONG + LONG / 4]).is_ok() {
+        assert!(store.delete(&99).unwrap());
+        store.put(&fillers.next().unwrap(), &vec![1; 100 << 10]).unwrap();
+    }
+    let refused = store.append(&0, &[2; 10]);
+    assert!(refused.is_ok() || store.put(&1, &[1; LONG + 10]).is_err(), "{refused:?}");
+}

@@ -3,6 +3,7 @@
 #[path = "common/raise.rs"]
 mod raise;
 
+use esker::aggregate::Count;
 use esker::{Error, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, Storage, Store, Ttl, Warning};
 use raise::Raise;
 use std::collections::VecDeque;
@@ -583,6 +584,29 @@ fn what_a_budget_can_be_lowered_to_is_enough_to_work_with() {
         }
         assert!(store.stats().memory.total_bytes <= held);
     }
+}
+
+/// There was room to be compacted by, and none to delete anything.
+#[test]
+fn in_what_a_budget_was_lowered_to_something_can_be_deleted() {
+    let store: Store<u64, u64> = Options::new().memory("64MiB").background(false).in_memory().unwrap();
+    let keys = (0..).take_while(|key| store.put(key, key).is_ok()).count() as u64;
+    let Err(Error::Invalid(told)) = store.set_memory(16 << 20) else { panic!("lowered below what is there") };
+    let held: u64 = told.rsplit('=').next().unwrap().parse().unwrap();
+    store.set_memory(held).unwrap();
+    // All of it is frozen.
+    assert_eq!(store.scan().aggregate(Count).unwrap(), keys);
+    for key in (0..keys).step_by(3) {
+        assert!(store.delete(&key).unwrap(), "{key}");
+        if key + 1 < keys {
+            store.put(&(key + 1), &7).unwrap();
+        }
+    }
+    assert!((0..keys).all(|key| store.get(&key).unwrap() == [None, Some(7), Some(key)][key as usize % 3]));
+    assert!(store.stats().memory.total_bytes <= held);
+    // What is asked for besides is not refused because of what was lowered.
+    store.set_memory(held + 1).unwrap();
+    store.set_memory("64MiB").unwrap();
 }
 
 /// Each thread took what it had made of its own budget from what another had made of a lower one.

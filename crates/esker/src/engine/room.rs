@@ -60,6 +60,10 @@ impl Budgets {
         Self { turns: 0, asked: vec![(0, bytes)] }
     }
 
+    fn granted(&self) -> u64 {
+        self.asked.first().map_or(0, |(_, bytes)| *bytes)
+    }
+
     fn ask(&mut self, bytes: u64, in_force: &AtomicU64) -> u64 {
         self.turns += 1;
         self.asked.push((self.turns, bytes));
@@ -111,15 +115,16 @@ impl Engine {
         drop(self.epochs.pin()?);
         self.check_address_space(bytes)?;
         let is_all_kept = self.is_in_memory() && self.caching.is_none();
+        let granted = lock(&self.budgets).granted();
         let check_held = || {
-            // Compaction needs room before it makes some.
+            // Compaction needs room before it makes some, and who deletes what is frozen does, too.
             let log = match self.lent.load(Relaxed) {
-                _ if is_all_kept => self.log_bytes() + self.log.reserve_least(),
+                _ if is_all_kept => self.log.share_least(self.log_bytes()),
                 0 => LOG_BYTES_MIN,
                 lent => self.log_bytes_to_work(bytes) + lent,
             };
             let held = self.index.bytes() + FIXED_BYTES + log;
-            if bytes < held {
+            if bytes < held.min(granted) {
                 return Err(Error::invalid(format!("the memory budget is below what cannot be given back budget={bytes} held={held}")));
             }
             Ok(())
@@ -147,13 +152,16 @@ impl Engine {
         };
         lock(&self.budgets).answer(turn, kept.is_ok(), &self.budget);
         self.share_budget();
+        if is_all_kept && kept.is_ok() {
+            self.log.note_lowered(self.log_bytes());
+        }
         kept
     }
 
     /// True if a store in memory may fit so much when what has died is gone, or has not much that lives.
     fn is_much_dead_above(&self, budget: u64) -> bool {
         let (log, dead) = (self.log_bytes(), self.reclaimable_bytes());
-        let held = self.index.bytes() + FIXED_BYTES + self.log.reserve_least() + log.saturating_sub(dead);
+        let held = self.index.bytes() + FIXED_BYTES + self.log.share_least(log.saturating_sub(dead));
         held <= budget || dead > log / 2
     }
 
@@ -188,6 +196,7 @@ impl Engine {
             set(&self.log.reserve, reserve);
             set(&self.log.budget, log);
         }
+        self.log.forget_lowered();
         // The driver need not come before a quarter of what it keeps free is gone.
         set(&self.log.bell.little_room, log - self.spare_of(log) / 4 * 3);
         // A cache makes room for its index.
@@ -198,8 +207,9 @@ impl Engine {
             let room = budget.saturating_sub(FIXED_BYTES + self.log_bytes() + index + reserve);
             index + room / 2
         } else {
-            let left = budget.saturating_sub(FIXED_BYTES + self.log_bytes_to_work(budget));
-            (budget / 4 * 3).min(left).max(budget / 2)
+            // Nor of what is lent; but what it has it keeps.
+            let left = |log| budget.saturating_sub(FIXED_BYTES + self.lent.load(Relaxed) + log);
+            (budget / 4 * 3).min(left(self.log_bytes_to_work(budget))).max((budget / 2).min(left(LOG_BYTES_MIN))).max(index)
         };
         self.index.set_limit(limit.min(self.index_bytes_max));
     }
@@ -292,7 +302,9 @@ impl Engine {
             return Err(Error::Full);
         }
         let bytes = Self::with_piece(bytes);
-        self.make_log_room(&self.seek_room(bytes)?, bytes)
+        let guard = self.seek_room(bytes)?;
+        // One that is longer than all of the memory, which may be less since it was asked for, goes over that, but alone.
+        self.make_log_room(&guard, bytes.min(self.log.budget.load(Relaxed)))
     }
 
     fn seek_room(&self, bytes: u64) -> Result<Boundaries<'_>> {
@@ -326,11 +338,17 @@ impl Engine {
     }
 
     /// A place for a copy of a record that is there. One that was written with more memory than there is now goes over the budget until it
-    /// is written again.
+    /// is written again: one at a time.
     pub(crate) fn allocate_copy(&self, slot: &Slot, bytes: u64) -> Option<u64> {
-        let is_too_long = || !self.is_in_memory() && Self::with_piece(bytes) > self.log.budget.load(Relaxed);
+        let budget = self.log.budget.load(Relaxed);
+        let is_too_long = || !self.is_in_memory() && Self::with_piece(bytes) > budget && self.log_bytes() <= budget;
         let anyway = || if is_too_long() { self.log.allocate_anyway(slot, bytes) } else { None };
         self.log.allocate_from_reserve(slot, bytes).or_else(anyway)
+    }
+
+    /// True if a record of so many bytes may never find a place, however much room is made.
+    pub(crate) fn may_lack(&self, bytes: u64) -> bool {
+        self.is_in_memory() || Self::with_piece(bytes) > self.log.budget.load(Relaxed)
     }
 
     /// What deletions have left may be filled by new records, when everybody has gone who may know it. Not under a pin.
@@ -552,7 +570,7 @@ impl<'a> Loan<'a> {
         // First: who panics there, in a device, gives it back, too.
         self.bytes += granted;
         engine.share_budget();
-        if engine.shift_boundaries(&lock(&engine.boundaries), 1).is_err() {
+        if engine.guarded(|| engine.shift_boundaries(&lock(&engine.boundaries), 1)).is_err() {
             self.bytes -= granted;
             engine.take_back(granted);
         }
@@ -604,8 +622,10 @@ fn check_within(space: u64, budget: u64) -> Result<()> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::{MemoryDevice, Options, Store};
+    use crate::minded::{Call, Minded};
+    use crate::{MemoryDevice, MemoryStorage, Options, Store};
     use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
 
     /// What lay behind them was acknowledged, and not found.
     #[test]
@@ -680,6 +700,69 @@ mod tests {
         loan.add(1 << 20);
         assert_eq!(loan.bytes(), 1 << 20);
         store.set_memory("32MiB").unwrap();
+    }
+
+    /// An index that had room to grow when a scan borrowed grew over the budget.
+    #[test]
+    fn an_index_does_not_grow_into_what_is_lent() {
+        let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_on(Arc::new(MemoryDevice::new())).unwrap();
+        let engine = store.engine_for_test();
+        let mut loan = Loan::of(engine);
+        loan.add(6 << 20);
+        assert_eq!(loan.bytes(), 6 << 20);
+        (0..900_000).for_each(|key| store.put(&key, &key).unwrap());
+        let held = || {
+            engine.share_budget();
+            engine.log.budget.load(SeqCst) + engine.index.bytes() + FIXED_BYTES
+        };
+        assert!(held() + loan.bytes() <= (16 << 20) + BLOCK_BYTES, "{} and {}", held(), loan.bytes());
+        let index = engine.index.bytes();
+        drop(loan);
+        (900_000..1_200_000).for_each(|key| store.put(&key, &key).unwrap());
+        assert!(engine.index.bytes() > index && held() <= (16 << 20) + BLOCK_BYTES, "{} of {index}, {}", engine.index.bytes(), held());
+    }
+
+    /// What is longer than all of the log's memory found a place whatever else was there, one after the other.
+    #[test]
+    fn copies_of_records_longer_than_memory_come_one_at_a_time() {
+        const LONG: u64 = 15 << 20;
+        let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_on(Arc::new(MemoryDevice::new())).unwrap();
+        let engine = store.engine_for_test();
+        for _ in 0..4 {
+            loop {
+                let pin = engine.epochs.pin().unwrap();
+                let Some(at) = engine.allocate_copy(pin.slot, LONG) else {
+                    drop(pin);
+                    engine.make_room_for_copy(LONG).unwrap();
+                    continue;
+                };
+                // SAFETY: just allocated under the pin: ours alone, in memory.
+                unsafe { Record::new(engine.log.pointer(at)) }.write_bytes(&[], &[], LONG as usize - 24, u64::MAX, 0, 0);
+                break;
+            }
+            assert!(engine.log_bytes() <= engine.log.budget.load(SeqCst) + LONG + PIECE_BYTES, "{} bytes", engine.log_bytes());
+        }
+        // Nor is it refused where the budget was lowered while one waited.
+        engine.log.budget.store(1 << 20, SeqCst);
+        engine.make_room_for_copy(LONG).unwrap();
+    }
+
+    /// A device that panics while a scan borrows has failed as for any write: what it wrote is not known.
+    #[test]
+    fn a_device_that_panics_in_a_loan_stops_all_writing() {
+        let panics = Arc::new(AtomicBool::new(false));
+        let asked = panics.clone();
+        let files = Minded::new(Arc::new(MemoryStorage::new()), move |_, call| {
+            let is_due = matches!(call, Call::Write { .. }) && asked.swap(false, SeqCst);
+            if is_due { panic!("as asked") } else { Ok(()) }
+        });
+        let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(Arc::new(files)).unwrap();
+        (0..300_000).for_each(|key| store.put(&key, &key).unwrap());
+        panics.store(true, SeqCst);
+        let mut loan = Loan::of(store.engine_for_test());
+        loan.add(6 << 20);
+        assert_eq!(loan.bytes(), 0);
+        assert!(matches!(store.commit(), Err(Error::Io(_))));
     }
 
     /// Whoever draws a line writes most of it in steps; who had the lock before one of them may have written all there was.

@@ -10,6 +10,7 @@
 
 use super::{BLOCK_BYTES, Log, PIECE_BYTES, PIECE_RECORD_MAX};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
+use std::ops::Range;
 
 /// So much at least, and this part of the log's share.
 const RESERVE_BYTES_MIN: u64 = 512 << 10;
@@ -23,6 +24,8 @@ const DOUBTS: u64 = 2;
 const OVERDRAFT_PART: u64 = 4;
 /// Some pieces that are not filled yet, and as much as is worth a way through the log.
 const OVERDRAFT_BYTES_MIN: u64 = 256 << 10;
+/// So much of it there is in any case.
+const REPLACED_BYTES_LEAST: u64 = 16 << 10;
 
 /// No record in memory has more bytes: of those below `until`, and of those above it. When all below are gone the upper ones become the
 /// lower ones.
@@ -132,21 +135,50 @@ impl Log {
     }
 
     /// So much of it is for those who make room by what they kill.
-    pub(super) fn overdraft(&self) -> u64 {
+    fn overdraft(&self) -> u64 {
         let reserve = self.reserve_for_short();
         (reserve / OVERDRAFT_PART).max(OVERDRAFT_BYTES_MIN.min(reserve / 2))
+    }
+
+    /// The same by where it begins and ends. Where a lowered budget has left less than the reserve it begins with what was held.
+    pub(super) fn overdrawn(&self) -> Range<u64> {
+        let (budget, lowered) = (self.budget.load(Relaxed), self.lowered.load(Relaxed));
+        let overdraft = self.overdraft();
+        if lowered <= budget {
+            return budget..budget + overdraft;
+        }
+        let most = (budget + self.reserve.load(Relaxed)).saturating_sub(self.reserve_least());
+        lowered..(lowered + overdraft).min(most).max(budget + overdraft)
     }
 
     /// True if they have had half of that, and some of what they killed is still there: worth a way through the log, however little that is
     /// of it. (Not all of what was had need be theirs: copies leave some of their pieces unused.)
     pub(crate) fn is_overdrawn(&self, dead: u64) -> bool {
-        let overdraft = self.overdraft();
-        self.device.is_none() && dead > overdraft / 8 && self.held_with(0) > self.budget.load(Relaxed) + overdraft / 2
+        let overdrawn = self.overdrawn();
+        let half = overdrawn.end.saturating_sub(overdrawn.start) / 2;
+        self.device.is_none() && dead > half / 4 && self.held_with(0) > overdrawn.start + half
+    }
+
+    /// The least share of the memory with which a log that holds so much can be compacted, and something in it be deleted.
+    pub(crate) fn share_least(&self, held: u64) -> u64 {
+        held + self.reserve_least() + REPLACED_BYTES_LEAST
     }
 
     /// With less above it than this the log cannot be compacted.
-    pub(crate) fn reserve_least(&self) -> u64 {
+    fn reserve_least(&self) -> u64 {
         2 * (PIECE_BYTES + BLOCK_BYTES) + self.copy_bytes(u64::MAX, self.longest.bytes())
+    }
+
+    /// A budget was granted by which this is held: of the reserve, too, perhaps.
+    pub(crate) fn note_lowered(&self, held: u64) {
+        self.lowered.store(held, Relaxed);
+    }
+
+    /// What there is fits the budget again.
+    pub(crate) fn forget_lowered(&self) {
+        if self.lowered.load(Relaxed) != 0 && self.held_with(0) <= self.budget.load(Relaxed) {
+            self.lowered.store(0, Relaxed);
+        }
     }
 
     /// True if so many threads may copy a stretch of so many bytes in any order: there is room for all of it, whatever those who write take

@@ -366,9 +366,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Self::check_key(sight.key)?;
         self.check_value(value.len())?;
         let log = &self.engine.log;
-        let bytes = record::bytes_record_bytes(sight.key.len(), capacity) + record::expiry_bytes(flags);
-        let at = self.allocate_or_fill(pin, sight.hash, &sight.seen, &sight.found, bytes, flags);
-        let Some(at) = at else { return Ok(Step::Room(log.room_for(bytes))) };
+        let bytes = |capacity| record::bytes_record_bytes(sight.key.len(), capacity) + record::expiry_bytes(flags);
+        let place = |bytes| self.allocate_or_fill(pin, sight.hash, &sight.seen, &sight.found, bytes, flags);
+        // Room to grow is worth no refusal.
+        let least = if self.engine.may_lack(bytes(capacity)) { value.len() } else { capacity };
+        let taken = place(bytes(capacity)).map(|at| (at, capacity));
+        let taken = taken.or_else(|| if least < capacity { place(bytes(least)).map(|at| (at, least)) } else { None });
+        let Some((at, capacity)) = taken else { return Ok(Step::Room(log.room_for(bytes(least)))) };
         // SAFETY: taken under the pin: ours alone, in memory.
         let record = unsafe { Record::new(log.pointer(at)) };
         if expires != NEVER {
