@@ -83,7 +83,7 @@ impl Resting {
         }
         let listed = or_tell(scars::read(&*storage, state.cut, state.scars), on_damage)?;
         let lacks_scars = listed.is_none();
-        let scars = listed.map_or_else(|| scars::readable(&*storage, state.cut), Ok)?;
+        let scars = listed.map_or_else(|| scars::readable(&*storage, state.cut, true), Ok)?;
         Ok(Self { engine, state, scars, lacks_scars, lacks_slot })
     }
 }

@@ -14,7 +14,7 @@ use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
 use crate::engine::{Engine, lock};
 use crate::error::{Error, Result, for_good, is_full};
-use crate::log::{BLOCK_BYTES, line_flag};
+use crate::log::{BLOCK_BYTES, block_floor, line_flag};
 use crate::manifest::State;
 use crate::record::ODD_LINE;
 use crate::sync::Mutex;
@@ -172,7 +172,8 @@ impl Listed {
     /// it: what was to be given up then is given up, and what it excludes stays excluded.
     pub(crate) fn loss_begun(&self, state: &State) -> Option<Scar> {
         let is_one_hidden = state.scars.is_some_and(|known| known.count > self.scars.len() as u64);
-        let lies_around = |scar: &Scar| (state.begin..state.cut).contains(&scar.cut) && state.cut < scar.behind;
+        // A loss in the log's first block, in which that may begin, leaves nothing of it.
+        let lies_around = |scar: &Scar| (block_floor(state.begin)..state.cut).contains(&scar.cut) && state.cut < scar.behind;
         self.ended_by.filter(|scar| is_one_hidden && lies_around(scar) && scar.cut.is_multiple_of(BLOCK_BYTES))
     }
 }
@@ -221,8 +222,9 @@ pub(crate) fn list(storage: &dyn Storage, cut: u64, known: Option<Known>, accept
     Ok(Listed { scars, ended_by })
 }
 
-/// The scars below `cut` that can be read, of a list that is damaged.
-pub(crate) fn readable(storage: &dyn Storage, cut: u64) -> Result<Vec<Scar>> {
+/// The scars below `cut` that can be read, of a list that is damaged. What lies behind its end, a sector of zeros, was another list's,
+/// unless that sector is damage, too.
+pub(crate) fn readable(storage: &dyn Storage, cut: u64, behind_zeros: bool) -> Result<Vec<Scar>> {
     let mut scars = Vec::new();
     let opened = open_list(storage).and_then(|device| device.map(|device| Ok((device.bytes()?, device))).transpose());
     let (bytes, device) = match opened {
@@ -233,6 +235,7 @@ pub(crate) fn readable(storage: &dyn Storage, cut: u64) -> Result<Vec<Scar>> {
     };
     for number in 0..bytes / SECTOR_BYTES as u64 {
         let scar = match read_one(&*device, number) {
+            Ok(None) if !behind_zeros => break,
             Err(error) if error.is_damage() => None,
             read => read?,
         };
@@ -244,7 +247,7 @@ pub(crate) fn readable(storage: &dyn Storage, cut: u64) -> Result<Vec<Scar>> {
 /// The cuts of all scars, as far as the list can be read: who reads it for what they leave out tells of damage. Those that leave nothing
 /// out, as they were once written, are where the log went on.
 pub(crate) fn cuts(storage: &dyn Storage) -> Result<Vec<u64>> {
-    readable(storage, u64::MAX).map(|scars| scars.iter().filter(|scar| scar.behind > scar.cut).map(|scar| scar.cut).collect())
+    readable(storage, u64::MAX, false).map(|scars| scars.iter().filter(|scar| scar.behind > scar.cut).map(|scar| scar.cut).collect())
 }
 
 /// True if a recovery that was cut short left a scar behind the `known` ones. It must be written over: the log may go on
@@ -427,5 +430,19 @@ mod tests {
         assert!(!crate::verify::verified(files.clone()).is_sound());
         let opened = open(&files);
         assert!(matches!(&opened, Err(Error::Corruption(what)) if what.contains("written last")), "{:?}", opened.err());
+    }
+
+    /// What a longer list had there before was taken for places where the log went on: a line that begins at one was not looked for.
+    #[test]
+    fn the_list_of_cuts_ends_with_zeros() {
+        let files = MemoryStorage::new();
+        let scar = |cut| Scar { window: cut - BLOCK_BYTES, cut, behind: cut + BLOCK_BYTES, line: 1 };
+        let scars: Vec<_> = [4, 8, 12].map(|block| scar(block * BLOCK_BYTES)).into();
+        add(&files, 0, &scars).unwrap();
+        assert_eq!(cuts(&files).unwrap().len(), 3);
+        end(&files, 1, true).unwrap();
+        assert_eq!(cuts(&files).unwrap(), [4 * BLOCK_BYTES]);
+        // Who saves what he can looks on.
+        assert_eq!(readable(&files, u64::MAX, true).unwrap().len(), 2);
     }
 }

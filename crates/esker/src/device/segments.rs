@@ -14,8 +14,8 @@
 //!   that took longer than the sector. So behind short writes that follow each other zeros are written, as many as were written so
 //!   far, and the next ones lie within the file. Zeros at the end of the last file mean nothing (`recovery.rs`).
 //! * **Handles** are opened when they are needed and at most [`HANDLES_MAX`] are kept, the newest segments' first; besides, those of files
-//!   that a sync is owed, and where these become [`OWED_MAX`] all but the newest are synced at once. So however long the log, and whoever
-//!   writes it without a line, the process does not run out of files. A read that is under way holds its file itself. A handle for reading
+//!   that a sync is owed, and where these become [`OWED_MAX`] all but the newest are synced at once, and all where the system grants no
+//!   more files. So however long the log, and whoever writes it without a line, the process does not run out of them. A read that is under way holds its file itself. A handle for reading
 //!   only is nothing that is written or synced by; it can be had where the file system refuses to be written any more.
 
 use super::buffer::{Sector, sector_bytes};
@@ -124,7 +124,7 @@ impl Segments {
     pub(crate) fn doubt_from(&self, offset: u64, accept_loss: bool) -> io::Result<()> {
         let doubted: Vec<u64> = self.read_files().known.range(offset / self.segment_bytes..).copied().collect();
         for number in doubted {
-            let device = match self.open_file(number, true) {
+            let device = match self.with_ours(|| self.open_file(number, true)) {
                 Err(error) if accept_loss && is_unreadable(&error) => continue,
                 device => device?,
             };
@@ -150,7 +150,18 @@ impl Segments {
     /// The handle of a file, `None` if it was given back.
     fn file(&self, number: u64) -> io::Result<Option<Arc<dyn Device>>> {
         let open = self.read_files().open.get(&number).map(|handle| handle.device.clone());
-        if open.is_some() { Ok(open) } else { self.open_file(number, false) }
+        if open.is_some() { Ok(open) } else { self.with_ours(|| self.open_file(number, false)) }
+    }
+
+    /// What opens a file, where need be with those given up that are only kept for a sync.
+    fn with_ours<T>(&self, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        match open() {
+            Err(error) if is_out_of_files(&error) && !self.owed().written.is_empty() => {
+                self.settle_all_but(None).map_err(for_good)?;
+                open()
+            }
+            opened => opened,
+        }
     }
 
     #[cold]
@@ -216,14 +227,17 @@ impl Segments {
 
     /// Where many files are owed a sync, all but the newest get it now. As a sync: no later one returns earlier.
     fn settle_many(&self) -> io::Result<()> {
-        if self.owed().written.len() < OWED_MAX {
-            return Ok(());
-        }
+        let newest = self.owed().written.last_key_value().map(|(number, _)| *number);
+        if self.owed().written.len() < OWED_MAX { Ok(()) } else { self.settle_all_but(newest) }
+    }
+
+    fn settle_all_but(&self, kept: Option<u64>) -> io::Result<()> {
         let mut has_failed = self.syncing();
         let written = {
             let mut owed = self.owed();
-            let newest = owed.written.pop_last();
-            std::mem::replace(&mut owed.written, newest.into_iter().collect())
+            let mut written = std::mem::take(&mut owed.written);
+            owed.written.extend(kept.and_then(|number| written.remove_entry(&number)));
+            written
         };
         self.settle(&mut has_failed, &Owed { written, is_name_new: false })
     }
@@ -281,7 +295,7 @@ impl Device for Segments {
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         for (number, at, part) in self.parts(offset, bytes.len()) {
-            let device = self.file_to_write(number)?;
+            let device = self.with_ours(|| self.file_to_write(number))?;
             let (count, end) = (part.len(), at + part.len() as u64);
             device.write(at, &bytes[part])?;
             if self.has_zeros {
@@ -596,10 +610,20 @@ mod tests {
             segments.read(number * LENGTH, &mut read).unwrap();
             assert!(read.iter().all(|byte| *byte == number as u8), "file {number}");
         }
-        // Those that a sync is owed are used.
-        (20..23).for_each(|number| segments.write(number * LENGTH, &[7; SECTOR_BYTES]).unwrap());
-        let error = segments.write(23 * LENGTH, &[7; SECTOR_BYTES]).unwrap_err();
-        assert!(is_out_of_files(&error), "{error}");
+        // Those that a sync is owed are ours, too: the store stayed latched, for what would have given them up came behind what needed them.
+        for number in 20..40 {
+            segments.write(number * LENGTH, &[number as u8; SECTOR_BYTES]).unwrap();
+            let mut read = vec![0; SECTOR_BYTES];
+            segments.read((number - 7) * LENGTH, &mut read).unwrap();
+            assert!(read.iter().all(|byte| *byte == number as u8 - 7), "file {}", number - 7);
+        }
+        segments.sync().unwrap();
+        // But not those of others.
+        let others: Vec<_> = (0..3).map_while(|number| few.open(&format!("other{number}")).ok()).collect();
+        segments.write_files().open.clear();
+        let others = others.into_iter().chain((3..6).map_while(|number| few.open(&format!("other{number}")).ok())).collect::<Vec<_>>();
+        let error = segments.write(40 * LENGTH, &[7; SECTOR_BYTES]).unwrap_err();
+        assert!(others.len() == 3 && is_out_of_files(&error), "{error}");
     }
 
     #[test]
