@@ -101,6 +101,9 @@ impl Engine {
 
     /// [`Engine::join`], but not again and again in vain.
     fn join_once(&self, collision: Collision) -> Result<Option<Covers>> {
+        if let Some(fact) = self.covers_nothing(collision) {
+            return Ok(Some(fact));
+        }
         let (copied, mut in_vain) = (self.log.bounds.copied.load(Acquire), lock(&self.compaction.joined_in_vain));
         // Before anything is read for it, and once more in the end.
         if !in_vain.is_due(self.log.tail(), copied) || self.is_chain_held() {
@@ -112,6 +115,13 @@ impl Engine {
             _ => in_vain.note(self.log.tail(), copied),
         }
         joined
+    }
+
+    /// Where one of the two leads to nothing any more, and was not swept yet, the other stands for both.
+    fn covers_nothing(&self, Collision { chain, onto, .. }: Collision) -> Option<Covers> {
+        let begin = self.log.bounds.begin.load(Acquire);
+        let (covered, head) = if onto < chain { (onto, chain) } else { (chain, onto) };
+        (covered < begin).then_some(Covers { head, covered })
     }
 
     /// Makes one chain lead to another; `None` if that cannot be done now.

@@ -8,6 +8,7 @@ use crate::{MemoryStorage, Options, Store};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 
 const MANY: u64 = 2_000_000;
@@ -192,6 +193,27 @@ fn a_deletion_beside_joining_stays() {
     store.put(&u64::MAX, &6).unwrap();
     assert!(store.delete(&u64::MAX).unwrap());
     assert_eq!(of(u64::MAX), 0);
+}
+
+/// The lowest of two heads was one that compaction had passed: a store in memory looked for its key in vain, froze all there was for that,
+/// and its index stayed as large as it was.
+#[test]
+fn an_entry_that_leads_to_nothing_is_no_collision() {
+    let store: Store<u64, u64> = options(16 << 20).in_memory().unwrap();
+    let (one, other) = colliding(&store);
+    let engine = store.engine_for_test();
+    engine.index.grow_to_for_test(9);
+    [one, other].iter().for_each(|key| store.put(key, key).unwrap());
+    let of = |key: u64| engine.index.lookup(engine.hash_of(&key.to_le_bytes())).address();
+    let (gone, living) = if of(one) < of(other) { (one, other) } else { (other, one) };
+    // As compaction leaves a deletion until it is swept.
+    engine.log.bounds.begin.store(of(living), SeqCst);
+    engine.log.bounds.head.store(of(living), SeqCst);
+    let read_only = engine.log.bounds.read_only();
+    assert!(of(gone) > 0);
+    shrink_wholly(&store);
+    assert_eq!((store.stats().index.buckets, engine.log.bounds.read_only()), (256, read_only));
+    assert_eq!((store.get(&gone).unwrap(), store.get(&living).unwrap()), (None, Some(living)));
 }
 
 /// A snapshot reads what would no more be linked, and so does who shows the store as it is: the index stays as it is until they are gone.
