@@ -42,7 +42,7 @@ use driver::Drawn;
 pub(crate) use driver::Retries;
 use failure::Failure;
 pub(crate) use hasher::Hasher;
-pub(crate) use room::{BUDGET_BYTES_MIN, Loan, check_budget, check_space};
+pub(crate) use room::{BUDGET_BYTES_MIN, Loan, check_budget, check_space, default_budget};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;

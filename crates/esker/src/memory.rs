@@ -16,7 +16,7 @@ pub(crate) use modelled::Region;
 
 /// Of the smallest and the largest machine, in bytes.
 const LOG_SPACE_MIN: u64 = 1 << 36;
-const LOG_SPACE_MAX: u64 = 1 << 42;
+pub(crate) const LOG_SPACE_MAX: u64 = 1 << 42;
 
 #[cfg(not(loom))]
 pub(crate) struct Region {

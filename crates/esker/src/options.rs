@@ -4,7 +4,7 @@ use crate::cache::{Cache, Caching};
 use crate::commit::Durability;
 use crate::device::{Device, Names, SECTOR_BYTES, Segments, Storage};
 use crate::directory::Directory;
-use crate::engine::{BUDGET_BYTES_MIN, Engine, Home, Parts, check_budget, check_space};
+use crate::engine::{Engine, Home, Parts, check_budget, check_space, default_budget};
 use crate::error::{Error, Result};
 use crate::expiry::{Clock, SystemClock};
 use crate::index::Index;
@@ -119,7 +119,7 @@ impl Options {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            memory: Ok((memory::of_process() / 4).max(BUDGET_BYTES_MIN)),
+            memory: Ok(default_budget(memory::of_process())),
             io_uring: true,
             direct_io: true,
             verifies_reads: true,

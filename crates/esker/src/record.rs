@@ -13,7 +13,7 @@
 //! is left with little of its room in use is divided: the part behind the value becomes a record of nobody's.
 
 use crate::sync::atomic::{AtomicU64, Ordering::*, fence};
-use crate::sync::{Rule, broken, hint, thread};
+use crate::sync::{Rule, Spins, broken};
 use crate::types::Layout;
 use crate::words;
 use std::ops::Range;
@@ -340,7 +340,7 @@ impl Record {
     /// Copies the value into `into` (cleared first); consistent whatever writers do.
     pub(crate) fn read_value(&self, into: &mut Vec<u8>) {
         let version = self.word(8);
-        let mut spins = 0u32;
+        let mut spins = Spins::default();
         loop {
             // Acquire: pairs with the Release in `unlatch`.
             let before = version.load(Acquire);
@@ -351,8 +351,7 @@ impl Record {
                     return;
                 }
             }
-            spins += 1;
-            if spins < 64 { hint::spin_loop() } else { thread::yield_now() }
+            spins.pause();
         }
     }
 
@@ -394,7 +393,7 @@ impl Record {
     /// Excludes other writers of this record until the guard goes.
     pub(crate) fn latch(&self) -> Latched {
         let version = self.word(8);
-        let mut spins = 0u32;
+        let mut spins = Spins::default();
         loop {
             let seen = version.load(Relaxed);
             if seen & LATCH == 0 && version.compare_exchange_weak(seen, seen | LATCH, Acquire, Relaxed).is_ok() {
@@ -402,8 +401,7 @@ impl Record {
                 fence(Release);
                 return Latched(*self);
             }
-            spins += 1;
-            if spins < 64 { hint::spin_loop() } else { thread::yield_now() }
+            spins.pause();
         }
     }
 }

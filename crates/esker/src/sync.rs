@@ -77,6 +77,22 @@ pub(crate) use loom::{
 #[cfg(loom)]
 pub(crate) use loom_local as thread_local;
 
+/// How often something was waited for, as long as somebody's closure goes on, perhaps.
+#[derive(Default)]
+pub(crate) struct Spins(u32);
+
+impl Spins {
+    /// Soon the processor is left to others.
+    pub(crate) fn pause(&mut self) {
+        self.0 = self.0.saturating_add(1);
+        if self.0 < 64 { hint::spin_loop() } else { thread::yield_now() }
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.0
+    }
+}
+
 /// What a panic left behind a mutex is as whole as anywhere: nothing is torn under one by foreign code.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())

@@ -3,7 +3,7 @@
 #[path = "common/raise.rs"]
 mod raise;
 
-use esker::{Clock, Cursor, Error, Key, Loading, ManualClock, MemoryStorage, Options, Store, Ttl, Value};
+use esker::{Cache, Clock, Cursor, Error, Key, Loading, ManualClock, MemoryStorage, Options, Store, Ttl, Value};
 use raise::Raise;
 use std::borrow::Borrow;
 use std::cell::RefCell;
@@ -857,6 +857,29 @@ fn a_panic_leaves_the_end_of_what_has_ended() {
     assert!(panicked.is_err() && store.get(&1).unwrap().is_none());
     clock.0.store(0, SeqCst);
     assert_eq!(store.get(&1).unwrap(), Some(7));
+}
+
+/// Nor does what is refused for want of room.
+#[test]
+fn what_is_refused_leaves_the_end_of_what_has_ended() {
+    type Refused<'r> = &'r dyn Fn(&Store<u64, u64>) -> Result<(), Error>;
+    let refused: [Refused<'_>; 3] =
+        [&|store| store.rmw(&0, |old| old.unwrap_or(0) + 1).map(drop), &|store| store.put_if_absent(&0, &8).map(drop), &|store| {
+            store.compare_and_swap(&0, None, Some(&8)).map(drop)
+        }];
+    for act in refused {
+        let clock = Arc::new(Turned::default());
+        let options = Options::new().memory("16MiB").clock(clock.clone()).background(false).cache(Cache::new());
+        let store: Store<u64, u64> = options.in_memory().unwrap();
+        // Nothing is dropped beside it.
+        let _held = store.begin_read().unwrap();
+        store.put_with_ttl(&0, &7, SECOND).unwrap();
+        assert!((1..).any(|key| matches!(store.put(&key, &key), Err(Error::Full))));
+        clock.0.store(2_000, SeqCst);
+        assert!(matches!(act(&store), Err(Error::Full)));
+        clock.0.store(0, SeqCst);
+        assert_eq!(store.get(&0).unwrap(), Some(7));
+    }
 }
 
 /// A value that a shorter one takes the place of gives up the room behind it, where its end was.

@@ -133,10 +133,8 @@ impl Engine {
             if !(is_all_kept && self.is_much_dead_above(bytes)) {
                 return Err(refused);
             }
-            match self.compact_all() {
-                Ok(_) | Err(Error::Full) => check_held()?,
-                Err(error) => return Err(error),
-            }
+            self.compact_all()?;
+            check_held()?;
         }
         let turn = lock(&self.budgets).ask(bytes, &self.budget);
         self.share_budget();
@@ -596,6 +594,11 @@ fn value_bytes_max(budget: u64) -> u64 {
     VALUE_BYTES_MAX.min(budget / 4)
 }
 
+/// A quarter of so much memory, as far as a log has addresses for it.
+pub(crate) fn default_budget(memory: u64) -> u64 {
+    (memory / 4).clamp(BUDGET_BYTES_MIN, memory::LOG_SPACE_MAX - ADDRESS_SLACK_BYTES)
+}
+
 pub(crate) fn check_budget(bytes: u64) -> Result<()> {
     if bytes < BUDGET_BYTES_MIN {
         return Err(Error::invalid(format!("the memory budget is at least 16 MiB budget={bytes}")));
@@ -700,6 +703,14 @@ mod tests {
         loan.add(1 << 20);
         assert_eq!(loan.bytes(), 1 << 20);
         store.set_memory("32MiB").unwrap();
+    }
+
+    #[test]
+    fn a_machine_of_any_size_has_a_budget() {
+        for memory in [0, 1 << 30, 24 << 40, u64::MAX] {
+            let budget = default_budget(memory);
+            assert!(check_budget(budget).is_ok() && check_within(memory::LOG_SPACE_MAX, budget).is_ok(), "{budget} of {memory}");
+        }
     }
 
     /// An index that had room to grow when a scan borrowed grew over the budget.

@@ -7,7 +7,7 @@ use crate::error::Result;
 #[cfg(not(loom))]
 use crate::memory::Region;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
-use crate::sync::{Rule, broken, hint, thread};
+use crate::sync::{Rule, Spins, broken};
 use crate::watch::Watch;
 
 /// Threads that can use a store at a time. Models have a handful, and pay for every atomic.
@@ -143,7 +143,7 @@ impl Slot {
 
     /// Returns once a pin that is held now has ended.
     pub(super) fn wait_until_outside(&self, watch: &Watch, number: usize) {
-        let (mut spins, mut waiting) = (0u32, None);
+        let (mut spins, mut waiting) = (Spins::default(), None);
         // Acquire, here and in `has_ended`: pairs with the Release in `Pin::drop`, or in the pin that came after it.
         let seen = self.inside.load(Acquire);
         if seen == 0 {
@@ -151,11 +151,9 @@ impl Slot {
         }
         let counted = self.operations();
         while !self.has_ended(seen, counted) {
-            spins += 1;
-            match spins {
-                0..64 => hint::spin_loop(),
-                NOTED_SPINS if !cfg!(loom) => waiting = Some(watch.waiting(number)),
-                _ => thread::yield_now(),
+            spins.pause();
+            if spins.count() == NOTED_SPINS && !cfg!(loom) {
+                waiting = Some(watch.waiting(number));
             }
         }
         drop(waiting);

@@ -9,7 +9,7 @@
 //! mispredicted, and a misprediction throws away the overlap with the operations behind it.
 
 use crate::sync::atomic::{AtomicU64, Ordering, Ordering::*, fence};
-use crate::sync::{Rule, broken, hint, thread};
+use crate::sync::{Rule, Spins, broken};
 
 /// Models fill buckets with two, and leave five words alone.
 pub(super) const ENTRIES: usize = if cfg!(loom) { 2 } else { 7 };
@@ -131,14 +131,13 @@ impl Bucket {
     #[inline(never)]
     fn latch_slowly(&self) {
         let link = &self.0[LINK];
-        let mut spins = 0u32;
+        let mut spins = Spins::default();
         loop {
             let seen = link.load(Relaxed);
             if seen & LATCH == 0 && link.compare_exchange_weak(seen, seen | LATCH, Acquire, Relaxed).is_ok() {
                 return;
             }
-            spins += 1;
-            if spins < 64 { hint::spin_loop() } else { thread::yield_now() }
+            spins.pause();
         }
     }
 

@@ -46,7 +46,7 @@ mod walk;
 use crate::error::Result;
 use crate::memory::Region;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*, fence};
-use crate::sync::{Mutex, Rule, broken, hint, thread};
+use crate::sync::{Mutex, Rule, Spins, broken, thread};
 use bucket::{Bucket, GUESSED, MARKS, VERSION, VERSION_MASK, next_of, tag_of};
 pub(crate) use bucket::{SOLE, address_of};
 pub(crate) use growth::{Chain, Records};
@@ -311,7 +311,7 @@ impl Index {
     /// Latches the bucket that holds `hash`, whatever splits go on.
     #[inline(always)]
     fn latch(&self, hash: u64) -> Place {
-        let mut spins = 0u32;
+        let mut spins = Spins::default();
         loop {
             let place = self.locate(hash);
             self.bucket_at(place.offset).latch();
@@ -326,8 +326,7 @@ impl Index {
             }
             self.bucket_at(place.offset).unlatch();
             // Who turns the level may have lost its processor to us.
-            spins += 1;
-            if spins < 64 { hint::spin_loop() } else { thread::yield_now() }
+            spins.pause();
         }
     }
 

@@ -14,8 +14,8 @@
 use super::bucket::{SOLE, VERSION, VERSION_MASK, address_of, next_of, tag_of};
 use super::{BUCKET_BITS, Bucket, DOUBLING, Index, base, full_tag, match_bits};
 use crate::memory::prefetch;
+use crate::sync::Spins;
 use crate::sync::atomic::{Ordering::*, fence};
-use crate::sync::{hint, thread};
 
 /// Where a walk meets keys of this hash.
 #[inline(always)]
@@ -81,7 +81,7 @@ impl Index {
 
     /// Takes a copy of a position's bucket; under a pin. Where the next one begins, if there is one.
     pub(crate) fn copy_bucket(&self, position: u64, into: &mut Bucketful) -> Option<u64> {
-        let mut spins = 0u32;
+        let mut spins = Spins::default();
         loop {
             let (place, bits) = self.bucket_of(position);
             let bucket = self.bucket_at(place.offset);
@@ -97,8 +97,7 @@ impl Index {
                     return end_of(position, bits);
                 }
             }
-            spins += 1;
-            if spins < 64 { hint::spin_loop() } else { thread::yield_now() }
+            spins.pause();
         }
     }
 

@@ -4,6 +4,7 @@
 //! and removed at one moment, for its value and the mark of its removal are two atomics. Where that is asked for, keys
 //! get latches (`latches.rs`), and nobody comes between.
 
+use super::expire::Claim;
 use super::step::{Known, Step};
 use super::waiting::{Waits, brought_here};
 use super::{Store, to_word};
@@ -264,11 +265,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             (false, None, _) if !self.is_absent_still(hash, &seen, &found) => Ok(Step::Again),
             (false, ..) => Ok(Step::Done(false)),
             (true, None, None) if self.is_deleted(&found, known) => Ok(Step::Done(true)),
-            (true, None, _) if !self.claim_ended(&found) => Ok(Step::Again),
-            (true, _, new) => {
+            (true, old, new) => {
+                let claim = if old.is_none() { self.claim_ended(&found) } else { Some(Claim::default()) };
+                let Some(claim) = claim else { return Ok(Step::Again) };
                 let (flags, expires) = if new.is_none() { (TOMBSTONE, NEVER) } else { (0, expires) };
                 let found = found.with(&self.engine, known);
-                Ok(self.add_word(&pin, &held, key, hash, &seen, &found, new.unwrap_or(0), expires, flags).then(|| true))
+                let step = self.add_word(&pin, &held, key, hash, &seen, &found, new.unwrap_or(0), expires, flags);
+                if let Step::Room(_) = step {
+                    self.give_back(claim);
+                }
+                Ok(step.then(|| true))
             }
         }
     }

@@ -89,6 +89,10 @@ const LONG_AGO: u64 = 0;
 /// A renewed end lies this part of the time further away, so that one renewal in so many rounds of it is enough.
 const RENEWED_PART: u64 = 8;
 
+/// A word that has ended, and whose end is ours to do with: the record, and when that was.
+#[derive(Default)]
+pub(super) struct Claim(Option<(Record, u64)>);
+
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// True if the record is a value, now.
     #[inline(always)]
@@ -448,23 +452,38 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     /// Where nothing is found because it has ended: nobody puts off its end any more, before it is deleted or what takes its place is
-    /// there. False to look again.
-    pub(super) fn claim_ended(&self, found: &Found) -> bool {
-        let Found::Memory { at, record } = found else { return true };
+    /// there. `None` to look again.
+    pub(super) fn claim_ended(&self, found: &Found) -> Option<Claim> {
+        let Found::Memory { at, record } = found else { return Some(Claim(None)) };
         let header = record.header().load(Acquire);
         if header & EXPIRES == 0 || header & ABSENT != 0 || broken(Rule::EndsAreClaimed) {
-            return true;
+            return Some(Claim(None));
         }
         match self.region(*at) {
             Region::Mutable => {}
             // Who found it mutable may still put off its end.
-            Region::Fuzzy => return false,
+            Region::Fuzzy => return None,
             // Who puts off its end now makes a record of his own.
-            Region::Frozen => return true,
+            Region::Frozen => return Some(Claim(None)),
         }
         let held = record.word_expiry(Self::KEY_WIDTH);
         let expires = held.load(Acquire);
-        self.engine.has_passed(expires) && (expires == LONG_AGO || held.compare_exchange(expires, LONG_AGO, AcqRel, Relaxed).is_ok())
+        if !self.engine.has_passed(expires) {
+            return None;
+        }
+        let is_ours = expires != LONG_AGO;
+        if is_ours && held.compare_exchange(expires, LONG_AGO, AcqRel, Relaxed).is_err() {
+            return None;
+        }
+        Some(Claim(is_ours.then_some((*record, expires))))
+    }
+
+    /// There was no room for what was to take its place: it ended when it did, should a clock be set back. Under the pin of the claim.
+    pub(super) fn give_back(&self, Claim(taken): Claim) {
+        if let Some((record, expires)) = taken {
+            // Unless somebody else has deleted it.
+            let _ = record.word_expiry(Self::KEY_WIDTH).compare_exchange(LONG_AGO, expires, AcqRel, Relaxed);
+        }
     }
 
     /// A mutable word that is about to be deleted ends now, if it ends at all: of those who end it one alone is told so. False to look

@@ -497,8 +497,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// go on meanwhile.
     ///
     /// # Errors
-    /// `Io`, `Corruption` for a damaged block, by address; `Full` for a store in memory without room to move anything; `Closed`;
-    /// `Invalid` inside a closure that the store runs.
+    /// `Io`, `Corruption` for a damaged block, by address; `Closed`; `Invalid` inside a closure that the store runs. Where a store in memory
+    /// has no room to move anything it ends early, without one.
     ///
     /// # Cost
     /// Reads the log, and writes what is live.

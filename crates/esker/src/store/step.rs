@@ -15,7 +15,7 @@ pub(super) const SPINS: u32 = 16;
 /// Lets another thread go on before the next attempt.
 #[inline]
 pub(super) fn pause(attempts: &mut u32) {
-    *attempts += 1;
+    *attempts = attempts.saturating_add(1);
     if *attempts < SPINS { hint::spin_loop() } else { thread::yield_now() }
 }
 

@@ -85,7 +85,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             match attempt(&mut known)? {
                 Step::Done(result) => return Ok(result),
                 Step::Again => {
-                    again += 1;
+                    again = again.saturating_add(1);
                     if again < SPINS { std::hint::spin_loop() } else { give_way().await }
                 }
                 Step::Read(at) => {

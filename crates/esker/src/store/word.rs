@@ -1,6 +1,7 @@
 //! Changing records of the word layout: the value is one atomic.
 
 use super::Store;
+use super::expire::Claim;
 use super::find::{Found, Region};
 use super::step::{Known, Step};
 use crate::epoch::{Counter, Pin};
@@ -157,12 +158,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         };
         let new = self.engine.epochs.within(&pin, || update(old.map(|(value, _)| value)));
         // Behind the closure: one that panics changes nothing.
-        if old.is_none() && !self.claim_ended(&found) {
-            return Ok(Step::Again);
-        }
+        let claim = if old.is_none() { self.claim_ended(&found) } else { Some(Claim::default()) };
+        let Some(claim) = claim else { return Ok(Step::Again) };
         let found = found.with(&self.engine, known);
         let expires = old.map_or(NEVER, |(_, expires)| expires);
-        Ok(self.add_word(&pin, &held, key, hash, &seen, &found, new, expires, 0).then(|| new))
+        let step = self.add_word(&pin, &held, key, hash, &seen, &found, new, expires, 0);
+        if let Step::Room(_) = step {
+            self.give_back(claim);
+        }
+        Ok(step.then(|| new))
     }
 
     /// The record, if its value may change in place. Under a pin.
@@ -205,7 +209,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             let is_ours = if was_live {
                 !record.is_sealed() && self.end_now(*record)
             } else {
-                self.claim_ended(&found) && self.leads_still(hash, &seen)
+                self.claim_ended(&found).is_some() && self.leads_still(hash, &seen)
             };
             if !is_ours {
                 return Ok(Step::Again);
