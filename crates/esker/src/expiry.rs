@@ -293,7 +293,7 @@ impl Expiry {
     }
 
     /// As if so many bytes had been seen.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn believe_for_test(&self, bytes: u64) {
         self.learn(&Sample { entries: 1, expiring: 1, expired: 1, expired_bytes: bytes, bytes, ..Sample::default() }, 1, None, u64::MAX);
     }

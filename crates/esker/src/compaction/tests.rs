@@ -1172,6 +1172,27 @@ fn holes_that_were_filled_during_a_pass_are_not_given_back() {
     assert!(engine.superseded_bytes() >= filled, "{} of {filled} bytes", engine.superseded_bytes());
 }
 
+#[test]
+fn what_transactions_delete_leaves_places_too() {
+    fn check<V: Value + ?Sized>(value: &V, bytes: u64) {
+        let store: Store<u64, V> = Options::new().memory("32MiB").background(false).in_memory().unwrap();
+        (0..40_000).for_each(|n| store.put(&n, value).unwrap());
+        let engine = store.engine_for_test();
+        engine.log.holes.want(true);
+        for first in (0..3_100).step_by(31) {
+            store.transaction(|tx| (first..first + 31).try_for_each(|n| tx.delete(&n).map(drop))).unwrap();
+        }
+        engine.ripen_holes();
+        (50_000..53_000).for_each(|n| store.put(&n, value).unwrap());
+        // But for keys whose buckets are full.
+        let filled = engine.epochs.counted(Counter::FilledByte);
+        assert!(filled > 2_500 * bytes, "{filled} bytes, of records of {bytes}");
+        assert!((0..3_100).all(|n| store.get(&n).unwrap().is_none()) && (50_000..53_000).all(|n| store.contains(&n).unwrap()));
+    }
+    check::<u64>(&1, word_record_bytes(8));
+    check::<[u8]>(&[1; 100], bytes_record_bytes(8, 100));
+}
+
 /// Nobody asked for such places any more, and nobody left one: those that compaction had passed kept others from being left.
 #[test]
 fn holes_that_were_frozen_are_let_go_though_none_rest() {

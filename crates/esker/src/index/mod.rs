@@ -262,7 +262,7 @@ impl Index {
     }
 
     /// Where the longest entry leads that matches and is not full.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn shorter_match_for_test(&self, hash: u64) -> Option<u64> {
         let place = self.locate(hash);
         let words = self.chain(self.bucket_at(place.offset)).flat_map(Bucket::entries).map(|slot| slot.load(Acquire));

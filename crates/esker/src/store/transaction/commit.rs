@@ -87,8 +87,8 @@ struct Change<'a, K: Key + ?Sized, V: Value + ?Sized> {
 enum Plan {
     /// Nothing: the key has no value as it is.
     Nothing,
-    /// This record stays, and is mutable as long as we are pinned.
-    InPlace(Record),
+    /// This record, there, stays, and is mutable as long as we are pinned.
+    InPlace(u64, Record),
     Append(Made),
 }
 
@@ -374,7 +374,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     fn plan(&self, pin: &Pin<'_>, touched: &Touched<K, V>, write: &Write<V>, ahead: impl FnOnce() -> Option<(u64, Record)>) -> Step<Plan> {
         let Some((seen, found)) = self.locate_surely(touched.key(), touched.hash) else { return Step::Again };
         let mutable = match found {
-            Found::Memory { at, record } if matches!(self.region(at), Region::Mutable) => Some(record),
+            Found::Memory { at, record } if matches!(self.region(at), Region::Mutable) => Some((at, record)),
             _ => None,
         };
         let flags = if let Write::Delete = write { TOMBSTONE } else { 0 };
@@ -382,15 +382,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let append = || {
             let made = ahead().and_then(|(at, record)| self.lead(pin, touched, at, record));
             let made = made.or_else(|| self.make(pin, touched, write, |bytes| self.allocate(pin, &found, bytes, flags)));
-            made.map_or(Step::Room(0), |made| Step::Done(Plan::Append(Made { replaced: mutable, ..made })))
+            made.map_or(Step::Room(0), |made| Step::Done(Plan::Append(Made { replaced: mutable.map(|(_, record)| record), ..made })))
         };
         match (write, mutable) {
             // What has ended is not deleted: a clock may be set back.
-            (Write::Delete, Some(record)) if record.header().load(Acquire) & ABSENT != 0 => Step::Done(Plan::Nothing),
+            (Write::Delete, Some((_, record))) if record.header().load(Acquire) & ABSENT != 0 => Step::Done(Plan::Nothing),
             // A word on its way to a new record: see where it goes.
-            (Write::Delete, Some(record)) if Self::WORD && record.is_sealed() => Step::Again,
-            (Write::Delete, Some(record)) => Step::Done(Plan::InPlace(record)),
-            (Write::Put(put), Some(record)) if self.fits(record, put) => Step::Done(Plan::InPlace(record)),
+            (Write::Delete, Some((_, record))) if Self::WORD && record.is_sealed() => Step::Again,
+            (Write::Delete, Some((at, record))) => Step::Done(Plan::InPlace(at, record)),
+            (Write::Put(put), Some((at, record))) if self.fits(record, put) => Step::Done(Plan::InPlace(at, record)),
             (Write::Delete, None) if is_deletion(&found) && self.engine.stays_absent() => Step::Done(Plan::Nothing),
             (Write::Delete, None) if !matches!(found, Found::Absent) => append(),
             (Write::Delete, None) if self.engine.index.is_settled(&seen) && !self.engine.stays_absent() => append(),
@@ -473,8 +473,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             }
         }
         for change in changes {
-            if let Plan::InPlace(record) = change.plan {
-                self.change_in_place(pin, change, record);
+            if let Plan::InPlace(at, record) = change.plan {
+                self.change_in_place(pin, change, at, record);
             }
             pin.slot.count(if let Write::Delete = change.write { Counter::Delete } else { Counter::Put }, 1);
         }
@@ -508,7 +508,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    fn change_in_place(&self, pin: &Pin<'_>, change: &Change<'_, K, V>, record: Record) {
+    fn change_in_place(&self, pin: &Pin<'_>, change: &Change<'_, K, V>, at: u64, record: Record) {
         let latched = (!Self::WORD).then(|| record.latch());
         match (change.write, &latched) {
             (Write::Put(put), Some(latched)) => self.replace_in_place(pin, latched, put.bytes()),
@@ -516,6 +516,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             (Write::Delete, _) => {
                 record.header().fetch_or(TOMBSTONE, Release);
                 pin.slot.count(Counter::DeadByte, record.bytes(self.engine.layout));
+                self.leave_place(pin, change.touched.hash, at, record);
             }
         }
     }
