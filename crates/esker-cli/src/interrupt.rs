@@ -50,10 +50,11 @@ impl Interrupt {
         let interrupt = Self::default();
         let raised = Arc::clone(&interrupt.0);
         let handler = move || {
-            HAS_COME.store(true, Ordering::Relaxed);
-            if raised.swap(true, Ordering::Relaxed) {
+            // Of those that have come: what failed beside the work may have raised the flag before.
+            if HAS_COME.swap(true, Ordering::Relaxed) {
                 process::exit(INTERRUPTED.into());
             }
+            raised.store(true, Ordering::Relaxed);
             and();
         };
         // Who started this program with one of them ignored (`nohup`, a script's `&`) wants it to stay so.

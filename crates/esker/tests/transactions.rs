@@ -243,7 +243,6 @@ fn a_transaction_cannot_begin_inside_a_closure_of_the_store_nor_in_a_closed_one(
     assert!(matches!(words().transaction(|_| { store.begin().map(|_| ()) }), Err(Error::Closed)));
 }
 
-/// Ten times what fits: what a transaction touches is on the device, nearly always.
 /// It took all that was left, and gave nothing back while a scan held it.
 #[test]
 fn a_transaction_without_room_leaves_that_of_others() {
@@ -258,6 +257,7 @@ fn a_transaction_without_room_leaves_that_of_others() {
     assert_eq!(store.get(&0).unwrap().unwrap(), [1; 1000]);
 }
 
+/// Ten times what fits: what a transaction touches is on the device, nearly always.
 #[test]
 fn cold_keys_take_part() {
     let store: Store<u64, [u8; 1000]> = Options::new().memory("16MiB").open_temporary().unwrap();

@@ -142,12 +142,13 @@ impl Log {
 
     /// The same by where it begins and ends. Where a lowered budget has left less than the reserve it begins with what was held.
     pub(super) fn overdrawn(&self) -> Range<u64> {
-        let (budget, lowered) = (self.budget.load(Relaxed), self.lowered.load(Relaxed));
-        let overdraft = self.overdraft();
+        let (budget, overdraft) = (self.budget.load(Relaxed), self.overdraft());
+        let most = (budget + self.reserve.load(Relaxed)).saturating_sub(self.reserve_least());
+        // Copies that were under way may have counted.
+        let lowered = self.lowered.load(Relaxed).min(most.saturating_sub(REPLACED_BYTES_LEAST));
         if lowered <= budget {
             return budget..budget + overdraft;
         }
-        let most = (budget + self.reserve.load(Relaxed)).saturating_sub(self.reserve_least());
         lowered..(lowered + overdraft).min(most).max(budget + overdraft)
     }
 

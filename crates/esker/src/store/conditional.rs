@@ -271,7 +271,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 let (flags, expires) = if new.is_none() { (TOMBSTONE, NEVER) } else { (0, expires) };
                 let found = found.with(&self.engine, known);
                 let step = self.add_word(&pin, &held, key, hash, &seen, &found, new.unwrap_or(0), expires, flags);
-                if let Step::Room(_) = step {
+                if !matches!(step, Step::Done(())) {
                     self.give_back(claim);
                 }
                 Ok(step.then(|| true))

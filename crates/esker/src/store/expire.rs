@@ -478,10 +478,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Some(Claim(is_ours.then_some((*record, expires))))
     }
 
-    /// There was no room for what was to take its place: it ended when it did, should a clock be set back. Under the pin of the claim.
+    /// Nothing took its place, perhaps for want of room: it ended when it did, should a clock be set back. Under the pin of the claim.
     pub(super) fn give_back(&self, Claim(taken): Claim) {
         if let Some((record, expires)) = taken {
-            // Unless somebody else has deleted it.
+            // Whoever found it claimed has deleted it, or puts something in its place: then that is what counts.
             let _ = record.word_expiry(Self::KEY_WIDTH).compare_exchange(LONG_AGO, expires, AcqRel, Relaxed);
         }
     }

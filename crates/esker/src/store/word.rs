@@ -163,7 +163,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let found = found.with(&self.engine, known);
         let expires = old.map_or(NEVER, |(_, expires)| expires);
         let step = self.add_word(&pin, &held, key, hash, &seen, &found, new, expires, 0);
-        if let Step::Room(_) = step {
+        if !matches!(step, Step::Done(())) {
             self.give_back(claim);
         }
         Ok(step.then(|| new))

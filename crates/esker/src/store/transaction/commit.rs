@@ -218,7 +218,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let Some((_, found)) = self.locate_surely(touched.key(), touched.hash) else { return false };
         match (write, found) {
             (Write::Delete, Found::Absent) => false,
-            (Write::Delete, Found::Memory { at, .. }) => !matches!(self.region(at), Region::Mutable),
+            (Write::Delete, Found::Memory { at, record }) => {
+                let is_done = record.header().load(Acquire) & ABSENT != 0 && self.engine.stays_absent();
+                !is_done && !matches!(self.region(at), Region::Mutable)
+            }
             (Write::Put(put), Found::Memory { at, record }) => !(matches!(self.region(at), Region::Mutable) && self.fits(record, put)),
             _ => true,
         }
