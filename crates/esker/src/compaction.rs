@@ -355,7 +355,9 @@ impl Engine {
     fn move_stretch_now(&self, one: &MutexGuard<'_, ()>, caching: Option<&Caching>, stretch: Stretch) -> Result<bool> {
         let moved = self.try_stretch(one, caching, stretch);
         self.compaction.pieces.tell();
-        *lock(&self.compaction.failure) = moved.as_ref().err().filter(|error| !matches!(error, Error::Closed)).cloned();
+        // What failed because nothing can be written is told as that, and ends with it.
+        let is_own = |error: &&Error| !matches!(error, Error::Closed) && self.check_writable().is_ok();
+        *lock(&self.compaction.failure) = moved.as_ref().err().filter(is_own).cloned();
         moved
     }
 

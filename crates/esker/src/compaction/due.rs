@@ -263,9 +263,10 @@ impl Engine {
         }
     }
 
-    /// True if the oldest part of the log may be dead, though it was not counted: where values have one length, all that died was.
+    /// True if the oldest part of the log may be dead, though it was not counted: where values have one length, all that died was. And
+    /// where older versions are kept a part of which nothing lives is not there to be given back.
     pub(super) fn is_glance_due(&self) -> bool {
-        if self.value_width.is_some() {
+        if self.value_width.is_some() || self.keeps_versions {
             return false;
         }
         let (extent, guessed) = (self.log_extent(), self.epochs.counted(Counter::Guess));

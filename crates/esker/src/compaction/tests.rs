@@ -16,7 +16,7 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::pin::pin;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, ThreadId};
@@ -1142,6 +1142,41 @@ fn what_is_taken_back_of_a_guess_is_what_was_counted() {
     let dead = store.stats().space.dead_bytes;
     assert!(dead > 40 << 20, "{dead} bytes");
     assert!((0..COUNT).all(|n| store.get(&n).unwrap().is_some_and(|value| value == [2; 8])));
+}
+
+/// Whatever its space target a store with a history gave back what was superseded as a whole.
+#[test]
+fn versions_stay_as_long_as_the_space_target_says() {
+    let options = Options::new().memory("16MiB").background(false).segment_bytes("1MiB").history(true).space_amplification(1000.0);
+    let store: Store<u64, [u8]> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    for round in 0..4 {
+        (0..40_000).for_each(|n| store.put(&n, &[round; 1000]).unwrap());
+        while store.engine_for_test().compact_if_due().unwrap() {}
+    }
+    assert!([0, 20_000, 39_999].iter().all(|n| store.history(n, 9).unwrap().len() == 4));
+}
+
+/// The line that would give a stretch back failed: that was told of compaction for good.
+#[test]
+fn a_failure_to_write_is_told_as_long_as_it_lasts() {
+    let is_full = Arc::new(AtomicBool::new(false));
+    let asked = is_full.clone();
+    let files = Minded::new(Arc::new(MemoryStorage::new()), move |name, call| {
+        let fails = asked.load(SeqCst) && name.starts_with("esker.log") && matches!(call, Call::Write { .. });
+        if fails { Err(io::Error::from_raw_os_error(libc::ENOSPC)) } else { Ok(()) }
+    });
+    let options = Options::new().memory("16MiB").background(false).segment_bytes("1MiB");
+    let store: Store<u64, [u8; 1000]> = options.open_in(Arc::new(files)).unwrap();
+    for round in 0..4 {
+        (0..10_000).for_each(|n| store.put(&n, &[round; 1000]).unwrap());
+    }
+    is_full.store(true, SeqCst);
+    let failed = (0..1000).find_map(|_| store.compact_stretch().err()).unwrap();
+    assert!(matches!(&failed, Error::Io(_)) && store.stats().latched.is_some(), "{failed}");
+    is_full.store(false, SeqCst);
+    store.commit().unwrap();
+    let stats = store.stats();
+    assert!(stats.latched.is_none() && stats.warnings.is_empty(), "{:?}", stats.warnings);
 }
 
 /// A store in memory with places that deletions have left, ripe.
