@@ -84,6 +84,8 @@ pub trait Subject: Send + Sync {
     fn double_index(&self) -> Result<()>;
     /// Shrinks it as far as it may.
     fn shrink_index(&self) -> Result<()>;
+    /// As [`rehearse::spill`].
+    fn spill(&self, evicts: bool) -> Result<()>;
     /// Does operations on single keys in one transaction.
     fn transaction(&self, operations: &[Operation]) -> Result<Vec<Outcome>>;
     /// Sets the budget.
@@ -384,6 +386,10 @@ macro_rules! subject {
 
             fn shrink_index(&self) -> Result<()> {
                 rehearse::shrink_index(&self.0)
+            }
+
+            fn spill(&self, evicts: bool) -> Result<()> {
+                rehearse::spill(&self.0, evicts)
             }
 
             fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool> {

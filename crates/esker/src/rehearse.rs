@@ -1,7 +1,8 @@
 //! What a test brings about in a few steps though it takes a real store millions of keys: hashes that meet, an index that has spent its
-//! share, a table that doubles. For `esker-sim`; no part of what the library promises.
+//! share, a table that doubles, a log that leaves memory. For `esker-sim`; no part of what the library promises.
 
 use crate::engine::hasher::Hasher;
+use crate::engine::lock;
 use crate::error::Result;
 use crate::options::Options;
 use crate::scan::Scan;
@@ -48,6 +49,24 @@ pub fn double_index<K: Key + ?Sized, V: Value + ?Sized>(store: &Store<K, V>) -> 
 pub fn shrink_index<K: Key + ?Sized, V: Value + ?Sized>(store: &Store<K, V>) -> Result<()> {
     let compaction = store.engine.hold_compaction();
     while store.engine.shrink_index(&compaction)? {}
+    Ok(())
+}
+
+/// Writes out all that is in memory, as a store does that is short of it, and lets go of it if it `evicts`. No line is drawn, and nothing
+/// synced.
+///
+/// # Errors
+/// `Io`.
+pub fn spill<K: Key + ?Sized, V: Value + ?Sized>(store: &Store<K, V>, evicts: bool) -> Result<()> {
+    let engine = &store.engine;
+    let _boundaries = lock(&engine.boundaries);
+    engine.check_writable()?;
+    let end = engine.log.end_block();
+    engine.freeze(end);
+    engine.flush()?;
+    if evicts {
+        engine.evict(end);
+    }
     Ok(())
 }
 

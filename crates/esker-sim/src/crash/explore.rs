@@ -24,15 +24,21 @@ pub struct Limits {
     pub depth: usize,
     /// One in so many new disk images is lived on in.
     pub nest_every: u64,
+    /// And in none after so many images of a program: a few whose lives had many lives took half of all cuts.
+    pub nest_until: u64,
 }
 
 impl Limits {
     /// For random programs: at least all kinds of states at every call, three lives after the first.
-    pub const RANDOM: Limits = Limits { breadth: Breadth { every_up_to: 32, drawn: KINDS.len() as u64 }, depth: 3, nest_every: 8 };
+    pub const RANDOM: Limits = Limits::of(32, 3, 8, 500);
     /// For crowds, whose programs differ more than the states of the disk.
-    pub const CROWDED: Limits = Limits { breadth: Breadth { every_up_to: 4, drawn: KINDS.len() as u64 }, depth: 2, nest_every: 32 };
+    pub const CROWDED: Limits = Limits::of(4, 2, 32, 500);
     /// For short programs: all subsets of unsynced sectors.
-    pub const EXHAUSTIVE: Limits = Limits { breadth: Breadth { every_up_to: 1 << 12, drawn: KINDS.len() as u64 }, depth: 1, nest_every: 4 };
+    pub const EXHAUSTIVE: Limits = Limits::of(1 << 12, 1, 4, u64::MAX);
+
+    const fn of(every_up_to: u64, depth: usize, nest_every: u64, nest_until: u64) -> Self {
+        Limits { breadth: Breadth { every_up_to, drawn: KINDS.len() as u64 }, depth, nest_every, nest_until }
+    }
 }
 
 /// What was visited.
@@ -112,7 +118,8 @@ pub fn shrink<S: Subject>(subject: &S, violation: Violation, limits: Limits, pat
     let begun = Instant::now();
     let mut smallest = violation;
     // As few lives as will do, then as few steps. More lives go on, lest a shorter program escape by the luck of the draw.
-    let mut limits = Limits { depth: smallest.path.len().saturating_sub(1), nest_every: limits.nest_every.min(2), ..limits };
+    let mut limits =
+        Limits { depth: smallest.path.len().saturating_sub(1), nest_every: limits.nest_every.min(2), nest_until: u64::MAX, ..limits };
     for depth in 0..limits.depth {
         if begun.elapsed() < patience
             && let Err(simpler) = check(subject, &smallest.program, Limits { depth, ..limits })
@@ -179,8 +186,8 @@ impl<S: Subject> Explorer<'_, S> {
         }
         let verdict = self.seen[&print].as_ref().map_err(Clone::clone).and_then(|state| past.find(state));
         // Drawn from the count, not from the image: a store's random identity must not decide what is visited.
-        let sequel =
-            sequel(self.root.seed, self.figures.images, self.limits.nest_every).filter(|_| new && self.path.len() < self.limits.depth);
+        let nests = new && self.path.len() < self.limits.depth && self.figures.images <= self.limits.nest_until;
+        let sequel = sequel(self.root.seed, self.figures.images, self.limits.nest_every).filter(|_| nests);
         if verdict.is_ok() && sequel.is_none() {
             return Ok(());
         }

@@ -125,7 +125,8 @@ impl<'s, S: Subject> Run<'s, S> {
     /// Runs until the end or until the store can no longer be opened.
     fn all(&mut self, program: &Program) -> Result<(), String> {
         let Ok(mut store) = self.subject.open(self.layout, self.storage) else { return Ok(()) };
-        for step in &program.steps {
+        // Of a batch that fails a part may have been done.
+        for step in program.steps.iter().filter(|step| !step.is_batch()) {
             match step {
                 Step::Do(operation) => self.operation(&mut store, operation)?,
                 Step::Commit => self.commit(&mut store)?,
@@ -140,6 +141,7 @@ impl<'s, S: Subject> Run<'s, S> {
                     }
                 }
                 Step::Shrink => self.failed |= store.shrink().is_err(),
+                Step::Spill(evicts) => self.failed |= store.spill(*evicts).is_err(),
                 Step::Double => self.failed |= store.double().is_err(),
                 // What it shows is asked for where nothing fails.
                 Step::Hold | Step::During(..) => {}
@@ -188,6 +190,15 @@ impl<'s, S: Subject> Run<'s, S> {
             return Err(format!("{operation:?} gave {outcome:?}, which no history explains"));
         }
         self.paths = after;
+        if self.subject.commits_each() && outcome.is_ok() {
+            // What changed nothing has nothing to make durable, and may return where nothing can be written any more.
+            for path in &mut self.paths {
+                let last = path.states.len() - 1;
+                if last > 0 && path.states[last] != path.states[last - 1] {
+                    path.floor = last;
+                }
+            }
+        }
         Ok(())
     }
 

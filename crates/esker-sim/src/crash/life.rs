@@ -272,6 +272,10 @@ impl Run<'_> {
                 self.unless_refused("shrinking the index", store.shrink())?;
                 self.mark();
             }
+            Step::Spill(evicts) => {
+                self.unless_refused("writing out what is in memory", store.spill(*evicts))?;
+                self.mark();
+            }
             Step::Hold => {
                 let state = state_of(&self.model, &self.keys);
                 store.hold(&self.keys, &state).map_err(|e| format!("what is held does not hold: {e}"))?;

@@ -117,6 +117,15 @@ pub trait Live {
         Ok(())
     }
 
+    /// Writes out what is in memory, and lets go of it if it `evicts`, if the store can. Changes nothing that can be read, and promises
+    /// nothing.
+    ///
+    /// # Errors
+    /// The store's, in words.
+    fn spill(&mut self, _evicts: bool) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Has an operation happen within a call of the next step to the storage: the `nth` that reads or changes something.
     fn interrupt(&mut self, _nth: u64, _operation: &Operation) {}
 

@@ -36,10 +36,20 @@ pub enum Step {
     Double,
     /// Takes it back, as a compaction does at its end.
     Shrink,
+    /// What is in memory is written out, as by a store that is short of it, and let go of if this is true.
+    Spill(bool),
     /// One of the steps above that call the storage, and an operation that happens within its call of this number.
     During(Box<Step>, u64, Operation),
     /// What is there now is held, for somebody who reads it; or let go again.
     Hold,
+}
+
+impl Step {
+    /// True if it is on several keys, which change one by one.
+    pub fn is_batch(&self) -> bool {
+        let Step::Do(operation) = self else { return false };
+        matches!(operation, Operation::PutMany(_) | Operation::RmwMany(_) | Operation::AppendMany(_) | Operation::DeleteMany(_))
+    }
 }
 
 /// Steps on a store of a layout.
@@ -146,7 +156,13 @@ impl Program {
 
     /// The same over a medium with little room.
     pub fn scarce(seed: u64) -> Program {
-        Program { is_scarce: true, ..Program::random(seed) }
+        Program::random(seed).in_little_room()
+    }
+
+    /// Where a batch is refused a part of it may have been done.
+    fn in_little_room(mut self) -> Program {
+        self.steps.retain(|step| !step.is_batch());
+        Program { is_scarce: true, ..self }
     }
 
     /// True if its keys are a crowd's.
@@ -157,8 +173,10 @@ impl Program {
     /// A shorter one of the kind of another, for a store that has lived before. Every fourth begins with a compaction: of what a crash has
     /// left, before anything new is there.
     pub fn sequel(seed: u64, first: &Program) -> Program {
-        let mut program =
-            Program { is_scarce: first.is_scarce, ..Program::of_length(seed, first.layout, first.keys.clone(), first.ends, 1, 5) };
+        let mut program = Program::of_length(seed, first.layout, first.keys.clone(), first.ends, 1, 5);
+        if first.is_scarce {
+            program = program.in_little_room();
+        }
         if seed % 4 == 1 {
             program.steps.insert(0, Step::Compact);
         }
@@ -225,9 +243,15 @@ fn step(random: &mut ChaCha8Rng, layout: Layout, keys: &[Bytes], number: u64) ->
     if are_a_crowd(keys) && random.random_ratio(1, 3) {
         return crowd_step(random, layout, keys, number);
     }
+    if random.random_ratio(1, 16) {
+        return Step::Spill(random.random());
+    }
     let key = one_of(random, keys);
     if random.random_ratio(1, 8) {
         return Step::Do(transaction(random, layout, keys, number));
+    }
+    if random.random_ratio(1, 12) {
+        return Step::Do(batch(random, layout, keys, number));
     }
     Step::Do(match random.random_range(0..26) {
         0..6 => return Step::Commit,
@@ -295,6 +319,19 @@ fn transaction(random: &mut ChaCha8Rng, layout: Layout, keys: &[Bytes], number: 
     Operation::Transaction((0..count).map(|_| one()).collect())
 }
 
+/// One of two or three keys, perhaps the same, of which no line has a part: one thread is at it.
+fn batch(random: &mut ChaCha8Rng, layout: Layout, keys: &[Bytes], number: u64) -> Operation {
+    let some: Vec<Bytes> = (0..random.random_range(2..=3)).map(|_| one_of(random, keys)).collect();
+    let kind = random.random_range(0..4);
+    let mut pairs = || some.iter().map(|key| (key.clone(), value(random, layout, number))).collect();
+    match kind {
+        0 => Operation::RmwMany(some),
+        1 => Operation::DeleteMany(some),
+        2 if layout.width().is_none() => Operation::AppendMany(pairs()),
+        _ => Operation::PutMany(pairs()),
+    }
+}
+
 /// A value that names its step, of a length that may cross pieces and sectors.
 fn value(random: &mut ChaCha8Rng, layout: Layout, number: u64) -> Bytes {
     if layout.width().is_some() {
@@ -342,6 +379,7 @@ pub fn all(layout: Layout, length: usize) -> Vec<Program> {
             add(used, Step::Stretch);
             add(used, Step::Image);
             add(used, Step::Reopen);
+            add(used, Step::Spill(true));
             for key in 0..KEYS.min(used + 1) {
                 for step in on_key(layout, key, number) {
                     add(used.max(key + 1), step);
@@ -368,9 +406,9 @@ mod tests {
 
     #[test]
     fn short_programs_are_all_there_and_differ() {
-        // One key or none: 5 + 4 programs of one step; then 5 + 4 or 5 + 8 continuations.
-        assert_eq!(all(Layout::Blobs, 1).len(), 9);
-        assert_eq!(all(Layout::Blobs, 2).len(), 5 * 9 + 4 * 13);
+        // One key or none: 6 + 4 programs of one step; then 6 + 4 or 6 + 8 continuations.
+        assert_eq!(all(Layout::Blobs, 1).len(), 10);
+        assert_eq!(all(Layout::Blobs, 2).len(), 6 * 10 + 4 * 14);
         let programs = all(Layout::Pairs, 3);
         assert!(programs.iter().enumerate().all(|(i, p)| programs[..i].iter().all(|q| p.steps != q.steps)));
     }

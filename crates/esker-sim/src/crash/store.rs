@@ -141,6 +141,10 @@ impl Live for LiveEsker {
         self.store.shrink_index().map_err(words)
     }
 
+    fn spill(&mut self, evicts: bool) -> Result<(), String> {
+        self.store.spill(evicts).map_err(words)
+    }
+
     fn interrupt(&mut self, nth: u64, operation: &Operation) {
         let (store, layout, storage) = (self.store.clone(), self.layout, self.storage.clone());
         let (happened, operation) = (self.happened.clone(), operation.clone());

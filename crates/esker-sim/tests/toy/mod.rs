@@ -230,12 +230,14 @@ impl Live for LiveToy {
             self.save(false)?;
         }
         let outcome = self.model.apply(operation);
-        // A transaction is a record of several keys in one batch, which is whole or not at all.
+        // A transaction is a record of several keys in one batch, which is whole or not at all; and so is what changes several.
         let parts = if let Operation::Transaction(parts) = operation { parts } else { std::slice::from_ref(operation) };
         for part in parts {
             match part {
                 Operation::Put(key, _) | Operation::Delete(key) | Operation::Rmw(key, _) | Operation::Append(key, _) => self.record(key),
                 Operation::PutIfAbsent(key, _) | Operation::PutIfSame(key, _) | Operation::Take(key) => self.record(key),
+                Operation::PutMany(pairs) | Operation::AppendMany(pairs) => pairs.iter().for_each(|(key, _)| self.record(key)),
+                Operation::RmwMany(keys) | Operation::DeleteMany(keys) => keys.iter().for_each(|key| self.record(key)),
                 _ => {}
             }
         }

@@ -253,7 +253,9 @@ impl Segments {
         let sync_names = || if owed.is_name_new { self.storage()?.sync() } else { Ok(()) };
         // Until it is known: a device is foreign code, and may panic.
         *has_failed = true;
-        let settled = owed.written.values().try_for_each(|device| device.sync()).and_then(|()| sync_names());
+        // The bug that "all that was written, whenever that was" excludes: what was written out before a line is not synced by it.
+        let skipped = if crate::is_planted("newest_synced") { owed.written.len().saturating_sub(1) } else { 0 };
+        let settled = owed.written.values().skip(skipped).try_for_each(|device| device.sync()).and_then(|()| sync_names());
         *has_failed = settled.is_err();
         settled
     }
