@@ -209,8 +209,9 @@ impl Options {
     }
 
     /// The log is compacted in the background, in memory too, when it is more than this many times as long as the live data in it. Default:
-    /// 2; at least 1.1. Less saves space and writes more. On a device it may be longer by half a file of the log (32 MiB at most), because
-    /// files are given back whole, and by a sixteenth of the log, because what is freed waits for a commit that is shared.
+    /// 2; at least 1.1. Less saves space and writes more. On a device it may be longer by half a file of the log (32 MiB at most) before it
+    /// is compacted; by what is dead of the file that it begins in, for files are given back whole; and by a sixteenth of the log, because
+    /// what is freed waits for a commit that is shared.
     #[must_use]
     pub fn space_amplification(mut self, target: f64) -> Self {
         self.space_amplification = target.max(1.1);
