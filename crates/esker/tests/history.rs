@@ -183,3 +183,14 @@ fn many_versions_are_all_found() {
         assert_eq!(store.stats().index.chain_lengths.len(), 256);
     }
 }
+
+/// It followed two and a half million versions, for as long as a tenth of a second.
+#[test]
+fn a_look_at_the_figures_follows_some_versions_and_not_all() {
+    let store: Store<u64, u64> = Options::new().memory("64MiB").history(true).background(false).in_memory().unwrap();
+    for round in 0..300 {
+        (0..1_000).for_each(|key| store.put(&key, &round).unwrap());
+    }
+    let entries: u64 = store.stats().index.chain_lengths.iter().sum();
+    assert!((64..100).contains(&entries), "{entries} of 1,000 entries, each with 256 records or more");
+}

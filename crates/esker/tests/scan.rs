@@ -1211,3 +1211,14 @@ fn iterators_and_pages_tell_how_far_they_are_and_can_be_ended() {
     assert!(matches!(end, Some(Error::Cancelled)) && (40_000..60_000).contains(&pairs), "{pairs} pairs, then {end:?}");
     assert!(matches!(store.scan().progress(half).page(Cursor::START, 90_000), Err(Error::Cancelled)));
 }
+
+/// All keys were gathered first, as long as they were less than a thousand.
+#[test]
+fn long_keys_are_deleted_a_mebibyte_at_a_time() {
+    let store: Store<[u8], u64> = Options::new().memory("64MiB").background(false).in_memory().unwrap();
+    let key = |n: u64| [n.to_le_bytes().as_slice(), &[7; 60_000]].concat();
+    (0..500).for_each(|n| store.put(&key(n), &n).unwrap());
+    let before = AtomicU64::new(0);
+    let deleted = store.scan().filter(|_, _| before.fetch_max(store.stats().operations.deletes, SeqCst) < u64::MAX).delete().unwrap();
+    assert!(deleted == 500 && before.load(SeqCst) > 0, "{deleted}, {before:?} of them while others were looked for");
+}

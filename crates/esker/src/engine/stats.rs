@@ -9,6 +9,8 @@ use crate::sync::atomic::Ordering::*;
 
 /// Records of a chain that a sample counts.
 const CHAIN_RECORDS_MAX: usize = 256;
+/// Records that are looked at in all, or a few more.
+const SAMPLED_RECORDS_MAX: usize = 1 << 14;
 
 impl Engine {
     pub(crate) fn stats(&self) -> Stats {
@@ -74,17 +76,22 @@ impl Engine {
 
     /// How many of some entries have a chain of one, two, ... records in memory; and the keys there for each entry.
     fn sample_chains(&self) -> (Vec<u64>, f64) {
-        let (mut lengths, mut keys) = (Vec::new(), 0);
+        let (mut lengths, mut keys, mut records) = (Vec::new(), 0, 0);
         let buckets = self.index.buckets();
         for at in (0..buckets).step_by((buckets / 1024).max(1) as usize) {
             let Ok(_pin) = self.epochs.pin() else { break };
             for address in self.index.addresses(at) {
                 let (length, on_chain) = self.chain_in_memory(address);
                 keys += on_chain;
+                records += length;
                 if length > 0 {
                     lengths.resize(lengths.len().max(length), 0);
                     lengths[length - 1] += 1;
                 }
+            }
+            // Where versions are kept chains are long: some are as good a sample.
+            if records > SAMPLED_RECORDS_MAX {
+                break;
             }
         }
         let sampled = lengths.iter().sum::<u64>().max(1);

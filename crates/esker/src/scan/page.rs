@@ -12,6 +12,8 @@ use std::collections::VecDeque;
 
 /// So many keys that [`Scan::delete`] has found are deleted together: calls that are durable by themselves share a line.
 const DELETED_AT_ONCE: usize = 1024;
+/// Or so many bytes of keys.
+const DELETED_BYTES: usize = 1 << 20;
 /// Buckets at a time: what is cold of them is read together.
 const BUCKETS: usize = 32;
 /// An iterator takes fewer buckets at a time where their pairs are longer than this.
@@ -144,25 +146,24 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         let (store, filter) = (self.store, self.filter.take());
         let mut frame = self.frame(store.engine.hold_space()?.view(), PARTS_IN_ALL);
         let (mut walker, mut rows) = (Walker::default(), Rows::default());
-        let (mut found, mut count, mut next) = (Vec::new(), 0, Some(0));
+        let (mut found, mut found_bytes, mut count, mut next) = (Vec::new(), 0, 0, Some(0));
         while let Some(from) = next {
             let hold = store.engine.hold_space()?;
             frame.view = hold.view();
-            let mut visit = |key: &[u8], value: &[u8]| match &filter {
-                None => found.push(Doomed { key: key.into(), version: None }),
-                Some(wanted) if wanted(K::view(key), V::view(value)) => {
-                    found.push(Doomed { key: key.into(), version: Some(store.version_of(value)) });
+            let mut visit = |key: &[u8], value: &[u8]| {
+                if filter.as_ref().is_none_or(|wanted| wanted(K::view(key), V::view(value))) {
+                    found.push(Doomed { key: key.into(), version: filter.is_some().then(|| store.version_of(value)) });
+                    found_bytes += key.len();
                 }
-                Some(_) => {}
             };
             next = frame.walk(&mut walker, from, u64::MAX, BUCKETS, &mut rows)?;
             frame.show(&mut rows, &mut visit);
             frame.follow_cold(&mut walker, None, &mut visit)?;
             // What is deleted may need room that nobody makes while space is held.
             drop(hold);
-            if found.len() >= DELETED_AT_ONCE || next.is_none() && !found.is_empty() {
+            if found.len() >= DELETED_AT_ONCE || found_bytes >= DELETED_BYTES || next.is_none() && !found.is_empty() {
                 count += store.delete_found(&found)? as u64;
-                found.clear();
+                (found_bytes, found) = (0, Vec::new());
             }
             frame.control.advance(parts(from, next))?;
         }
