@@ -26,6 +26,8 @@ use std::io;
 
 /// Keys whose misses overlap.
 pub(super) const GROUP: usize = 64;
+/// Keys of a batch that another look is put off for.
+const UNSETTLED_MAX: usize = 1024;
 /// So many keys before its turn a key's value is fetched,
 const AHEAD: usize = 2;
 /// but not more of it than this: the rest comes by itself when its beginning is read in order.
@@ -700,6 +702,12 @@ where
         }
         engine.epochs.slot()?.count(Counter::DeviceRead, self.reads);
         std::mem::replace(&mut self.result, Ok(()))?;
+        self.settle()
+    }
+
+    /// Looks once more for those of which nobody can say yet that they are not there.
+    #[cold]
+    fn settle(&mut self) -> Result<()> {
         for get in std::mem::take(&mut self.unsettled) {
             let value = self.store.get_slowly(self.keys[get.key].borrow().bytes(), get.hash)?;
             (self.visit)(get.key, value.as_ref().map(|held| V::view(&held.value)));
@@ -756,6 +764,8 @@ where
                     self.reads += 1;
                     return Some(read);
                 }
+                // Or a batch of keys that have ended would gather all of them.
+                None if self.unsettled.len() >= UNSETTLED_MAX => self.result = self.settle(),
                 None if self.next < self.keys.len() => self.result = self.look_up(),
                 None => return None,
             }

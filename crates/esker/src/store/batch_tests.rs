@@ -3,9 +3,11 @@
 use crate::epoch::Counter;
 use crate::log::NOWHERE;
 use crate::sync::atomic::Ordering::*;
-use crate::{Options, Store, Value};
+use crate::{ManualClock, MemoryDevice, Options, Store, Value};
 use std::borrow::Borrow;
 use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// A key that does something when it is asked for the second time: the first is when the batch is looked up.
 struct Hooked<'a> {
@@ -435,4 +437,27 @@ fn a_batch_looks_again_when_holes_have_ripened() {
     (2..200).for_each(|n| store.put(&n, &n).unwrap());
     assert!(engine.epochs.counted(Counter::FilledByte) > 0);
     assert_eq!((store.get(&1).unwrap(), store.get(&2).unwrap()), (None, Some(2)));
+}
+
+/// All keys that had ended in memory waited for each other, with what is known of them.
+#[test]
+fn a_batch_of_ended_keys_does_not_gather_them_all() {
+    const ENDED: u64 = 20_000;
+    let clock = Arc::new(ManualClock::default());
+    let options = Options::new().memory("16MiB").background(false).clock(clock.clone());
+    let store: Store<u64, u64> = options.open_on(Arc::new(MemoryDevice::new())).unwrap();
+    (0..ENDED).for_each(|n| store.put_with_ttl(&n, &n, Duration::from_secs(1)).unwrap());
+    (ENDED..2 * ENDED).for_each(|n| store.put(&n, &n).unwrap());
+    clock.advance(Duration::from_secs(2));
+    let keys: Vec<u64> = (0..2 * ENDED).collect();
+    let (mut first, mut visited) = (None, 0);
+    store
+        .get_many(&keys, |i, value| {
+            assert_eq!(value, (i as u64 >= ENDED).then_some(i as u64));
+            first = first.or((i == 0).then_some(visited));
+            visited += 1;
+        })
+        .unwrap();
+    assert_eq!(visited, 2 * ENDED);
+    assert!(first.unwrap() < ENDED, "{first:?}");
 }
