@@ -5,7 +5,7 @@
 //! Loom tries every order of a small piece of the store; here two or three threads run operations and transactions on two keys through all
 //! of it, while another freezes, evicts, commits, compacts, saves the index or makes it grow or shrink. Each access to an atomic is a point
 //! where another thread may go on ([`crate::sync::atomic`]). What the threads saw must fit one order of all they did, and so must what is
-//! there after closing and opening again, and after a commit and a crash. Memory is sequentially consistent here.
+//! there after closing and opening again, and what a crash leaves behind each commit. Memory is sequentially consistent here.
 //!
 //! A scheduler that cannot find a planted bug proves nothing: the twins break one [`Rule`] each and must be found.
 //! `ESKER_SCHEDULES` sets the number of schedules, `ESKER_SEED` replays a program.
@@ -443,9 +443,14 @@ fn execute<S: Kind>(program: &Program) {
     let mut events = run_all(&store, &clock, &program.before);
     set_scheduled(true);
     let threads: Vec<_> = program.threads.iter().map(|acts| spawn(store.clone(), clock.clone(), program.is_warm, acts.clone())).collect();
-    let mut fresh = 1_000_000;
+    let (mut fresh, mut cuts) = (1_000_000, Vec::new());
     for chore in &program.chores {
+        let called = clock.now();
         do_chore(&store, *chore, &mut fresh);
+        // As the power goes: what a line has left out the next one would bring.
+        if matches!(chore, Chore::Commit | Chore::Image) {
+            cuts.push((called, Arc::new(storage.copy()), clock.now()));
+        }
     }
     threads.into_iter().for_each(|thread| events.extend(thread.join().expect("no panic")));
     let all: Vec<_> = (0..KEYS).map(|key| Act::Plain(key, Deed::Get)).collect();
@@ -461,6 +466,13 @@ fn execute<S: Kind>(program: &Program) {
         let store = S::open(files);
         events.extend(run_all(&store, &clock, &all));
         store.close();
+    }
+    // What was there after a cut is of one moment within the call that drew the line.
+    for (called, files, returned) in cuts {
+        let store = S::open(files);
+        let seen = run_all(&store, &clock, &all).into_iter().flat_map(|event| event.action.0).collect();
+        store.close();
+        events.push(Event { key: 0, called, returned, action: Together(seen) });
     }
     if let Err(stuck) = check(&events) {
         panic!("no order explains: {stuck:#?}\nof {events:#?}\nprogram {program:#?}");

@@ -17,6 +17,7 @@ enum Meanwhile {
 
 #[derive(Clone, Debug)]
 struct Coming {
+    #[expect(dead_code, reason = "shown where a program fails")]
     seed: u64,
     before: Vec<Act>,
     threads: Vec<Vec<Act>>,
