@@ -22,7 +22,18 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-const KEYS: u64 = 997;
+/// What the rows of a life are like.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    keys: u64,
+    least_width: usize,
+    /// A load is killed within so much time, in microseconds.
+    within: u64,
+}
+
+const SHORT: Rows = Rows { keys: 997, least_width: 8, within: 160_000 };
+/// More than fits the memory: they are written out, let go of and read again, and the log has many files.
+const WIDE: Rows = Rows { keys: 20_011, least_width: 2_000, within: 800_000 };
 const DURABILITIES: [&str; 4] = ["always", "always", "0.005", "0.02"];
 /// One in so many kills ends a store's life: its log is copied each time, and must not grow for ever.
 const LIFE: u64 = 8;
@@ -38,13 +49,14 @@ fn what_was_acknowledged_outlives_kill_9() {
 /// So many kills; the number of rows that were acknowledged in all.
 fn kill_again_and_again(seed: u64, kills: u64) -> u64 {
     let mut random = Random(seed);
-    let (mut place, mut rows, mut acknowledged) = (Place::new(), 0, 0);
+    let (mut place, mut rows, mut acknowledged, mut kind) = (Place::new(), 0, 0, SHORT);
     for kill in 0..kills {
         if random.below(LIFE) == 0 {
+            kind = if random.below(3) == 0 { WIDE } else { SHORT };
             (place, rows) = (Place::new(), 0);
         }
         let durability = DURABILITIES[random.below(DURABILITIES.len() as u64) as usize];
-        let moment = Duration::from_micros(random.below(160_000));
+        let moment = Duration::from_micros(random.below(kind.within));
         // However slow the machine is, some are killed among their rows.
         let from_first = kill == 0 || random.below(2) == 0;
         // One load in three comes to its end, and is killed while it closes, or too late.
@@ -52,10 +64,10 @@ fn kill_again_and_again(seed: u64, kills: u64) -> u64 {
             0 => random.below(if durability == "always" { 200 } else { 20_000 }),
             _ => u64::MAX - rows,
         };
-        let told = load_and_kill(&place, durability, rows..rows + sent, (from_first, moment));
-        let (least, name) = (rows + told, format!("kill {kill} of seed {seed}, {durability}, after {moment:?}"));
+        let told = load_and_kill(&place, kind, durability, rows..rows + sent, (from_first, moment));
+        let (least, name) = (rows + told, format!("kill {kill} of seed {seed}, {kind:?}, {durability}, after {moment:?}"));
         if place.path("store/esker.manifest").exists() {
-            rows = look_into(&place, rows, &name);
+            rows = look_into(&place, kind, rows, &name);
         }
         assert!(rows >= least, "{name}: {least} rows were acknowledged, {rows} are there");
         acknowledged += told;
@@ -64,7 +76,7 @@ fn kill_again_and_again(seed: u64, kills: u64) -> u64 {
 }
 
 /// Feeds rows to a load, kills it so long after its start or its first acknowledgement, and says how many of them it acknowledged.
-fn load_and_kill(place: &Place, durability: &str, sent: Range<u64>, (from_first, moment): (bool, Duration)) -> u64 {
+fn load_and_kill(place: &Place, kind: Rows, durability: &str, sent: Range<u64>, (from_first, moment): (bool, Duration)) -> u64 {
     let mut load = Command::new(env!("CARGO_BIN_EXE_esker"))
         .args("load store - --format csv --key key --value row --memory 16MiB --acknowledge --durability".split(' '))
         .arg(durability)
@@ -75,7 +87,7 @@ fn load_and_kill(place: &Place, durability: &str, sent: Range<u64>, (from_first,
         .spawn()
         .unwrap();
     let (rows, numbers) = (load.stdin.take().unwrap(), load.stdout.take().unwrap());
-    let feeder = thread::spawn(move || feed(rows, sent));
+    let feeder = thread::spawn(move || feed(rows, kind, sent));
     let (begun, has_begun) = mpsc::channel();
     let reader = thread::spawn(move || last_number(numbers, &begun));
     if from_first {
@@ -91,7 +103,7 @@ fn load_and_kill(place: &Place, durability: &str, sent: Range<u64>, (from_first,
 }
 
 /// Rows, until nobody reads them.
-fn feed(rows: ChildStdin, numbers: Range<u64>) {
+fn feed(rows: ChildStdin, Rows { keys, least_width, .. }: Rows, numbers: Range<u64>) {
     let mut rows = BufWriter::with_capacity(1 << 10, rows);
     let mut sent = rows.write_all(b"key,row\n");
     for row in numbers {
@@ -99,8 +111,8 @@ fn feed(rows: ChildStdin, numbers: Range<u64>) {
             break;
         }
         // A value now and then outgrows its record, so that there are new records, too, and not only changes in place.
-        let width = 8 + (row / KEYS) as usize % 64;
-        sent = writeln!(rows, "{},{row:0>width$}", row % KEYS);
+        let width = least_width + (row / keys) as usize % 64;
+        sent = writeln!(rows, "{},{row:0>width$}", row % keys);
     }
 }
 
@@ -122,7 +134,7 @@ fn last_number(numbers: ChildStdout, begun: &mpsc::Sender<()>) -> u64 {
 }
 
 /// Checks what the kill left, and says how many rows it holds: at least `before`.
-fn look_into(place: &Place, before: u64, name: &str) -> u64 {
+fn look_into(place: &Place, Rows { keys, .. }: Rows, before: u64, name: &str) -> u64 {
     let run = place.run("verify store");
     // Killed before the store was made whole: then there is none, and nothing was acknowledged.
     if before == 0 && run.stderr.contains("there is no store") {
@@ -135,11 +147,11 @@ fn look_into(place: &Place, before: u64, name: &str) -> u64 {
         let value = store.get(key.to_string().as_bytes()).unwrap()?;
         Some(String::from_utf8(value).unwrap().parse::<u64>().unwrap())
     };
-    let seen: Vec<Option<u64>> = (0..KEYS).map(last_row).collect();
+    let seen: Vec<Option<u64>> = (0..keys).map(last_row).collect();
     let rows = seen.iter().flatten().max().map_or(0, |row| row + 1);
-    for (key, seen) in (0..KEYS).zip(&seen) {
-        let last = (rows + KEYS - 1 - key) / KEYS;
-        let want = last.checked_sub(1).map(|turn| turn * KEYS + key);
+    for (key, seen) in (0..keys).zip(&seen) {
+        let last = (rows + keys - 1 - key) / keys;
+        let want = last.checked_sub(1).map(|turn| turn * keys + key);
         assert_eq!(*seen, want, "{name}: key {key} with {rows} rows");
     }
     store.close().unwrap();
