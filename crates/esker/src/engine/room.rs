@@ -350,9 +350,9 @@ impl Engine {
         self.log.allocate_from_reserve(slot, bytes).or_else(anyway)
     }
 
-    /// True if a record of so many bytes may never find a place, however much room is made.
-    pub(crate) fn may_lack(&self, bytes: u64) -> bool {
-        self.is_in_memory() || Self::with_piece(bytes) > self.log.budget.load(Relaxed)
+    /// True if a record of so many bytes finds no place, however much room is made.
+    pub(crate) fn never_has(&self, bytes: u64) -> bool {
+        Self::with_piece(bytes) > self.log.budget.load(Relaxed)
     }
 
     /// What deletions have left may be filled by new records, when everybody has gone who may know it. Not under a pin.

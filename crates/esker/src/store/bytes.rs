@@ -40,6 +40,8 @@ struct Sight<'a> {
     hash: u64,
     seen: Seen,
     found: Found,
+    /// As [`Known::is_full`].
+    is_full: bool,
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
@@ -223,7 +225,13 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             Found::Memory { at, record } => match self.region(*at) {
                 Region::Mutable => {
                     let record = *record;
-                    return self.change_mutable(&pin, &held, &Sight { key, hash, seen, found }, record, &mut decide);
+                    return self.change_mutable(
+                        &pin,
+                        &held,
+                        &Sight { key, hash, seen, found, is_full: known.is_full },
+                        record,
+                        &mut decide,
+                    );
                 }
                 Region::Fuzzy if !blind => return Ok(Step::Again),
                 _ if blind || !self.is_live(*record) => None,
@@ -249,7 +257,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
         let found = found.with(&self.engine, known);
         let superseded = if let Found::Memory { at, record } = found { Some((at, record)) } else { None };
-        let step = self.supersede(&pin, &held, &Sight { key, hash, seen, found }, &change)?;
+        let step = self.supersede(&pin, &held, &Sight { key, hash, seen, found, is_full: known.is_full }, &change)?;
         if let (Step::Done(()), Some((at, record))) = (&step, superseded)
             && matches!(self.region(at), Region::Mutable)
         {
@@ -351,7 +359,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         held: &Held,
     ) -> Step<()> {
         let change = Change::Set(Cow::Borrowed(&held.value), held.value.len(), held.expires);
-        self.supersede(pin, hold, &Sight { key, hash, seen, found }, &change).unwrap_or(Step::Again)
+        self.supersede(pin, hold, &Sight { key, hash, seen, found, is_full: false }, &change).unwrap_or(Step::Again)
     }
 
     /// Appends the changed record to the log and publishes it.
@@ -369,7 +377,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let bytes = |capacity| record::bytes_record_bytes(sight.key.len(), capacity) + record::expiry_bytes(flags);
         let place = |bytes| self.allocate_or_fill(pin, sight.hash, &sight.seen, &sight.found, bytes, flags);
         // Room to grow is worth no refusal.
-        let least = if self.engine.may_lack(bytes(capacity)) { value.len() } else { capacity };
+        let least = if sight.is_full || self.engine.never_has(bytes(capacity)) { value.len() } else { capacity };
         let taken = place(bytes(capacity)).map(|at| (at, capacity));
         let taken = taken.or_else(|| if least < capacity { place(bytes(least)).map(|at| (at, least)) } else { None });
         let Some((at, capacity)) = taken else { return Ok(Step::Room(log.room_for(bytes(least)))) };

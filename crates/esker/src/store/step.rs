@@ -56,18 +56,20 @@ pub(super) struct Held {
     pub(super) bytes: u64,
 }
 
-/// What was read from the device.
+/// What the attempts so far have brought.
 #[derive(Default)]
 pub(super) struct Known {
-    /// A chain's address, and what the key holds there.
+    /// A chain's address, and what the key holds there, on the device.
     chain: Option<(u64, Option<Held>)>,
     get: Option<u64>,
+    /// No room could be made: what there is may do for what takes the place of as much, or has no room to grow.
+    pub(super) is_full: bool,
 }
 
 impl Known {
     /// For a get of a key with this hash: what it reads may come back into memory.
     pub(super) fn of_get(hash: u64) -> Self {
-        Self { chain: None, get: Some(hash) }
+        Self { get: Some(hash), ..Self::default() }
     }
 
     /// The hash of the key that a get asks for.
@@ -113,15 +115,15 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         known: &mut Known,
         mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>,
     ) -> Result<std::result::Result<T, u64>> {
-        let (mut again, mut was_full) = (0u32, false);
+        let mut again = 0u32;
+        known.is_full = false;
         loop {
             match attempt(known)? {
                 Step::Done(result) => return Ok(Ok(result)),
                 Step::Again => pause(&mut again),
                 Step::Read(at) => return Ok(Err(at)),
                 Step::Room(bytes) => match self.engine.make_room(bytes) {
-                    // What there is now may do for what takes the place of as much.
-                    Err(Error::Full) if !was_full => was_full = true,
+                    Err(Error::Full) if !known.is_full => known.is_full = true,
                     made => made?,
                 },
                 Step::Drain => self.engine.epochs.drain(),

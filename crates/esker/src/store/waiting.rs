@@ -80,7 +80,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// The same with something known already.
     async fn run_async_from<T>(&self, mut known: Known, key: &[u8], mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
         let (engine, helpers) = (&self.engine, &self.closer.helpers);
-        let (mut again, mut was_full) = (0u32, false);
+        let mut again = 0u32;
         loop {
             match attempt(&mut known)? {
                 Step::Done(result) => return Ok(result),
@@ -97,8 +97,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                     let made = reply.await;
                     self.tell_departed_by(Waits::Later);
                     match made {
-                        // As in `run_in_memory`.
-                        Err(Error::Full) if !was_full => was_full = true,
+                        Err(Error::Full) if !known.is_full => known.is_full = true,
                         made => made?,
                     }
                 }
