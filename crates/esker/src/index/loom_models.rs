@@ -359,13 +359,14 @@ fn twin_turn_is_not_marked() {
     lookup_while_turning(without(Rule::TurnIsMarked), 0b10);
 }
 
-/// A thread inserts into the bucket that splits.
-fn insertion_while_splitting(model: Model, before: &'static [u64], bits: u64) {
+/// A thread inserts beside what is done to an index.
+fn insertion_beside(model: Model, before: &'static [u64], prepare: fn(&Index), act: fn(&Index), bits: u64) {
     model.check(move || {
         let index = with_entries(before);
+        prepare(&index);
         let other = spawn(1, {
             let index = index.clone();
-            move || split(&index)
+            move || act(&index)
         });
         assert!(insert(&index, bits), "an insertion was refused");
         other.join();
@@ -373,6 +374,11 @@ fn insertion_while_splitting(model: Model, before: &'static [u64], bits: u64) {
             assert_eq!(index.lookup(hash(*bits)).address(), address_for(*bits), "an entry was lost");
         }
     });
+}
+
+/// Into the bucket that splits.
+fn insertion_while_splitting(model: Model, before: &'static [u64], bits: u64) {
+    insertion_beside(model, before, |_| (), split, bits);
 }
 
 #[test]
@@ -410,19 +416,7 @@ fn twin_latched_without_looking_where_the_hash_belongs() {
 
 /// The same with the level's last bucket: the level turns meanwhile.
 fn insertion_while_turning(model: Model, before: &'static [u64], bits: u64) {
-    model.check(move || {
-        let index = with_entries(before);
-        split(&index);
-        let other = spawn(1, {
-            let index = index.clone();
-            move || split(&index)
-        });
-        assert!(insert(&index, bits), "an insertion was refused");
-        other.join();
-        for bits in before.iter().chain([&bits]) {
-            assert_eq!(index.lookup(hash(*bits)).address(), address_for(*bits), "an entry was lost");
-        }
-    });
+    insertion_beside(model, before, split, split, bits);
 }
 
 #[test]
@@ -463,24 +457,10 @@ fn twin_new_geometry_hides_the_turn() {
     insertion_while_turning(without(Rule::GeometryShowsTurn), &[0b101], STAYS);
 }
 
-/// A thread inserts into a full bucket that splits, whereupon the other one does, and the level turns.
+/// Into a full bucket that splits, whereupon the other one does, and the level turns.
 fn insertion_while_all_split(model: Model) {
-    model.check(|| {
-        let before = [STAYS, 0b1000];
-        let index = with_entries(&before);
-        let other = spawn(1, {
-            let index = index.clone();
-            move || {
-                split(&index);
-                split(&index);
-            }
-        });
-        assert!(insert(&index, 0b1100), "an insertion was refused");
-        other.join();
-        for bits in before.iter().chain([&0b1100]) {
-            assert_eq!(index.lookup(hash(*bits)).address(), address_for(*bits), "an entry was lost");
-        }
-    });
+    let split_all = |index: &Index| (0..2).for_each(|_| split(index));
+    insertion_beside(model, &[STAYS, 0b1000], |_| (), split_all, 0b1100);
 }
 
 #[test]
