@@ -15,8 +15,9 @@
 //!   far, and the next ones lie within the file. Zeros at the end of the last file mean nothing (`recovery.rs`).
 //! * **Handles** are opened when they are needed and at most [`HANDLES_MAX`] are kept, the newest segments' first; besides, those of files
 //!   that a sync is owed, and where these become [`OWED_MAX`] all but the newest are synced at once, and all where the system grants no
-//!   more files. So however long the log, and whoever writes it without a line, the process does not run out of them. A read that is under way holds its file itself. A handle for reading
-//!   only is nothing that is written or synced by; it can be had where the file system refuses to be written any more.
+//!   more files. So however long the log, and whoever writes it without a line, the process does not run out of them. A read that is under
+//!   way holds its file itself. A handle for reading only is nothing that is written or synced by; it can be had where the file system
+//!   refuses to be written any more.
 
 use super::buffer::{Sector, sector_bytes};
 use super::{Device, ReadSource, SECTOR_BYTES, Storage, read_one_by_one};
@@ -227,8 +228,14 @@ impl Segments {
 
     /// Where many files are owed a sync, all but the newest get it now. As a sync: no later one returns earlier.
     fn settle_many(&self) -> io::Result<()> {
-        let newest = self.owed().written.last_key_value().map(|(number, _)| *number);
-        if self.owed().written.len() < OWED_MAX { Ok(()) } else { self.settle_all_but(newest) }
+        let newest = {
+            let owed = self.owed();
+            if owed.written.len() < OWED_MAX {
+                return Ok(());
+            }
+            owed.written.last_key_value().map(|(number, _)| *number)
+        };
+        self.settle_all_but(newest)
     }
 
     fn settle_all_but(&self, kept: Option<u64>) -> io::Result<()> {
