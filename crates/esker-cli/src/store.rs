@@ -83,12 +83,18 @@ pub(crate) fn must_exist(dir: &Path) -> Outcome {
     }
 }
 
+/// So many links does the system follow.
+const LINKS_MAX: usize = 40;
+
 /// Refuses what would be written among a store's own files.
 pub(crate) fn refuse_inside(dir: &Path, target: &Path) -> Outcome {
-    // Where a link leads, though nothing may be there yet.
-    let link = fs::read_link(target).ok();
-    let leads_to = std::path::absolute(link.map_or_else(|| target.to_owned(), |link| target.with_file_name("").join(link)));
-    let target = leads_to.map_err(|error| Failure::about(format_args!("`{}`", target.display()), error))?;
+    // Where links lead, though nothing may be there yet.
+    let mut leads_to = target.to_owned();
+    for _ in 0..LINKS_MAX {
+        let Ok(link) = fs::read_link(&leads_to) else { break };
+        leads_to = leads_to.with_file_name("").join(link);
+    }
+    let target = std::path::absolute(leads_to).map_err(|error| Failure::about(format_args!("`{}`", target.display()), error))?;
     let whereabouts = target.ancestors().find_map(|path| path.canonicalize().ok());
     match (dir.canonicalize(), whereabouts) {
         (Ok(dir), Some(place)) if place.starts_with(&dir) => Err(Failure::about(target.display(), "this is in the store's own directory")),

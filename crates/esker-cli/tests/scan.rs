@@ -194,6 +194,22 @@ fn an_export_to_a_file_replaces_it_when_it_is_whole() {
     assert_eq!(files, 3, "orders.csv, the store and the export; nothing temporary");
 }
 
+/// Only the first of two links was followed.
+#[cfg(unix)]
+#[test]
+fn an_export_through_links_into_the_store_is_refused() {
+    let place = orders();
+    std::os::unix::fs::symlink("store/new.csv", place.path("one")).unwrap();
+    std::os::unix::fs::symlink("one", place.path("two")).unwrap();
+    std::os::unix::fs::symlink(place.path("two"), place.path("three")).unwrap();
+    std::os::unix::fs::symlink("round", place.path("round")).unwrap();
+    for output in ["one", "two", "three"] {
+        place.fails(&format!("export store --format csv --output {output}"), "the store's own directory");
+    }
+    assert!(!place.path("store/new.csv").exists());
+    assert_ne!(place.run("export store --format csv --output round").code, 0);
+}
+
 /// Found out when all had been written.
 #[test]
 fn an_output_that_can_be_no_file_is_refused_at_once() {
