@@ -1173,3 +1173,30 @@ fn what_is_dead_is_no_reason_to_refuse_a_budget() {
         assert_eq!(store.get(&249_999).unwrap().as_deref(), Some(&[1; 90][..]));
     }
 }
+
+/// What had been guessed of long values in a former life of the store hid all that died uncounted since.
+#[test]
+fn what_was_guessed_before_hides_nothing_that_dies_later() {
+    let store: Store<u64, [u8]> = Options::new().memory("32MiB").open_in(Arc::new(MemoryStorage::new())).unwrap();
+    let long = |key| key + (1 << 32);
+    for _ in 0..3 {
+        (0..3000u64).for_each(|key| store.put(&long(key), &[1; 40_000]).unwrap());
+    }
+    (0..3000u64).for_each(|key| assert!(store.delete(&long(key)).unwrap()));
+    store.commit().unwrap();
+    store.compact().unwrap();
+    (0..3000u64).for_each(|key| store.put(&key, &[7; 20_000]).unwrap());
+    store.commit().unwrap();
+    (0..3000u64).rev().for_each(|key| assert!(store.transaction(|tx| tx.delete(&key)).unwrap()));
+    store.commit().unwrap();
+    for looks in 0.. {
+        let space = store.stats().space;
+        if space.log_bytes < 24 << 20 {
+            break;
+        }
+        assert!(looks < 6000, "{space:?}");
+        std::thread::sleep(Duration::from_millis(10));
+        // Somebody guesses on.
+        store.put(&(looks % 3000), &[2]).unwrap();
+    }
+}

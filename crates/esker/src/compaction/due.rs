@@ -73,6 +73,14 @@ struct Pass {
     counted: u64,
     /// Bytes of holes that had been filled: what is since was dead when it began, and lives.
     filled: u64,
+    guessed: Guessed,
+}
+
+/// What had been taken for dead without a look by some moment.
+#[derive(Clone, Copy, Default)]
+struct Guessed {
+    records: u64,
+    bytes: u64,
 }
 
 /// What was seen of the oldest part.
@@ -85,6 +93,8 @@ struct Glances {
     at: Option<Instant>,
     /// How long records were in the part that was last gone through, in the mean.
     mean: u64,
+    /// What was dead by then has been given back, counted or not.
+    passed: Guessed,
     /// So many glances, one behind the other, found it dead.
     dead: u32,
 }
@@ -165,10 +175,14 @@ impl Engine {
         lock(&self.compaction.due.pass).get_or_insert_with(|| self.pass_from_here());
     }
 
+    fn guessed(&self) -> Guessed {
+        Guessed { records: self.epochs.counted(Counter::Guess), bytes: self.epochs.counted(Counter::GuessedByte) }
+    }
+
     fn pass_from_here(&self) -> Pass {
         let (from, until) = (self.log.bounds.compacted.load(Relaxed), block_floor(self.log.tail()));
         let filled = self.epochs.counted(Counter::FilledByte);
-        Pass { from, until, moved: 0, counted: self.counted_dead_bytes(), filled }
+        Pass { from, until, moved: 0, counted: self.counted_dead_bytes(), filled, guessed: self.guessed() }
     }
 
     /// A stretch that will be gone through again: its copies stand, and what was taken back of guesses is not taken back once more. What
@@ -211,6 +225,7 @@ impl Engine {
             let part = pass.moved as f64 / (pass.until - pass.from).max(1) as f64;
             let living = (part * self.log_extent() as f64) as u64;
             rested_at.fetch_max(living, Relaxed);
+            lock(&self.compaction.due.glances).passed = pass.guessed;
         }
     }
 
@@ -269,16 +284,17 @@ impl Engine {
         if self.value_width.is_some() || self.keeps_versions {
             return false;
         }
-        let (extent, guessed) = (self.log_extent(), self.epochs.counted(Counter::Guess));
+        let (extent, guessed) = (self.log_extent(), self.guessed());
         let last = lock(&self.compaction.due.glances);
         let is_longer = || extent as f64 > GLANCE * last.extent as f64;
         // Short records, deletions above all, that take the place of long ones make the log no longer.
         let may_be_uncounted = || {
-            let uncounted = guessed.saturating_mul(last.mean).saturating_sub(self.epochs.counted(Counter::GuessedByte));
+            let (records, counted) = (guessed.records - last.passed.records, guessed.bytes - last.passed.bytes);
+            let uncounted = records.saturating_mul(last.mean).saturating_sub(counted);
             uncounted > extent / UNCOUNTED_PART && last.at.is_none_or(|at| at.elapsed() > BETWEEN_GLANCES)
         };
         let is_long = extent > LOG_BYTES_MIN + slack(self.segment_bytes);
-        !self.is_in_memory() && is_long && guessed > last.guesses && (is_longer() || may_be_uncounted())
+        !self.is_in_memory() && is_long && guessed.records > last.guesses && (is_longer() || may_be_uncounted())
     }
 
     /// So many glances, one behind the other, found the oldest part dead.
@@ -292,7 +308,7 @@ impl Engine {
         let (extent, mut last) = (self.log_extent(), lock(&self.compaction.due.glances));
         last.mean = mean;
         if moved as f64 * self.space_amplification >= bytes as f64 {
-            *last = Glances { extent, guesses: self.epochs.counted(Counter::Guess), at: Some(Instant::now()), mean, dead: 0 };
+            *last = Glances { extent, guesses: self.guessed().records, at: Some(Instant::now()), mean, dead: 0, passed: last.passed };
         } else if let Stretch::Glance = stretch {
             last.extent = 0;
             last.dead += 1;
