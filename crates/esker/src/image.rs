@@ -104,7 +104,7 @@ impl Engine {
         let from = self.images.until.load(Relaxed).max(bounds.begin.load(Relaxed));
         let lag = bounds.cut.load(Relaxed).saturating_sub(from);
         // A recovery without it would make the index as large as it was.
-        let has_shrunk = self.index.finest_times() > 2 && !self.index.is_shrinking();
+        let has_shrunk = self.index.is_less_than_half() && !self.index.is_shrinking();
         let is_long = lag > LAG_BYTES_MIN.max(LAG_INDEX_TIMES * self.index.bytes());
         !self.is_in_memory()
             && (is_long || has_shrunk || self.is_image_owed())

@@ -102,6 +102,23 @@ fn what_is_left_after_mass_deletion_fits_though_an_image_does_not() {
     assert!((0..1_200_000).step_by(250).all(|n| store.get(&n).unwrap() == (n % 1000 == 0).then_some(n)));
 }
 
+/// A table that had shrunk to a half asked for its whole memory after a crash, which the budget had given to others.
+#[test]
+fn what_is_left_after_half_has_gone_fits_the_budget_it_had() {
+    let files = Arc::new(MemoryStorage::new());
+    let store: Store<u64, u64> = options(64 << 20).open_in(files.clone()).unwrap();
+    (0..1_200_000u64).for_each(|n| store.put(&n, &n).unwrap());
+    assert!(store.stats().memory.index_bytes > 14 << 20);
+    (0..1_200_000).filter(|n| n % 4 != 0).for_each(|n| assert!(store.delete(&n).unwrap()));
+    store.compact().unwrap();
+    store.set_memory("16MiB").unwrap();
+    store.put(&0, &0).unwrap();
+    store.commit().unwrap();
+    crash(store);
+    let store: Store<u64, u64> = options(16 << 20).open_in(files).unwrap();
+    assert!((0..1_200_000).step_by(101).all(|n| store.get(&n).unwrap() == (n % 4 == 0).then_some(n)));
+}
+
 /// Two keys of one bucket in a table of 256 whose tags there would be the same, but not in a table of 512.
 fn colliding(store: &Store<u64, u64>) -> (u64, u64) {
     let engine = store.engine_for_test();

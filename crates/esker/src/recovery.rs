@@ -69,7 +69,7 @@ impl Engine {
     pub(crate) fn recover(&self, manner: &Manner) -> Result<()> {
         let state = lock(&self.home).as_ref().map(|home| home.manifest.state.clone());
         let Some(mut state) = state else { return Ok(()) };
-        let has_shrunk = Index::buckets_of_shape(state.shape) > state.entries && self.check_shape_fits(state.shape).is_err();
+        let has_shrunk = Index::may_have_shrunk(state.shape, state.entries) && self.check_shape_fits(state.shape).is_err();
         if has_shrunk {
             // It has shrunk since, and the budget perhaps with it: in a table that fits, records are joined as where keys share entries.
             (state.shape, state.shared) = (self.index.shape_word(), true);

@@ -236,9 +236,14 @@ impl Index {
         self.shrinking.is_under_way.load(Relaxed)
     }
 
-    /// How much larger the finest table since the last image was than the present one.
-    pub(crate) fn finest_times(&self) -> u64 {
-        Shape(self.finest_shape()).buckets() / self.shape().buckets()
+    /// True if the table has shrunk to less than half of the finest one since the last image.
+    pub(crate) fn is_less_than_half(&self) -> bool {
+        Shape(self.finest_shape()).buckets() > 2 * self.shape().buckets()
+    }
+
+    /// True if a table of this shape with so many entries shrinks.
+    pub(crate) fn may_have_shrunk(word: u64, entries: u64) -> bool {
+        entries < Self::buckets_of_shape(word) * FEWEST
     }
 
     /// Buckets that a table of this shape has.
