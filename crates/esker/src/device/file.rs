@@ -64,7 +64,7 @@ impl Device for FileDevice {
         let written = check_lock(&self.lock).and_then(|()| self.file.write_all_at(bytes, offset));
         written.map_err(|error| {
             // Through the system's cache it may be told of earlier ones.
-            let error = if self.is_direct { error } else { for_good(error) };
+            let error = if self.is_direct { told_as_limit(error, offset + bytes.len() as u64) } else { for_good(error) };
             self.failed_at("writing", offset, bytes.len(), error)
         })
     }
@@ -82,6 +82,21 @@ impl Device for FileDevice {
     fn file_at(&self, offset: u64, _: usize) -> Option<(Arc<File>, u64)> {
         Some((self.file.clone(), offset))
     }
+}
+
+/// Where files may not grow beyond a length that direct I/O cannot write up to, a write across it is called invalid: so it is told as a
+/// shorter one is, which may be tried again.
+fn told_as_limit(error: io::Error, end: u64) -> io::Error {
+    #[cfg(unix)]
+    if error.raw_os_error() == Some(libc::EINVAL) {
+        let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the call writes to what outlives it.
+        let is_known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0;
+        if is_known && end > limit.rlim_cur {
+            return io::Error::from_raw_os_error(libc::EFBIG);
+        }
+    }
+    error
 }
 
 /// Without its lock the directory was removed, and what is written goes to nobody; or another process may have it.
