@@ -2232,3 +2232,28 @@ fn the_listener_hears_of_what_compact_leaves_out() {
         assert_eq!(heard.lock().unwrap().len(), usize::from(listens));
     }
 }
+
+/// Who waited for a load under way waited on, for good, where the leader's future was not polled any more.
+#[test]
+fn closing_ends_the_waits_for_a_load() {
+    let store: Store<u64, u64> = Options::new().memory("16MiB").in_memory().unwrap();
+    let load = || async {
+        std::future::pending::<()>().await;
+        Ok::<_, std::io::Error>(7)
+    };
+    let mut leads = Box::pin(store.get_or_insert_with_async(&1, load));
+    let mut waits = Box::pin(store.get_or_insert_with_async(&1, load));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(leads.as_mut().poll(&mut context).is_pending() && waits.as_mut().poll(&mut context).is_pending());
+    std::thread::scope(|scope| {
+        let blocked = scope.spawn(|| store.get_or_insert_with(&1, || Ok::<_, std::io::Error>(8)));
+        // So that it most probably waits by then; it is told the same if not.
+        std::thread::sleep(Duration::from_millis(50));
+        store.close().unwrap();
+        assert!(matches!(waits.as_mut().poll(&mut context), Poll::Ready(Err(Error::Closed))));
+        assert!(matches!(blocked.join().unwrap(), Err(Error::Closed)));
+    });
+    assert!(leads.as_mut().poll(&mut context).is_pending());
+    drop(leads);
+    assert!(matches!(store.get_or_insert_with(&1, || Ok::<_, std::io::Error>(8)), Err(Error::Closed)));
+}

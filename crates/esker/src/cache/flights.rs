@@ -40,6 +40,8 @@ struct Board {
     /// From when until when.
     rests: HashMap<Box<[u8]>, (Rest, Range<u64>)>,
     rests_bytes: usize,
+    /// Nobody begins to load any more.
+    is_closed: bool,
 }
 
 type Stripe = Mutex<Board>;
@@ -141,8 +143,22 @@ impl Flights {
         &self.stripes[(hash >> 48) as usize % STRIPES]
     }
 
+    /// Those who wait are told, for whoever loads may never end; and nobody begins any more.
+    pub(crate) fn close(&self) {
+        for stripe in &self.stripes {
+            let mut board = lock(stripe);
+            board.is_closed = true;
+            let flights: Vec<Arc<Flight>> = board.flights.values().cloned().collect();
+            drop(board);
+            flights.iter().for_each(|flight| flight.land(Landed::Failed(Error::Closed)));
+        }
+    }
+
     /// Takes part in the load of a key.
-    pub(crate) fn join(&self, key: &[u8], hash: u64) -> Joined<'_> {
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub(crate) fn join(&self, key: &[u8], hash: u64) -> Result<Joined<'_>> {
         // Deletions look at the board from here on; and before, if they had to wait.
         if !self.is_used.load(Relaxed) {
             self.is_used.store(true, SeqCst);
@@ -150,13 +166,16 @@ impl Flights {
         let stripe = self.stripe(hash);
         let mut board = lock(stripe);
         if let Some(flight) = board.flights.get(key) {
-            return Joined::Waits(flight.clone());
+            return Ok(Joined::Waits(flight.clone()));
+        }
+        if board.is_closed {
+            return Err(Error::Closed);
         }
         let (is_outdated, keeping, keeps_nothing) = (AtomicBool::new(false), Mutex::new(()), board.ending.contains(&hash));
         let flight = Arc::new(Flight { state: Waited::default(), came: Condvar::new(), hash, is_outdated, keeps_nothing, keeping });
         board.flights.insert(key.into(), flight.clone());
         self.under_way.fetch_add(1, SeqCst);
-        Joined::Leads(Lead { stripe, flights: self, key: key.into(), flight, brings: Landed::Lost })
+        Ok(Joined::Leads(Lead { stripe, flights: self, key: key.into(), flight, brings: Landed::Lost }))
     }
 
     /// True from the first load on.
@@ -326,7 +345,8 @@ impl Flight {
 
     fn land(&self, landed: Landed) {
         let mut state = self.state();
-        state.landed = Some(landed);
+        // A close may have come before.
+        state.landed.get_or_insert(landed);
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         self.came.notify_all();
@@ -451,7 +471,7 @@ mod tests {
     #[test]
     fn a_clock_that_is_set_back_ends_a_rest() {
         let flights = Flights::new();
-        let Joined::Leads(lead) = flights.join(b"key", 0) else { panic!("nobody else loads it") };
+        let Ok(Joined::Leads(lead)) = flights.join(b"key", 0) else { panic!("nobody else loads it") };
         lead.set_rest(Some((Rest::Absent, 110)), 100);
         assert_eq!([99, 100, 109, 110].map(|now| flights.rests(b"key", 0, Rest::Absent, now)), [false, true, true, false]);
     }

@@ -204,7 +204,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
                 Looked::Answer(value) => return Ok(value),
                 Looked::Due(old) => old,
             };
-            match self.closer.flights.join(asking.key.bytes(), asking.hash()) {
+            match self.closer.flights.join(asking.key.bytes(), asking.hash())? {
                 Joined::Waits(_) if old.is_some() => return Ok(old),
                 Joined::Waits(flight) => {
                     // Whoever asks behind a deletion may have made it himself.

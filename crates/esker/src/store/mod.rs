@@ -133,7 +133,12 @@ impl Closer {
             let closed = if may_wait { Some(lock(&self.closed)) } else { try_lock(&self.closed) };
             // What is told is so: who closes beside another waits until all is written.
             let Some(mut closed) = closed else { return Err(Error::Closed) };
-            closed.get_or_insert_with(|| helpers::as_own(|| self.engine.close())).clone()
+            let close = || {
+                // Before anybody is waited for, who may wait for a load.
+                self.flights.close();
+                self.engine.close()
+            };
+            closed.get_or_insert_with(|| helpers::as_own(close)).clone()
         };
         // Who may not wait leaves the threads to a later close that may.
         let mut driver = self.driver.lock().unwrap_or_else(|e| e.into_inner());
