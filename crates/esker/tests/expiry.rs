@@ -1397,3 +1397,45 @@ fn a_value_is_read_with_its_own_end() {
         assert!(has_waited, "way {number} asks no clock");
     }
 }
+
+/// What had ended was absent to the transaction, and there again when it committed: its update was lost.
+#[test]
+fn a_transaction_that_saw_an_end_conflicts_with_a_clock_that_is_set_back() {
+    for (is_cold, sets_back) in [(false, true), (true, true), (false, false), (true, false)] {
+        let clock = Arc::new(Turned::default());
+        let options = Options::new().memory("16MiB").clock(clock.clone()).background(false);
+        let store: Store<u64, u64> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+        store.put_with_ttl(&1, &41, Duration::from_millis(10)).unwrap();
+        if is_cold {
+            esker::rehearse::spill(&store, true).unwrap();
+        }
+        clock.0.store(20, SeqCst);
+        let mut tx = store.begin().unwrap();
+        assert_eq!(tx.rmw(&1, |old| old.unwrap_or(0) + 1).unwrap(), 1);
+        if sets_back {
+            clock.0.store(0, SeqCst);
+            assert_eq!(store.get(&1).unwrap(), Some(41));
+        }
+        assert_eq!(matches!(tx.commit(), Err(Error::Conflict { .. })), sets_back, "cold: {is_cold}");
+        assert_eq!(store.get(&1).unwrap(), Some(if sets_back { 41 } else { 1 }));
+    }
+}
+
+/// A page judged what was written while it ran by the time at which it had begun.
+#[test]
+fn a_page_shows_nothing_that_had_ended_before_it_was_there() {
+    let clock = Arc::new(Turned::default());
+    let store: Store<u64, u64> = Options::new().memory("64MiB").clock(clock.clone()).background(false).in_memory().unwrap();
+    (0..10_000).for_each(|key| store.put(&key, &0).unwrap());
+    let is_first = AtomicBool::new(true);
+    let ends = |_, _| {
+        if is_first.swap(false, SeqCst) {
+            clock.0.store(1, SeqCst);
+            (0..10_000).for_each(|key| store.put_with_ttl(&key, &7, Duration::ZERO).unwrap());
+            assert_eq!(store.get(&5).unwrap(), None);
+        }
+        true
+    };
+    let page = store.scan().filter(ends).page(esker::Cursor::START, usize::MAX).unwrap();
+    assert!(!page.pairs.is_empty() && page.pairs.iter().all(|(_, value)| *value != 7));
+}

@@ -3,6 +3,7 @@
 use esker::{Error, ManualClock, MemoryStorage, Options, Store, Value};
 use std::borrow::Borrow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// The values of a key's versions.
@@ -193,4 +194,25 @@ fn a_look_at_the_figures_follows_some_versions_and_not_all() {
     }
     let entries: u64 = store.stats().index.chain_lengths.iter().sum();
     assert!((64..100).contains(&entries), "{entries} of 1,000 entries, each with 256 records or more");
+}
+
+/// A value was taken for live by the end of the one before it.
+#[test]
+fn the_newest_version_has_its_own_end() {
+    let store: Store<str, [u8]> = Options::new().memory("64MiB").in_memory().unwrap();
+    let (lasting, ended) = (vec![1; 100_000], vec![2; 100_000]);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..5_000 {
+                store.put_with_ttl("k", &lasting, Duration::from_secs(3600)).unwrap();
+                store.put_with_ttl("k", &ended, Duration::ZERO).unwrap();
+            }
+            is_over.store(true, Relaxed);
+        });
+        while !is_over.load(Relaxed) {
+            let newest = store.history("k", 1).unwrap().pop().flatten();
+            assert!(newest.is_none_or(|(value, _)| value == lasting));
+        }
+    });
 }

@@ -100,8 +100,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         }
         // Entries of a bucket in the mean: pairs, where keys share none.
         let in_bucket = index.entries().div_ceil(index.buckets()).max(1) as usize;
-        let view = self.as_of.unwrap_or_else(|| hold.view());
-        let frame = self.frame(view, PARTS_IN_ALL);
+        let as_of = self.as_of;
+        let mut frame = self.frame(as_of.unwrap_or_else(|| hold.view()), PARTS_IN_ALL);
         frame.control.done.store(parts(0, Some(cursor.0)), Relaxed);
         let (mut walker, mut rows) = (Walker::default(), Rows::default());
         let (mut pairs, mut next) = (Vec::new(), Some(cursor.0));
@@ -109,6 +109,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
             && pairs.len() < limit.max(1)
         {
             let buckets = limit.saturating_sub(pairs.len()).div_ceil(in_bucket).clamp(1, BUCKETS);
+            // What has been written since the last ones, by its own time.
+            frame.view = as_of.unwrap_or_else(|| hold.view());
             next = frame.walk(&mut walker, from, u64::MAX, buckets, &mut rows)?;
             take(&frame, filter.as_deref(), &mut walker, &mut rows, &mut |key, value| pairs.push((K::own(key), V::own(value))))?;
             frame.control.advance(parts(from, next))?;

@@ -88,7 +88,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Self::check_key(key)?;
         // What is reachable now stays so until the end of this call.
         let hold = self.engine.hold_space()?;
-        let view = hold.view();
+        let mut view = hold.view();
         let mut found = Found { versions: Vec::new(), most };
         let mut attempts = 0;
         let mut from = None;
@@ -96,7 +96,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             match self.history_in_memory(key, &view, from, &mut found)? {
                 Some(Next::Memory(at)) => from = Some(at),
                 Some(Next::Cold(at)) => break at,
-                None => pause(&mut attempts),
+                None => {
+                    pause(&mut attempts);
+                    view = hold.view();
+                }
             }
         };
         if cold != 0 && found.versions.len() < most {
@@ -109,7 +112,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     /// Some versions, from the beginning of the chain or from where it went on: who holds space finds it there. Others wait for the pin.
-    /// `None` if a transaction holds the key or its bucket was moving.
+    /// `None` if a transaction holds the key, its bucket was moving, or its value has ended meanwhile.
     fn history_in_memory(&self, key: &[u8], view: &View, from: Option<u64>, found: &mut Found) -> Result<Option<Next>> {
         let hash = self.hash(key);
         let _pin = self.engine.epochs.pin()?;
@@ -125,8 +128,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         for _ in 0..VERSIONS_AT_ONCE {
             let end = match self.engine.newest_in(view, at, 0, |record: &Record| self.is_of(*record, key)) {
                 Newest::Memory(record) => {
-                    let wants_more =
-                        found.add(view, record.header().load(Acquire), self.engine.expiry_of(record), || self.value_of(record));
+                    let Some(wants_more) = self.add_version(&record, view, found) else { return Ok(None) };
                     at = record.previous();
                     if wants_more {
                         continue;
@@ -139,5 +141,21 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Ok(is_sure().then_some(Next::Cold(end)));
         }
         Ok(is_sure().then_some(Next::Memory(at)))
+    }
+
+    /// The version of a record in memory: a value with its own end, as it was at one moment. `None` if the newest has ended since the call
+    /// began, where another may have taken its place before. Under a pin.
+    fn add_version(&self, record: &Record, view: &View, found: &mut Found) -> Option<bool> {
+        loop {
+            let as_found = if Self::WORD { None } else { record.as_found() };
+            let (header, expires) = (record.header().load(Acquire), self.engine.expiry_of(*record));
+            let value = if header & ABSENT == 0 { self.value_of(*record) } else { Vec::new() };
+            if record.is_as_found(as_found) {
+                let ended_meanwhile = found.versions.is_empty() && view.is_value(header, expires) && self.engine.has_passed(expires);
+                return (!ended_meanwhile).then(|| found.add(view, header, expires, || value));
+            }
+            // Whoever changes it may run a caller's closure.
+            std::thread::yield_now();
+        }
     }
 }

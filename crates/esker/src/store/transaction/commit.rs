@@ -334,13 +334,12 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         let tells = self.engine.caching.is_none();
         for touched in touched {
             let Some(read) = touched.read else { continue };
-            let has_ended = read.expires <= now;
             let stands = match latches.get(touched.hash) {
                 Some(held) => tells && held.version() == read.version || self.is_still(touched.key(), touched.hash, read.witness, now),
                 None if tells && self.stands(touched.hash, read) => true,
                 None => return Ok(false),
             };
-            if (!stands || has_ended) && !broken(Rule::ReadsAreValidated) {
+            if (!stands || !read.holds_at(now)) && !broken(Rule::ReadsAreValidated) {
                 return Err(self.met_conflict(touched.conflict()));
             }
         }

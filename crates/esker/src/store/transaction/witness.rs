@@ -13,8 +13,9 @@
 //! |                           | and its record           | cache has not dropped it                                     |
 //! | nothing                   | that                     | does not exist, or says so                                   |
 //!
-//! **An end** passes without anybody's hand, so no version tells of it: a read notes when what it saw ends, and holds until then. A commit
-//! asks the clock once, before it looks at anything: by a later look what was there all the time would have been absent.
+//! **An end** passes without anybody's hand, so no version tells of it: a read notes when what it saw ends, and holds until then; or since
+//! when it was over, for a clock may be set back. A commit asks the clock once, before it looks at anything: by a later look what was
+//! there all the time would have been absent.
 //!
 //! What was moved meanwhile (by compaction, or to the device) may be taken for changed: a conflict too many, never one too few.
 
@@ -37,6 +38,24 @@ pub(super) struct Read {
     pub(super) witness: Witness,
     /// When what it saw ends.
     pub(super) expires: u64,
+    /// When what had ended did; 0 where nothing had.
+    pub(super) since: u64,
+}
+
+impl Read {
+    /// False if time has made another of it.
+    pub(super) fn holds_at(&self, now: u64) -> bool {
+        self.since <= now && now < self.expires
+    }
+}
+
+/// What there is to see.
+struct Look {
+    witness: Witness,
+    /// When it ends, if it is a value.
+    expires: Option<u64>,
+    /// As in a [`Read`].
+    since: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,35 +107,44 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             return Ok(Step::Again);
         }
         Ok(match step {
-            Step::Done((witness, expires)) => {
+            Step::Done(Look { witness, expires, since }) => {
                 let is_there = expires.is_some();
                 self.count_miss(&pin, !is_there);
-                Step::Done((Read { version, witness, expires: expires.unwrap_or(NEVER) }, is_there))
+                Step::Done((Read { version, witness, expires: expires.unwrap_or(NEVER), since }, is_there))
             }
             missing => missing.then(|| unreachable!("not done")),
         })
     }
 
-    /// What there is to see, and when it ends if it is a value. Under a pin.
-    fn look(&self, key: &[u8], hash: u64, known: &Known, into: &mut Vec<u8>) -> Step<(Witness, Option<u64>)> {
+    /// Under a pin.
+    fn look(&self, key: &[u8], hash: u64, known: &Known, into: &mut Vec<u8>) -> Step<Look> {
         let (seen, found) = self.locate(key, hash);
         into.clear();
-        let (witness, expires) = match found {
-            Found::Memory { record, .. } if !self.is_live(record) => (Witness::Absent, None),
+        let nothing_since = |since: Option<u64>| Look { witness: Witness::Absent, expires: None, since: since.unwrap_or(0) };
+        let look = match found {
+            Found::Memory { record, .. } if !self.is_live(record) => {
+                let had_value = record.header().load(Acquire) & ABSENT == 0;
+                nothing_since(had_value.then(|| self.engine.expiry_of(record)))
+            }
             Found::Memory { at, record } => {
                 let expires = self.engine.expiry_of(record);
-                (self.read_record(at, record, expires, into), Some(expires))
+                Look { witness: self.read_record(at, record, expires, into), expires: Some(expires), since: 0 }
             }
             Found::Cold { at, .. } => match self.still(known, at) {
                 Step::Done(held) => {
                     into.extend_from_slice(held.map(|held| &*held.value).unwrap_or_default());
-                    (Witness::Cold { at, own: held.map_or(NOWHERE, |held| held.at) }, held.map(|held| held.expires))
+                    let ended = if held.is_none() { known.at(at).flatten() } else { None };
+                    Look {
+                        witness: Witness::Cold { at, own: held.map_or(NOWHERE, |held| held.at) },
+                        expires: held.map(|held| held.expires),
+                        since: ended.map_or(0, |ended| ended.expires),
+                    }
                 }
                 missing => return missing.then(|| unreachable!("not done")),
             },
-            Found::Absent => (Witness::Absent, None),
+            Found::Absent => nothing_since(None),
         };
-        if self.is_sure(&seen, &found) { Step::Done((witness, expires)) } else { Step::Again }
+        if self.is_sure(&seen, &found) { Step::Done(look) } else { Step::Again }
     }
 
     fn read_record(&self, at: u64, record: Record, expires: u64, into: &mut Vec<u8>) -> Witness {
