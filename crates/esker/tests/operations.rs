@@ -762,3 +762,15 @@ fn an_append_is_not_refused_for_want_of_room_to_grow() {
     let refused = store.append(&0, &[2; 10]);
     assert!(refused.is_ok() || store.put(&1, &[1; LONG + 10]).is_err(), "{refused:?}");
 }
+
+/// The room behind a value, up to the next word, took more bytes than a value may have; and what was so long could not be written again.
+#[test]
+fn no_value_is_longer_than_the_longest() {
+    let store: Store<u64, [u8]> = Options::new().memory((16u64 << 20) + 4).background(false).in_memory().unwrap();
+    let most = (4 << 20) as usize;
+    let longest = (most - 8..=most + 8).rfind(|length| store.put(&1, &vec![1; *length]).is_ok()).unwrap();
+    assert!(longest >= most);
+    assert!(matches!(store.append(&1, &[1; 1]), Err(Error::Invalid(_))));
+    assert!(matches!(store.rmw(&1, |old| [old.unwrap(), &[1; 7]].concat()), Err(Error::Invalid(_))));
+    store.put(&1, &vec![1; longest]).unwrap();
+}

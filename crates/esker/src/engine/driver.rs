@@ -84,7 +84,7 @@ impl Engine {
             if !self.is_in_memory() {
                 let guard = lock(&self.boundaries);
                 // A failure is latched; whoever writes hears of it.
-                let _ = self.shift_boundaries(&guard, 0);
+                let _ = self.shift_unless_closed(&guard, 0);
             }
             self.weigh_holes();
             self.ripen_holes();

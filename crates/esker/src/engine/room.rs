@@ -147,7 +147,7 @@ impl Engine {
                 check_held()
             }
             // A scan may have borrowed by the old one meanwhile.
-            _ => check_held().and_then(|()| self.shift_boundaries(&lock(&self.boundaries), 1)),
+            _ => check_held().and_then(|()| self.shift_unless_closed(&lock(&self.boundaries), 1)),
         };
         lock(&self.budgets).answer(turn, kept.is_ok(), &self.budget);
         self.share_budget();
@@ -346,7 +346,7 @@ impl Engine {
     pub(crate) fn allocate_copy(&self, slot: &Slot, bytes: u64) -> Option<u64> {
         let budget = self.log.budget.load(Relaxed);
         let is_too_long = || !self.is_in_memory() && Self::with_piece(bytes) > budget && self.log_bytes() <= budget;
-        let anyway = || if is_too_long() { self.log.allocate_anyway(slot, bytes) } else { None };
+        let anyway = || if is_too_long() && self.log.tail() + bytes <= LAST_ADDRESS { self.log.allocate_anyway(slot, bytes) } else { None };
         self.log.allocate_from_reserve(slot, bytes).or_else(anyway)
     }
 
@@ -422,9 +422,14 @@ impl Engine {
         let is_due = !self.is_in_memory() && self.log_bytes() + budget / 32 > budget;
         if is_due && let Some(guard) = try_lock(&self.boundaries) {
             // A failure is latched; whoever writes hears of it.
-            let _ = self.shift_boundaries(&guard, 0);
+            let _ = self.shift_unless_closed(&guard, 0);
         }
         self.log.populate_ahead();
+    }
+
+    /// The same, for who is in no call that a close waits for: whoever closes has written for the last time, and others may have the files.
+    pub(super) fn shift_unless_closed(&self, boundaries: &Boundaries<'_>, room: u64) -> Result<()> {
+        if self.epochs.is_closed() { Err(Error::Closed) } else { self.shift_boundaries(boundaries, room) }
     }
 
     /// Freezes, writes and evicts so that the log keeps to its share with `room` bytes to spare. The driver's one step.
@@ -574,7 +579,7 @@ impl<'a> Loan<'a> {
         // First: who panics there, in a device, gives it back, too.
         self.bytes += granted;
         engine.share_budget();
-        if engine.guarded(|| engine.shift_boundaries(&lock(&engine.boundaries), 1)).is_err() {
+        if engine.guarded(|| engine.shift_unless_closed(&lock(&engine.boundaries), 1)).is_err() {
             self.bytes -= granted;
             engine.take_back(granted);
         }
@@ -596,8 +601,9 @@ fn set(number: &AtomicU64, to: u64) {
     }
 }
 
+/// Whole words: a record has room for so many, and a value may fill it.
 fn value_bytes_max(budget: u64) -> u64 {
-    VALUE_BYTES_MAX.min(budget / 4)
+    VALUE_BYTES_MAX.min(budget / 4 / 8 * 8)
 }
 
 /// A quarter of so much memory, as far as a log has addresses for it.
@@ -686,6 +692,34 @@ mod tests {
             assert_eq!(store.get(&0).unwrap().map(|value| value.len()), Some(LONG));
             assert!(engine.log_bytes() <= log.budget.load(SeqCst) + log.reserve.load(SeqCst));
         }
+    }
+
+    /// Each attempt of compaction made one more, until addresses came that no entry can hold.
+    #[test]
+    fn copies_of_records_longer_than_memory_keep_to_the_addresses_there_are() {
+        let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).open_on(Arc::new(MemoryDevice::new())).unwrap();
+        let engine = store.engine_for_test();
+        let copied = |left: u64| {
+            let from = block_floor(LAST_ADDRESS - left);
+            engine.log.begin_at(from);
+            engine.log.start_at(from, 0, from);
+            engine.allocate_copy(engine.epochs.pin().unwrap().slot, 15 << 20)
+        };
+        assert!(copied(16 << 20).is_some());
+        assert_eq!(copied(8 << 20), None);
+    }
+
+    /// It may write what a close has left unwritten, into files that are another's.
+    #[test]
+    fn nothing_is_moved_once_the_store_is_closed() {
+        let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).open_in(Arc::new(MemoryStorage::new())).unwrap();
+        store.put(&1, &1).unwrap();
+        store.close().unwrap();
+        let engine = store.engine_for_test();
+        assert!(matches!(engine.shift_unless_closed(&lock(&engine.boundaries), 1), Err(crate::Error::Closed)));
+        let mut loan = Loan::of(engine);
+        loan.add(1 << 20);
+        assert_eq!(loan.bytes(), 0);
     }
 
     /// What a scan had borrowed stayed with it, and a budget was granted that was not kept.
