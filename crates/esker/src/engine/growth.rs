@@ -2,7 +2,7 @@
 
 use super::Engine;
 use crate::epoch::Pin;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::index::{Chain, Records};
 use crate::record::Record;
 use crate::sync::atomic::Ordering::*;
@@ -35,6 +35,9 @@ impl Engine {
 
     /// As many buckets as the next power of two has, as if entries had come.
     pub(crate) fn double_index(&self) -> Result<()> {
+        if !self.index.may_double() {
+            return Err(Error::invalid("the index has no room for twice as many buckets"));
+        }
         let is_done = || self.epochs.pin().map(|_pin| self.index.double(&PinnedRecords(self)));
         while !is_done()? {
             std::thread::yield_now();

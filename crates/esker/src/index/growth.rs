@@ -168,6 +168,11 @@ impl Index {
     }
 
     /// True if the table's address space has room for so many buckets: the system may have granted less than was asked for.
+    pub(crate) fn may_double(&self) -> bool {
+        let level = self.shape().level();
+        level < LAST_LEVEL && self.has_space_for(2 << level)
+    }
+
     pub(crate) fn has_space_for(&self, buckets: u64) -> bool {
         (buckets + RESERVE) as usize * 64 < self.table.bytes()
     }

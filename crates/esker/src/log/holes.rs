@@ -236,9 +236,12 @@ impl Holes {
 
     #[cold]
     fn new_hand(&self, slot: &Slot) -> &Hand {
-        let hand: Box<Hand> = Box::default();
-        slot.in_hand.store(ptr::from_ref(&*hand).cast_mut().cast(), Release);
-        lock(&self.hands).push(hand);
+        let mut hands = lock(&self.hands);
+        hands.push(Box::default());
+        // Of where it stays: a box that moves is another one to the compiler.
+        let hand = hands.last().map_or(ptr::null(), |hand| ptr::from_ref(&**hand));
+        slot.in_hand.store(hand.cast_mut().cast(), Release);
+        drop(hands);
         self.hand(slot).unwrap_or_else(|| unreachable!("just made"))
     }
 
