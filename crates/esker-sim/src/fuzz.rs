@@ -58,7 +58,15 @@ fn run_program(choices: &mut Unstructured<'_>) -> Result<()> {
             }
             Step::Image if is_kept => store.save_index().expect("a healthy store saves an image"),
             Step::Double if store.stats().index.buckets < BUCKETS_MAX => store.double_index().expect("an index doubles"),
-            Step::Commit | Step::Reopen | Step::Image | Step::Double | Step::Shrink | Step::Spill(_) | Step::Hold | Step::During(..) => {}
+            Step::Commit
+            | Step::Reopen
+            | Step::Image
+            | Step::Double
+            | Step::Shrink
+            | Step::Spill(_)
+            | Step::Hold
+            | Step::During(..)
+            | Step::Drop(_) => {}
         }
     }
     let all = Operation::GetMany((0..KEYS).map(|id| layout.key(id)).collect());

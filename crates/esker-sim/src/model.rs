@@ -164,6 +164,21 @@ enum Expected<'a> {
 }
 
 impl Operation {
+    /// True if afterwards a key is gone that was there before, or not.
+    pub fn deletes(&self, key: &Bytes) -> bool {
+        match self {
+            Operation::Delete(of) => of == key,
+            Operation::DeleteMany(of) => of.contains(key),
+            Operation::Transaction(operations) => operations.iter().any(|operation| operation.deletes(key)),
+            _ => false,
+        }
+    }
+
+    /// True for one on this single key.
+    pub fn is_on(&self, key: &Bytes) -> bool {
+        matches!(self, Operation::Delete(of) | Operation::Put(of, _) | Operation::Rmw(of, _) if of == key)
+    }
+
     /// The conditional write that this is.
     fn condition(&self) -> Option<Condition<'_>> {
         let (key, expected, new) = match self {
@@ -332,6 +347,11 @@ impl Model {
             Operation::Transaction(operations) => Outcome::All(operations.iter().map(|operation| self.apply(operation)).collect()),
             Operation::SetMemory(_) | Operation::Reopen => Outcome::Done,
         }
+    }
+
+    /// A key is gone that nobody deleted.
+    pub fn drop(&mut self, key: &Bytes) {
+        self.remove(key);
     }
 
     fn put(&mut self, key: &Bytes, value: &Bytes) -> Outcome {

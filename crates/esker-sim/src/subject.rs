@@ -86,6 +86,10 @@ pub trait Subject: Send + Sync {
     fn shrink_index(&self) -> Result<()>;
     /// As [`rehearse::spill`].
     fn spill(&self, evicts: bool) -> Result<()>;
+    /// As [`rehearse::drop_oldest`].
+    fn drop_oldest(&self, eighths: u64) -> Result<()>;
+    /// The newest versions of a key, the newest first; `None` is its absence.
+    fn versions(&self, key: &[u8], most: usize) -> Result<Vec<Option<Bytes>>>;
     /// Does operations on single keys in one transaction.
     fn transaction(&self, operations: &[Operation]) -> Result<Vec<Outcome>>;
     /// Sets the budget.
@@ -390,6 +394,15 @@ macro_rules! subject {
 
             fn spill(&self, evicts: bool) -> Result<()> {
                 rehearse::spill(&self.0, evicts)
+            }
+
+            fn drop_oldest(&self, eighths: u64) -> Result<()> {
+                rehearse::drop_oldest(&self.0, eighths)
+            }
+
+            fn versions(&self, key: &[u8], most: usize) -> Result<Vec<Option<Bytes>>> {
+                let versions = self.0.history(&$to_key(key), most)?;
+                Ok(versions.into_iter().map(|version| version.map(|(value, _)| value.seen())).collect())
             }
 
             fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool> {

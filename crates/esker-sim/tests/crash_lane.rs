@@ -134,6 +134,14 @@ fn faults_find_a_sync_that_is_tried_again() {
     println!("{}", run(Bug::RetriesSync).expect_err("not found"));
 }
 
+#[test]
+fn faults_after_a_cut_find_it_too() {
+    let run =
+        |bug| (0..20).try_for_each(|seed| faults::check_after_cuts(&Toy(bug), &Program::random(seed), &mut faults::Report::default()));
+    run(Bug::None).unwrap_or_else(|wrong| panic!("{wrong}"));
+    println!("{}", run(Bug::RetriesSync).expect_err("not found"));
+}
+
 /// A right store that lists the names before an operation, in some of its lives: its calls come in another order each time.
 #[derive(Default)]
 struct Restless(AtomicU64);

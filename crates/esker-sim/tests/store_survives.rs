@@ -4,7 +4,7 @@
 
 use esker::Durability;
 use esker_sim::crash::life::{Past, live};
-use esker_sim::crash::store::Esker;
+use esker_sim::crash::store::{Esker, StoreKind};
 use esker_sim::crash::{Held, Limits, Live, Program, Step, Subject, check, faults, program, rot};
 use esker_sim::disk::Failure;
 use esker_sim::model::{Layout, Operation};
@@ -12,7 +12,7 @@ use esker_sim::storage::{Breadth, KINDS, Kind, SimStorage, StorageFault};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-const STORE: Esker = Esker(Durability::None);
+const STORE: Esker = Esker::plain(Durability::None);
 
 fn put(number: u64) -> Operation {
     Operation::Put(Layout::Pairs.key(1), number.to_le_bytes().to_vec())
@@ -32,7 +32,7 @@ fn power_cuts_lose_nothing_acknowledged_where_there_is_little_room() {
     let shallow = Limits { depth: 1, ..Limits::RANDOM };
     let mut refused = 0;
     for seed in 0..6 {
-        for store in [&STORE, &Esker(Durability::Always)] {
+        for store in [&STORE, &Esker::plain(Durability::Always)] {
             refused += check(store, &Program::scarce(seed), shallow).unwrap_or_else(|violation| panic!("{violation}")).refused;
         }
     }
@@ -43,7 +43,19 @@ fn power_cuts_lose_nothing_acknowledged_where_there_is_little_room() {
 fn always_durable_operations_survive_each_cut() {
     let flat = Limits { depth: 0, ..Limits::RANDOM };
     for seed in 0..8 {
-        check(&Esker(Durability::Always), &STORE.program(seed), flat).unwrap_or_else(|violation| panic!("{violation}"));
+        check(&Esker::plain(Durability::Always), &STORE.program(seed), flat).unwrap_or_else(|violation| panic!("{violation}"));
+    }
+}
+
+/// Caches drop, histories keep, and indices are made anew.
+#[test]
+fn stores_of_each_kind_survive_each_cut() {
+    let shallow = Limits { depth: 1, ..Limits::RANDOM };
+    for kind in [StoreKind::Cache, StoreKind::History, StoreKind::Rebuilt] {
+        let store = Esker { durability: Durability::None, kind };
+        for seed in 0..3 {
+            check(&store, &store.program(seed), shallow).unwrap_or_else(|violation| panic!("{violation}"));
+        }
     }
 }
 
@@ -65,6 +77,13 @@ fn failing_calls_are_no_lies() {
     }
     // Where there was room again what was put before was kept, and it went on.
     assert!(report.went_on > 0, "{report:?}");
+}
+
+#[test]
+fn failing_calls_behind_a_cut_are_no_lies() {
+    let mut report = faults::Report::default();
+    faults::check_after_cuts(&STORE, &STORE.program(0), &mut report).unwrap_or_else(|wrong| panic!("{wrong}"));
+    assert!(report.runs > 500, "{report:?}");
 }
 
 #[test]

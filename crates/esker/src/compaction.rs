@@ -352,6 +352,13 @@ impl Engine {
         }
     }
 
+    /// A cache drops what is oldest up to there, or a first part of it; true if it dropped something.
+    pub(crate) fn drop_oldest(&self, caching: &Caching, until: u64) -> Result<bool> {
+        let dropped = self.move_stretch_now(&self.running()?, Some(caching), Stretch::UpTo(until));
+        self.tell_of_departed();
+        dropped
+    }
+
     fn move_stretch_now(&self, one: &MutexGuard<'_, ()>, caching: Option<&Caching>, stretch: Stretch) -> Result<bool> {
         let moved = self.try_stretch(one, caching, stretch);
         self.compaction.pieces.tell();

@@ -1,5 +1,5 @@
 //! What a test brings about in a few steps though it takes a real store millions of keys: hashes that meet, an index that has spent its
-//! share, a table that doubles, a log that leaves memory. For `esker-sim`; no part of what the library promises.
+//! share, a table that doubles, a log that leaves memory, a cache that is full. For `esker-sim`; no part of what the library promises.
 
 use crate::engine::hasher::Hasher;
 use crate::engine::lock;
@@ -8,6 +8,7 @@ use crate::options::Options;
 use crate::scan::Scan;
 use crate::snapshot::Snapshot;
 use crate::store::Store;
+use crate::sync::atomic::Ordering::Acquire;
 use crate::types::{Key, Value};
 
 /// A store that is crowded from the beginning.
@@ -68,6 +69,17 @@ pub fn spill<K: Key + ?Sized, V: Value + ?Sized>(store: &Store<K, V>, evicts: bo
         engine.evict(end);
     }
     Ok(())
+}
+
+/// Has a cache drop the oldest part of its log, of so many eighths, as one does that is full. Another store drops nothing.
+///
+/// # Errors
+/// `Io`.
+pub fn drop_oldest<K: Key + ?Sized, V: Value + ?Sized>(store: &Store<K, V>, eighths: u64) -> Result<()> {
+    let engine = &store.engine;
+    let Some(caching) = &engine.caching else { return Ok(()) };
+    let (begin, tail) = (engine.log.bounds.begin.load(Acquire), engine.log.tail());
+    engine.drop_oldest(caching, begin + (tail - begin) / 8 * eighths).map(drop)
 }
 
 /// A read transaction that can be kept beside its store.

@@ -1,6 +1,7 @@
 //! What is asked for.
 
 use crate::crew::WORKER;
+use esker_sim::crash::store::StoreKind;
 
 /// The arguments of a lane.
 #[derive(Debug)]
@@ -16,6 +17,8 @@ pub(crate) struct Arguments {
     pub(crate) strict: bool,
     pub(crate) always: bool,
     pub(crate) crowds: bool,
+    pub(crate) after_cuts: bool,
+    pub(crate) kind: StoreKind,
     pub(crate) kills: u64,
     pub(crate) minutes: u64,
     /// One of the crew's processes.
@@ -41,6 +44,8 @@ impl Arguments {
             strict: false,
             always: false,
             crowds: false,
+            after_cuts: false,
+            kind: StoreKind::Plain,
             kills: 100,
             minutes: 1,
             is_worker: false,
@@ -61,6 +66,10 @@ impl Arguments {
                 "--strict" => arguments.strict = true,
                 "--always" => arguments.always = true,
                 "--crowds" => arguments.crowds = true,
+                "--history" => arguments.kind = StoreKind::History,
+                "--cache" => arguments.kind = StoreKind::Cache,
+                "--rebuilt" => arguments.kind = StoreKind::Rebuilt,
+                "--after-cuts" => arguments.after_cuts = true,
                 WORKER => arguments.is_worker = true,
                 other => return Err(format!("what is {other}?")),
             }

@@ -19,7 +19,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 fn subject(arguments: &Arguments) -> Esker {
-    Esker(if arguments.always { Durability::Always } else { Durability::None })
+    let durability = if arguments.always { Durability::Always } else { Durability::None };
+    Esker { durability, kind: arguments.kind }
 }
 
 fn judge(subject: &Esker, program: &Program, limits: Limits) -> Brought<Figures> {
@@ -111,7 +112,9 @@ pub(crate) fn faults(arguments: &Arguments) -> bool {
     };
     let task = |number| {
         let mut report = faults::Report::default();
-        faults::check(&subject, &subject.program(arguments.seed + number), &mut report).map(|()| Faults(report))
+        let program = subject.program(arguments.seed + number);
+        let checked = if arguments.after_cuts { faults::check_after_cuts } else { faults::check };
+        checked(&subject, &program, &mut report).map(|()| Faults(report))
     };
     let tally = lane(arguments, |_: &Faults, number| number >= programs, task, tell);
     tally.wrongs.is_empty()

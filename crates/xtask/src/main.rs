@@ -16,7 +16,9 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 cargo xtask crash [--cuts N] [--exhaustive L]   power cuts at every call (N such as 300M; L: all programs of up to L steps)
             [--crowds]                          of stores whose keys share index entries, alone
+            [--cache | --history | --rebuilt]   of caches, of stores with a history, of indices that openings make anew
 cargo xtask faults [--all | --programs P]       each call fails, once and for ever
+            [--after-cuts]                      each call of an opening after a power cut, and of what is done then
 cargo xtask rot [--stride B] [--strict]         bits flipped (one in B), sectors blank, stale, exchanged, files cut
 cargo xtask kill [--kills N]                    kill -9 of the program under load, and of transfers, 100 times each unless said
 cargo xtask processes [--kills N]               48 processes write through a server, N of them are killed, 100 unless said

@@ -6,7 +6,7 @@
 
 use super::life::{Life, Past, live};
 use super::program::Program;
-use super::{State, Subject, scanned};
+use super::{Found, Subject, scanned};
 use crate::model::Bytes;
 use crate::storage::{Breadth, KINDS, Moment, SimStorage, Survival};
 use serde::{Deserialize, Serialize};
@@ -145,7 +145,7 @@ struct Explorer<'s, S> {
     keys: Vec<Bytes>,
     root: &'s Program,
     /// What each disk image opened to, at a time.
-    seen: HashMap<(u64, u64), Result<State, String>>,
+    seen: HashMap<(u64, u64), Result<Found, String>>,
     figures: Figures,
     path: Vec<String>,
 }
@@ -184,7 +184,7 @@ impl<S: Subject> Explorer<'_, S> {
             let found = scanned(self.subject, life.program.layout, &storage, &self.keys);
             self.seen.insert(print, found);
         }
-        let verdict = self.seen[&print].as_ref().map_err(Clone::clone).and_then(|state| past.find(state));
+        let verdict = self.seen[&print].as_ref().map_err(Clone::clone).and_then(|found| past.judge(found));
         // Drawn from the count, not from the image: a store's random identity must not decide what is visited.
         let nests = new && self.path.len() < self.limits.depth && self.figures.images <= self.limits.nest_until;
         let sequel = sequel(self.root.seed, self.figures.images, self.limits.nest_every).filter(|_| nests);
@@ -223,7 +223,7 @@ fn sequel(seed: u64, image: u64, every: u64) -> Option<u64> {
 }
 
 /// A number that looks random, from two.
-fn mix(one: u64, other: u64) -> u64 {
+pub(super) fn mix(one: u64, other: u64) -> u64 {
     let mixed = (one.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ other).wrapping_mul(0xD6E8_FEB8_6659_FD93);
     (mixed ^ mixed >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 8
 }

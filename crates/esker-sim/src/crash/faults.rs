@@ -6,12 +6,13 @@
 //! went too, and holds what was acknowledged. Where a write had no room once, the store may go on by itself: what it acknowledges then
 //! counts.
 
-use super::life::{Past, model_of, state_of};
+use super::explore::mix;
+use super::life::{Past, live, model_of, state_of};
 use super::program::{Program, Step};
 use super::{Live, State, Subject, guarded, left_of, scanned, show};
 use crate::disk::Failure;
 use crate::model::{Bytes, Layout, Operation};
-use crate::storage::{KINDS, Kind, SimStorage, StorageFault};
+use crate::storage::{Breadth, KINDS, Kind, SimStorage, StorageFault};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -34,16 +35,59 @@ pub struct Report {
 /// # Errors
 /// The first broken promise.
 pub fn check<S: Subject>(subject: &S, program: &Program, report: &mut Report) -> Result<(), String> {
-    let storage = SimStorage::new();
-    let mut clean = Run::new(subject, &storage, program);
+    let begun = Beginning { storage: &SimStorage::new, past: Past::none(program), ways_back: KINDS.len() as u64 };
+    each_call(subject, program, &begun, report)
+        .map_err(|e| format!("{e}\n  program: {program}\n  replay: --seed {} --programs 1", program.seed))
+}
+
+/// Fails each call of an opening of what power cuts of a program left, and of what is done next; of some of all cuts.
+///
+/// # Errors
+/// The first broken promise.
+pub fn check_after_cuts<S: Subject>(subject: &S, program: &Program, report: &mut Report) -> Result<(), String> {
+    let life = live(subject, &SimStorage::new(), program, Past::none(program))?;
+    let broken = life.film.play(|moment| {
+        let drawn = mix(program.seed, moment.calls as u64);
+        if !drawn.is_multiple_of(CUTS_EVERY) {
+            return None;
+        }
+        let survivals = moment.survivals(Breadth { every_up_to: 0, drawn: KINDS.len() as u64 }, drawn);
+        let survival = &survivals[(drawn / CUTS_EVERY) as usize % survivals.len()];
+        let past = life.allowed(moment.calls);
+        let now = past.now;
+        let sequel = Program::sequel(drawn >> 8, program);
+        let begun = Beginning { storage: &|| moment.storage(survival).at(now), past, ways_back: 3 };
+        let found = each_call(subject, &sequel, &begun, report);
+        found.err().map(|e| {
+            let cut = format!("cut after call {} ({}): {survival}", moment.calls, moment.describe());
+            format!("{e}\n  sequel: {sequel}\n  {cut}\n  program: {program}\n  replay: --after-cuts --seed {} --programs 1", program.seed)
+        })
+    });
+    broken.map_or(Ok(()), Err)
+}
+
+/// One moment in so many is one of a cut.
+const CUTS_EVERY: u64 = 4;
+
+/// Where a program begins.
+struct Beginning<'s> {
+    /// The disk there, made anew each time.
+    storage: &'s dyn Fn() -> SimStorage,
+    /// What may be on it.
+    past: Past,
+    /// In how many ways the disk comes back after the fault, should the power go.
+    ways_back: u64,
+}
+
+fn each_call<S: Subject>(subject: &S, program: &Program, begun: &Beginning<'_>, report: &mut Report) -> Result<(), String> {
+    let storage = (begun.storage)();
+    let mut clean = Run::new(subject, &storage, program, &begun.past);
     guarded(|| clean.all(program)).map_err(|e| format!("without a fault: {e}"))?;
     for (nth, kind) in (1..).zip(storage.calls()) {
         for fault in faults(nth, kind) {
             report.runs += 1;
             *report.kinds.entry(kind).or_default() += 1;
-            one(subject, program, fault, report).map_err(|e| {
-                format!("call {nth} ({kind:?}) {fault:?}: {e}\n  program: {program}\n  replay: --seed {} --programs 1", program.seed)
-            })?;
+            one(subject, program, begun, fault, report).map_err(|e| format!("call {nth} ({kind:?}) {fault:?}: {e}"))?;
         }
     }
     Ok(())
@@ -67,10 +111,10 @@ fn faults(nth: u64, kind: Kind) -> Vec<StorageFault> {
     faults
 }
 
-fn one<S: Subject>(subject: &S, program: &Program, fault: StorageFault, report: &mut Report) -> Result<(), String> {
-    let storage = SimStorage::new();
+fn one<S: Subject>(subject: &S, program: &Program, begun: &Beginning<'_>, fault: StorageFault, report: &mut Report) -> Result<(), String> {
+    let storage = (begun.storage)();
     storage.fail(fault);
-    let mut run = Run::new(subject, &storage, program);
+    let mut run = Run::new(subject, &storage, program, &begun.past);
     (run.lacks_room, run.is_lasting) = (fault.failure == Failure::NoSpace, fault.lasting);
     guarded(|| run.all(program))?;
     report.went_on += run.went_on;
@@ -78,10 +122,14 @@ fn one<S: Subject>(subject: &S, program: &Program, fault: StorageFault, report: 
     let mut reopen = |storage: SimStorage, how: &str| {
         report.openings += 1;
         let found = scanned(subject, program.layout, &storage, &run.keys).map_err(|e| format!("{how}: {e}"))?;
-        run.fits(&found).map_err(|e| format!("{how}: {e}"))
+        run.fits(&found.state).map_err(|e| format!("{how}: {e}"))
     };
     reopen(storage.restarted(), "restarted")?;
-    (0..KINDS.len() as u64).try_for_each(|kind| reopen(storage.survive(kind), KINDS[kind as usize]))
+    // Of fewer ways than there are each fault has others.
+    let kinds = KINDS.len() as u64;
+    (0..begun.ways_back)
+        .map(|way| (fault.nth + way * kinds.div_ceil(begun.ways_back)) % kinds)
+        .try_for_each(|kind| reopen(storage.survive(kind), KINDS[kind as usize]))
 }
 
 struct Run<'s, S> {
@@ -102,14 +150,14 @@ struct Run<'s, S> {
 }
 
 impl<'s, S: Subject> Run<'s, S> {
-    fn new(subject: &'s S, storage: &'s SimStorage, program: &Program) -> Run<'s, S> {
+    fn new(subject: &'s S, storage: &'s SimStorage, program: &Program, past: &Past) -> Run<'s, S> {
         let layout = program.layout;
         Run {
             subject,
             storage,
             layout,
             keys: program.keys.clone(),
-            paths: vec![Past::none(program)],
+            paths: vec![past.clone()],
             failed: false,
             lacks_room: false,
             is_lasting: false,
@@ -124,7 +172,7 @@ impl<'s, S: Subject> Run<'s, S> {
 
     /// Runs until the end or until the store can no longer be opened.
     fn all(&mut self, program: &Program) -> Result<(), String> {
-        let Ok(mut store) = self.subject.open(self.layout, self.storage) else { return Ok(()) };
+        let Some(mut store) = self.open()? else { return Ok(()) };
         // Of a batch that fails a part may have been done.
         for step in program.steps.iter().filter(|step| !step.is_batch()) {
             match step {
@@ -144,14 +192,13 @@ impl<'s, S: Subject> Run<'s, S> {
                 Step::Spill(evicts) => self.failed |= store.spill(*evicts).is_err(),
                 Step::Double => self.failed |= store.double().is_err(),
                 // What it shows is asked for where nothing fails.
-                Step::Hold | Step::During(..) => {}
+                Step::Hold | Step::During(..) | Step::Drop(_) => {}
                 Step::Reopen => {
                     if store.close().is_ok() {
                         self.promised();
                     }
-                    let Ok(again) = self.subject.open(self.layout, self.storage) else { return Ok(()) };
-                    (store, self.failed) = (again, false);
-                    self.look(&mut store, true)?;
+                    let Some(again) = self.open()? else { return Ok(()) };
+                    store = again;
                 }
             }
         }
@@ -160,6 +207,19 @@ impl<'s, S: Subject> Run<'s, S> {
             self.promised();
         }
         Ok(())
+    }
+
+    /// A store that opens shows what was there; one that does not, for a call failed, does not say that something is wrong with its files.
+    fn open(&mut self) -> Result<Option<S::Live>, String> {
+        match self.subject.open(self.layout, self.storage) {
+            Ok(mut store) => {
+                self.failed = false;
+                self.look(&mut store, true)?;
+                Ok(Some(store))
+            }
+            Err(why) if why.contains("Corruption") => Err(format!("an opening in which a call failed calls its files damaged: {why}")),
+            Err(_) => Ok(None),
+        }
     }
 
     fn operation(&mut self, store: &mut S::Live, operation: &Operation) -> Result<(), String> {
@@ -244,7 +304,7 @@ impl<'s, S: Subject> Run<'s, S> {
         }
     }
 
-    /// What can be read must fit; after an opening any allowed state does, and it is the last from then on. Reads go on, whatever has failed
+    /// What can be read must fit; after an opening any allowed state does, and it is the last and the first from then on. Reads go on, whatever has failed
     /// once.
     fn look(&mut self, store: &mut S::Live, opened: bool) -> Result<(), String> {
         let found = match store.state(&self.keys).or_else(|_| store.state(&self.keys)) {
@@ -260,6 +320,8 @@ impl<'s, S: Subject> Run<'s, S> {
             };
             if let Some(at) = at {
                 path.states.truncate(at + 1);
+                // All that it was opened from is durable.
+                path.floor = if opened { at } else { path.floor };
                 self.paths.push(path);
             }
         }

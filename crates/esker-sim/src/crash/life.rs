@@ -9,7 +9,7 @@
 //! nothing; a close that was is the end of the run.
 
 use super::program::{Program, Step};
-use super::{Happened, Held, Live, NEVER, State, Subject, guarded, left_of, show};
+use super::{Found, Happened, Held, Live, NEVER, State, Subject, Versions, guarded, left_of, show};
 use crate::model::{Bytes, Layout, Model, Operation, Outcome};
 use crate::storage::{Film, Scarcity, SimStorage};
 
@@ -22,12 +22,14 @@ pub struct Past {
     pub floor: usize,
     /// The time, in milliseconds since the beginning: what has ended is in no state any more.
     pub now: u64,
+    /// Whether any key may be missing.
+    pub is_lossy: bool,
 }
 
 impl Past {
     /// Of a store that never was.
     pub fn none(program: &Program) -> Past {
-        Past { states: vec![vec![None; program.keys.len()]], floor: 0, now: 0 }
+        Past { states: vec![vec![None; program.keys.len()]], floor: 0, now: 0, is_lossy: program.is_lossy }
     }
 
     /// The position of a state, the latest where several are the same.
@@ -36,8 +38,8 @@ impl Past {
     /// Says what is allowed if the state is not.
     pub fn find(&self, state: &State) -> Result<usize, String> {
         let allowed = &self.states[self.floor..];
-        allowed.iter().rposition(|s| left_of(s, self.now) == *state).map(|at| at + self.floor).ok_or_else(|| {
-            let what = match self.states[..self.floor].iter().rposition(|s| left_of(s, self.now) == *state) {
+        allowed.iter().rposition(|s| self.is_of(state, s)).map(|at| at + self.floor).ok_or_else(|| {
+            let what = match self.states[..self.floor].iter().rposition(|s| self.is_of(state, s)) {
                 Some(at) => format!("LOST: found state {at}, but state {} was acknowledged", self.floor),
                 None => "found a state that never was".into(),
             };
@@ -45,6 +47,43 @@ impl Past {
             format!("{what}\n  found   {}\n  allowed {}", show(state), allowed.join("\n          "))
         })
     }
+}
+
+impl Past {
+    /// True if it is what may be left of one of these.
+    fn is_of(&self, state: &State, of: &State) -> bool {
+        is_of(state, &left_of(of, self.now), self.is_lossy)
+    }
+
+    /// Sees to it that what was found is of one allowed state, and that each key has its newest versions up to there.
+    ///
+    /// # Errors
+    /// Says what is allowed if not.
+    pub(super) fn judge(&self, Found { state, versions }: &Found) -> Result<(), String> {
+        let last = self.find(state)?;
+        let mut candidates = (self.floor..=last).rev().filter(|at| self.is_of(state, &self.states[*at]));
+        if versions.is_empty() || candidates.any(|at| self.has_versions(at, versions)) {
+            return Ok(());
+        }
+        Err(format!("versions that never were, or not the newest\n  found   {versions:?}\n  newest  {}", show(state)))
+    }
+
+    /// True if these are the newest versions of each key, of all until one of these states.
+    fn has_versions(&self, at: usize, versions: &[Versions]) -> bool {
+        (0..).zip(versions).all(|(key, versions): (usize, _)| {
+            let mut ever: Versions = self.states[..=at].iter().rev().map(|state| Some(state[key].as_ref()?.value.clone())).collect();
+            ever.dedup();
+            ever.starts_with(versions) && (ever[0].is_none() || !versions.is_empty())
+        })
+    }
+}
+
+/// True if one state is what may be left of another.
+fn is_of(state: &State, of: &State, is_lossy: bool) -> bool {
+    if !is_lossy {
+        return state == of;
+    }
+    state.iter().zip(of).all(|(held, of)| held.is_none() || held == of)
 }
 
 /// From this moment of the film on.
@@ -77,7 +116,7 @@ impl Life {
             return self.past.clone();
         }
         let mark = self.marks.iter().rev().find(|m| m.calls <= calls).expect("the first mark is where the opening returned");
-        Past { states: self.states[..=mark.ceiling].to_vec(), floor: mark.floor, now: mark.now }
+        Past { states: self.states[..=mark.ceiling].to_vec(), floor: mark.floor, now: mark.now, is_lossy: self.past.is_lossy }
     }
 
     /// Every state it was in, the last one last.
@@ -121,6 +160,7 @@ pub fn live<S: Subject>(subject: &S, storage: &SimStorage, program: &Program, pa
         let mut run = Run {
             storage,
             is_scarce: program.is_scarce,
+            is_lossy: program.is_lossy,
             model: model_of(program.layout, &keys, &found, past.now),
             states: past.states[..=at].to_vec(),
             // All that it was opened from is durable: no later opening goes behind what this one has shown.
@@ -152,6 +192,7 @@ fn is_refused(why: &str) -> bool {
 struct Run<'s> {
     storage: &'s SimStorage,
     is_scarce: bool,
+    is_lossy: bool,
     keys: Vec<Bytes>,
     model: Model,
     states: Vec<State>,
@@ -181,7 +222,7 @@ impl Run<'_> {
     fn operation<L: Live>(&mut self, store: &mut L, operation: &Operation, commits_each: bool) -> Result<(), String> {
         let before = self.model.clone();
         let expected = self.model.apply(operation);
-        self.states.push(state_of(&self.model, &self.keys));
+        self.states.push(self.state_after(operation, &before));
         self.mark();
         let result = store.apply(operation);
         let outcome: Option<Outcome> = self.unless_refused(&format!("{operation:?}"), result)?;
@@ -193,6 +234,31 @@ impl Run<'_> {
         let last = self.states.len() - 1;
         if commits_each && (!self.is_scarce || self.states[last] != self.states[last - 1]) {
             self.promised();
+        }
+        Ok(())
+    }
+
+    /// What a crash may show once an operation was done. What was dropped before and not changed since may come back as it was; what was
+    /// deleted may not.
+    fn state_after(&self, operation: &Operation, before: &Model) -> State {
+        let (was, is) = (state_of(before, &self.keys), state_of(&self.model, &self.keys));
+        if !self.is_lossy {
+            return is;
+        }
+        let last = &self.states[self.states.len() - 1];
+        let one = |at: usize| if is[at] != was[at] || operation.deletes(&self.keys[at]) { &is[at] } else { &last[at] };
+        (0..self.keys.len()).map(|at| one(at).clone()).collect()
+    }
+
+    /// After some keys may have been dropped: the model goes by what is there, which must be what was.
+    fn see_what_was_dropped<L: Live>(&mut self, store: &mut L) -> Result<(), String> {
+        let found = store.state(&self.keys).map_err(|e| format!("does not read after something was dropped: {e}"))?;
+        let was = left_of(&state_of(&self.model, &self.keys), self.model.now);
+        if !is_of(&found, &was, true) {
+            return Err(format!("dropping left {} of {}", show(&found), show(&was)));
+        }
+        for (key, _) in self.keys.iter().zip(found).filter(|(_, held)| held.is_none()) {
+            self.model.drop(key);
         }
         Ok(())
     }
@@ -223,6 +289,7 @@ impl Run<'_> {
             Step::Compact => store.compact(),
             Step::Stretch => store.compact_stretch(),
             Step::Image => store.image(),
+            Step::Drop(eighths) => store.drop_oldest(*eighths),
             other => return Err(format!("{other:?} makes no calls")),
         };
         if let Some(happened) = store.interrupted() {
@@ -234,18 +301,25 @@ impl Run<'_> {
             self.floor = before;
         }
         self.mark();
-        Ok(())
+        if matches!(step, Step::Drop(_)) { self.see_what_was_dropped(store) } else { Ok(()) }
     }
 
     /// Of an operation that happened within a call, at that moment.
     fn happened(&mut self, Happened { at, operation, outcome }: Happened) -> Result<(), String> {
         match outcome {
             Ok(outcome) => {
-                let expected = self.model.apply(&operation);
+                let before = self.model.clone();
+                let mut expected = self.model.apply(&operation);
+                // Its key may be one that is being dropped.
+                if outcome != expected && self.is_lossy {
+                    self.model = before.clone();
+                    self.keys.iter().filter(|key| operation.is_on(key)).for_each(|key| self.model.drop(key));
+                    expected = self.model.apply(&operation);
+                }
                 if outcome != expected {
                     return Err(format!("{operation:?} within a call gave {outcome:?}, not {expected:?}"));
                 }
-                self.states.push(state_of(&self.model, &self.keys));
+                self.states.push(self.state_after(&operation, &before));
                 self.marks.push(Mark { calls: at, floor: self.floor, ceiling: self.states.len() - 1, now: self.model.now });
                 Ok(())
             }
@@ -259,7 +333,7 @@ impl Run<'_> {
     fn step<S: Subject>(&mut self, subject: &S, layout: Layout, mut store: S::Live, step: &Step) -> Result<Option<S::Live>, String> {
         match step {
             Step::Do(operation) => self.operation(&mut store, operation, subject.commits_each())?,
-            Step::Commit | Step::Compact | Step::Stretch | Step::Image => self.call(subject, &mut store, step)?,
+            Step::Commit | Step::Compact | Step::Stretch | Step::Image | Step::Drop(_) => self.call(subject, &mut store, step)?,
             Step::During(step, nth, operation) => {
                 // Which draws no line of its own, while one is drawn.
                 if !subject.commits_each() {
@@ -292,11 +366,46 @@ impl Run<'_> {
                 let found = store.state(&self.keys).map_err(|e| format!("does not read after reopening: {e}"))?;
                 self.storage.set_scarcity(scarcity);
                 // A state of an earlier life may have ended in part.
-                if self.states.last().is_none_or(|last| left_of(last, self.model.now) != found) {
+                let last = left_of(&self.states[self.states.len() - 1], self.model.now);
+                if !is_of(&found, &last, self.is_lossy) {
                     return Err(format!("reopened in order, found {}", show(&found)));
                 }
+                self.model = model_of(layout, &self.keys, &found, self.model.now);
             }
         }
         Ok(Some(store))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(value: Option<u8>) -> State {
+        vec![value.map(|value| Held::forever(vec![value]))]
+    }
+
+    fn past(values: &[Option<u8>], floor: usize, is_lossy: bool) -> Past {
+        Past { states: values.iter().copied().map(state).collect(), floor, now: 0, is_lossy }
+    }
+
+    #[test]
+    fn what_may_drop_keys_shows_no_older_value() {
+        let past = past(&[None, Some(1), Some(2)], 2, true);
+        assert_eq!((past.find(&state(None)), past.find(&state(Some(2)))), (Ok(2), Ok(2)));
+        assert!(past.find(&state(Some(1))).unwrap_err().contains("LOST"));
+    }
+
+    #[test]
+    fn versions_are_the_newest_without_a_gap() {
+        let past = past(&[None, Some(1), None, Some(2), Some(3)], 3, false);
+        let judged = |value, versions: &[Option<u8>]| {
+            let versions = vec![versions.iter().map(|version| version.map(|value| vec![value])).collect()];
+            past.judge(&Found { state: state(value), versions }).is_ok()
+        };
+        assert!(judged(Some(3), &[Some(3)]) && judged(Some(2), &[Some(2), None, Some(1), None]));
+        assert!(judged(Some(3), &[Some(3), Some(2), None, Some(1)]));
+        assert!(!judged(Some(3), &[]) && !judged(Some(3), &[Some(2)]) && !judged(Some(3), &[Some(3), None]));
+        assert!(!judged(Some(2), &[Some(3), Some(2)]) && !judged(Some(1), &[Some(1)]));
     }
 }

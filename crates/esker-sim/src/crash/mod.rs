@@ -126,6 +126,23 @@ pub trait Live {
         Ok(())
     }
 
+    /// Drops the oldest so many eighths of what it holds, if the store may. What was dropped is not there any more, and may be again after a
+    /// crash, unless it was changed or deleted meanwhile.
+    ///
+    /// # Errors
+    /// The store's, in words.
+    fn drop_oldest(&mut self, _eighths: u64) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// The newest versions of each key, the newest first, or nothing at all if the store keeps none; `None` is a key's absence.
+    ///
+    /// # Errors
+    /// The store's, in words.
+    fn versions(&mut self, _keys: &[Bytes]) -> Result<Vec<Versions>, String> {
+        Ok(Vec::new())
+    }
+
     /// Has an operation happen within a call of the next step to the storage: the `nth` that reads or changes something.
     fn interrupt(&mut self, _nth: u64, _operation: &Operation) {}
 
@@ -211,6 +228,9 @@ impl Held {
 /// What each key of a program holds.
 pub type State = Vec<Option<Held>>;
 
+/// The versions of a key.
+pub type Versions = Vec<Option<Bytes>>;
+
 /// What is left of a state by then.
 pub fn left_of(state: &State, now: u64) -> State {
     state.iter().map(|held| held.clone().filter(|held| held.end > now)).collect()
@@ -229,13 +249,20 @@ fn recovered<S: Subject>(subject: &S, layout: Layout, storage: &SimStorage, keys
     guarded(|| read(&mut opened(subject, layout, storage)?, keys))
 }
 
+/// What the keys of a sound storage hold, and held.
+struct Found {
+    state: State,
+    versions: Vec<Versions>,
+}
+
 /// The same of a sound storage, where scans show what keys hold.
-fn scanned<S: Subject>(subject: &S, layout: Layout, storage: &SimStorage, keys: &[Bytes]) -> Result<State, String> {
+fn scanned<S: Subject>(subject: &S, layout: Layout, storage: &SimStorage, keys: &[Bytes]) -> Result<Found, String> {
     guarded(|| {
         let mut store = opened(subject, layout, storage)?;
         let state = read(&mut store, keys)?;
         store.scan(keys, &state).map_err(|e| format!("does not scan: {e}"))?;
-        Ok(state)
+        let versions = store.versions(keys).map_err(|e| format!("does not tell versions: {e}"))?;
+        Ok(Found { state, versions })
     })
 }
 

@@ -38,6 +38,8 @@ pub enum Step {
     Shrink,
     /// What is in memory is written out, as by a store that is short of it, and let go of if this is true.
     Spill(bool),
+    /// A store that may drop something drops the oldest so many eighths of what it holds.
+    Drop(u64),
     /// One of the steps above that call the storage, and an operation that happens within its call of this number.
     During(Box<Step>, u64, Operation),
     /// What is there now is held, for somebody who reads it; or let go again.
@@ -65,6 +67,10 @@ pub struct Program {
     pub ends: bool,
     /// Whether the log finds no room on the medium now and then.
     pub is_scarce: bool,
+    /// Whether the store may drop keys.
+    pub is_lossy: bool,
+    /// Whether it keeps what each change replaces.
+    pub keeps_versions: bool,
     /// What it uses.
     pub keys: Vec<Bytes>,
 }
@@ -154,6 +160,47 @@ impl Program {
         Program::of_length(seed, layout_of(seed), few(layout_of(seed)), true, 3, 16)
     }
 
+    /// One for a store that may drop keys: with steps at which it does, and operations within some of them.
+    pub fn dropping(seed: u64) -> Program {
+        let program = match seed % 8 {
+            0..3 => Program::random(seed),
+            3..6 => Program::ending(seed),
+            _ => Program::crowded(seed),
+        };
+        program.with_drops()
+    }
+
+    fn with_drops(mut self) -> Program {
+        let mut random = ChaCha8Rng::seed_from_u64(!self.seed);
+        for number in 90..90 + random.random_range(1..=4) {
+            let key = one_of(&mut random, &self.keys);
+            let operation = match random.random_range(0..6) {
+                0 | 1 => Some(Operation::Delete(key)),
+                2 => Some(Operation::Put(key, value(&mut random, self.layout, number))),
+                3 => Some(Operation::Rmw(key, random.random_range(1..=255))),
+                _ => None,
+            };
+            let drop = Step::Drop(random.random_range(1..=8));
+            let step = match operation {
+                Some(operation) => Step::During(Box::new(drop), random.random_range(1..=8), operation),
+                None => drop,
+            };
+            self.steps.insert(random.random_range(0..=self.steps.len() as u64) as usize, step);
+        }
+        Program { is_lossy: true, ..self }
+    }
+
+    /// One for a store that keeps versions: each step makes one of a key at most, and none ends by itself.
+    pub fn versioned(seed: u64) -> Program {
+        let program = if seed % 4 < 2 { Program::random(seed) } else { Program::crowded(seed) };
+        program.with_versions()
+    }
+
+    fn with_versions(mut self) -> Program {
+        self.steps.retain(|step| !step.is_batch());
+        Program { keeps_versions: true, ..self }
+    }
+
     /// The same over a medium with little room.
     pub fn scarce(seed: u64) -> Program {
         Program::random(seed).in_little_room()
@@ -187,6 +234,12 @@ impl Program {
             let deletions = [Step::Do(Operation::Transaction(some)), Step::Commit];
             program.steps.splice(..0, deletions.into_iter().chain([Step::Hold, Step::Compact, Step::Hold, Step::Shrink, Step::Image]));
         }
+        if first.is_lossy {
+            program = program.with_drops();
+        }
+        if first.keeps_versions {
+            program = program.with_versions();
+        }
         program
     }
 
@@ -202,7 +255,7 @@ impl Program {
         if random.random_ratio(1, 12) {
             steps.extend(keys.iter().map(|key| Step::Do(Operation::Delete(key.clone()))).chain([Step::Commit]));
         }
-        Program { seed, layout, steps, ends, is_scarce: false, keys }
+        Program { seed, layout, steps, ends, is_scarce: false, is_lossy: false, keeps_versions: false, keys }
     }
 
     /// The same without one step.
@@ -215,7 +268,10 @@ impl Program {
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}{}:", self.layout, if self.is_scarce { ", little room" } else { "" })?;
+        write!(f, "{:?}", self.layout)?;
+        let kinds = [(self.is_scarce, ", little room"), (self.is_lossy, ", may drop keys"), (self.keeps_versions, ", keeps versions")];
+        kinds.iter().filter(|(is, _)| *is).try_for_each(|(_, words)| f.write_str(words))?;
+        f.write_str(":")?;
         for step in &self.steps {
             match step {
                 Step::Do(operation) => write!(f, " {operation:?};")?,
@@ -390,7 +446,16 @@ pub fn all(layout: Layout, length: usize) -> Vec<Program> {
     }
     (0..)
         .zip(programs)
-        .map(|(seed, (_, steps))| Program { seed, layout, steps, ends: false, is_scarce: false, keys: few(layout) })
+        .map(|(seed, (_, steps))| Program {
+            seed,
+            layout,
+            steps,
+            ends: false,
+            is_scarce: false,
+            is_lossy: false,
+            keeps_versions: false,
+            keys: few(layout),
+        })
         .collect()
 }
 

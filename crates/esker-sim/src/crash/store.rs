@@ -1,23 +1,62 @@
 //! Esker itself as the subject: the smallest budget, no driver thread, so that every call is made by the program.
 
 use super::program::CROWDING;
-use super::{Happened, Held, Live, NEVER, Program, State, Subject};
+use super::{Happened, Held, Live, NEVER, Program, State, Subject, Versions};
 use crate::model::{Bytes, Layout, Operation, Outcome};
 use crate::storage::SimStorage;
 use crate::subject::{self, Kept, Pairs, Place};
-use esker::{Durability, Error, Options, Strategy};
+use esker::{Cache, Durability, Error, Options, Strategy};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const BUDGET_BYTES: u64 = 16 << 20;
+/// More than a program makes of a key.
+const VERSIONS_MAX: usize = 1000;
 /// A table is not doubled beyond.
 const BUCKETS_MAX: u64 = 1024;
 
 /// The store, with this promise about operations.
-pub struct Esker(pub Durability);
+#[derive(Clone, Copy, Debug)]
+pub struct Esker {
+    /// When operations are durable by themselves.
+    pub durability: Durability,
+    /// What is special about it.
+    pub kind: StoreKind,
+}
+
+/// A kind of store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreKind {
+    /// Nothing lost, nothing kept that was replaced.
+    Plain,
+    /// It keeps the versions of its keys.
+    History,
+    /// A cache, which drops.
+    Cache,
+    /// Each opening makes the index anew where keys share entries.
+    Rebuilt,
+}
+
+impl Esker {
+    /// A plain one.
+    pub const fn plain(durability: Durability) -> Esker {
+        Esker { durability, kind: StoreKind::Plain }
+    }
+
+    fn options(self) -> Options {
+        let options = Options::new().memory(BUDGET_BYTES).crowding(CROWDING);
+        match self.kind {
+            StoreKind::Plain => options,
+            StoreKind::History => options.history(true),
+            StoreKind::Cache => options.cache(Cache::new().disk("64MiB")),
+            StoreKind::Rebuilt => options.rebuild_index(true),
+        }
+    }
+}
 
 /// An open one.
 pub struct LiveEsker {
+    kind: StoreKind,
     store: Arc<dyn subject::Subject>,
     layout: Layout,
     storage: SimStorage,
@@ -26,8 +65,8 @@ pub struct LiveEsker {
 }
 
 impl LiveEsker {
-    fn of(store: Box<dyn subject::Subject>, layout: Layout, storage: &SimStorage) -> LiveEsker {
-        LiveEsker { store: store.into(), layout, storage: storage.clone(), held: None, happened: Arc::default() }
+    fn of(kind: StoreKind, store: Box<dyn subject::Subject>, layout: Layout, storage: &SimStorage) -> LiveEsker {
+        LiveEsker { kind, store: store.into(), layout, storage: storage.clone(), held: None, happened: Arc::default() }
     }
 }
 
@@ -69,27 +108,30 @@ impl Subject for Esker {
     type Live = LiveEsker;
 
     fn commits_each(&self) -> bool {
-        matches!(self.0, Durability::Always)
+        matches!(self.durability, Durability::Always)
     }
 
+    /// A cache takes none while a crash would bring back what it dropped.
     fn takes_images(&self) -> bool {
-        true
+        self.kind != StoreKind::Cache
     }
 
     fn program(&self, seed: u64) -> Program {
-        match seed % 8 {
-            0 | 1 => Program::random(seed),
-            2 | 3 => Program::ending(seed),
-            4 | 5 => Program::scarce(seed),
-            _ => Program::crowded(seed),
+        match (self.kind, seed % 8) {
+            (StoreKind::History, _) => Program::versioned(seed),
+            (StoreKind::Cache, _) => Program::dropping(seed),
+            (StoreKind::Rebuilt, _) => Program::crowded(seed),
+            (StoreKind::Plain, 0 | 1) => Program::random(seed),
+            (StoreKind::Plain, 2 | 3) => Program::ending(seed),
+            (StoreKind::Plain, 4 | 5) => Program::scarce(seed),
+            (StoreKind::Plain, _) => Program::crowded(seed),
         }
     }
 
     fn open(&self, layout: Layout, storage: &SimStorage) -> Result<LiveEsker, String> {
-        let place = Place::Storage(Arc::new(storage.clone()), self.0);
-        let store =
-            subject::open_by(layout, Options::new().memory(BUDGET_BYTES).crowding(CROWDING), &place, storage.clock()).map_err(words)?;
-        Ok(LiveEsker::of(store, layout, storage))
+        let place = Place::Storage(Arc::new(storage.clone()), self.durability);
+        let store = subject::open_by(layout, self.options(), &place, storage.clock()).map_err(words)?;
+        Ok(LiveEsker::of(self.kind, store, layout, storage))
     }
 
     fn tells_damage(&self, storage: &SimStorage) -> Option<bool> {
@@ -102,7 +144,7 @@ impl Subject for Esker {
         let store = subject::open_by(layout, into, &Place::Memory, storage.clock()).map_err(words);
         Some(store.and_then(|store| {
             store.salvage(Arc::new(storage.clone())).map_err(words)?;
-            LiveEsker::of(store, layout, storage).state(keys)
+            LiveEsker::of(StoreKind::Plain, store, layout, storage).state(keys)
         }))
     }
 }
@@ -143,6 +185,15 @@ impl Live for LiveEsker {
 
     fn spill(&mut self, evicts: bool) -> Result<(), String> {
         self.store.spill(evicts).map_err(words)
+    }
+
+    fn drop_oldest(&mut self, eighths: u64) -> Result<(), String> {
+        self.store.drop_oldest(eighths).map_err(words)
+    }
+
+    fn versions(&mut self, keys: &[Bytes]) -> Result<Vec<Versions>, String> {
+        let kept = if self.kind == StoreKind::History { keys } else { &[] };
+        kept.iter().map(|key| self.store.versions(key, VERSIONS_MAX).map_err(words)).collect()
     }
 
     fn interrupt(&mut self, nth: u64, operation: &Operation) {

@@ -35,6 +35,9 @@ impl Engine {
     }
 
     fn stop(&self, error: Error, passes: bool) -> Error {
+        if crate::is_planted("forgotten_failure") {
+            return error;
+        }
         let mut known = lock(&self.failure.known);
         if known.as_ref().is_none_or(|(_, passes)| *passes) {
             *known = Some((error.clone(), passes));
