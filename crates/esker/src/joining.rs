@@ -149,6 +149,9 @@ impl Engine {
         if self.is_chain_held() || self.log.holes.are_possible() && !self.has_entry(collision.onto) {
             return Ok(None);
         }
+        // What moves an entry, or makes another tag of it, between two of the following looks parts keys that it is of: those that were not
+        // copied would be lost. Who is at it may wait for this pin.
+        let Some(_growing) = self.index.hold_if_free() else { return Ok(None) };
         // Those of one entry. A split that cannot tell leaves two that lead to one chain: the other's keys have their turn when it
         // collides.
         let (mut own, mut entry): (Vec<&Newest>, Option<Seen>) = (Vec::new(), None);

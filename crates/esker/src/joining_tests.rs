@@ -212,6 +212,22 @@ fn a_deletion_beside_joining_stays() {
     assert_eq!(of(u64::MAX), 0);
 }
 
+/// Between two looks at keys of one entry a split made another of it: those that were looked at later had no entry any more.
+#[test]
+fn nothing_is_joined_while_a_bucket_may_split() {
+    let store: Store<u64, u64> = options(16 << 20).in_memory().unwrap();
+    let (one, other) = colliding(&store);
+    let engine = store.engine_for_test();
+    engine.index.grow_to_for_test(9);
+    [one, other].iter().for_each(|key| store.put(key, key).unwrap());
+    let Err(collision) = engine.index.shrink_by(u64::MAX, || engine.epochs.drain()) else { panic!("the keys do not meet") };
+    let splits = engine.index.hold();
+    assert!(engine.join(collision).unwrap().is_none());
+    drop(splits);
+    assert!(engine.join(collision).unwrap().is_some());
+    assert!([one, other].iter().all(|key| store.get(key).unwrap() == Some(*key)));
+}
+
 /// The lowest of two heads was one that compaction had passed: a store in memory looked for its key in vain, froze all there was for that,
 /// and its index stayed as large as it was.
 #[test]

@@ -202,6 +202,11 @@ impl Index {
         lock(&self.growing)
     }
 
+    /// The same, for who must not wait; `None` if somebody splits or merges.
+    pub(crate) fn hold_if_free(&self) -> Option<MutexGuard<'_, impl Sized>> {
+        try_lock(&self.growing)
+    }
+
     /// Starts fetching what later splits will touch, each thing as many splits ahead as the thing that leads to it takes to
     /// come: their buckets, the buckets behind those, and the records where tags must be read anew.
     fn fetch_ahead(&self, splits: u64, records: &impl Records) {
