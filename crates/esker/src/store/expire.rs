@@ -84,8 +84,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Drop for Leaving<'_, K, V> {
     }
 }
 
-/// An end that has passed by any clock.
+/// An end that has passed by any clock: of a word that is claimed, or deleted.
 const LONG_AGO: u64 = 0;
+/// As well: another one has found it claimed and goes by that, so it is not given back.
+const RELIED_ON: u64 = 1;
 /// A renewed end lies this part of the time further away, so that one renewal in so many rounds of it is enough.
 const RENEWED_PART: u64 = 8;
 
@@ -471,17 +473,19 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if !self.engine.has_passed(expires) {
             return None;
         }
-        let is_ours = expires != LONG_AGO;
-        if is_ours && held.compare_exchange(expires, LONG_AGO, AcqRel, Relaxed).is_err() {
-            return None;
-        }
-        Some(Claim(is_ours.then_some((*record, expires))))
+        let claimed = match expires {
+            RELIED_ON => return Some(Claim(None)),
+            LONG_AGO => RELIED_ON,
+            _ => LONG_AGO,
+        };
+        held.compare_exchange(expires, claimed, AcqRel, Relaxed).ok()?;
+        Some(Claim((claimed == LONG_AGO).then_some((*record, expires))))
     }
 
-    /// Nothing took its place, perhaps for want of room: it ended when it did, should a clock be set back. Under the pin of the claim.
+    /// Nothing took its place, perhaps for want of room: it ended when it did, should a clock be set back. Unless somebody relies on the
+    /// claim, who found nothing there either. Under the pin of the claim.
     pub(super) fn give_back(&self, Claim(taken): Claim) {
         if let Some((record, expires)) = taken {
-            // Whoever found it claimed has deleted it, or puts something in its place: then that is what counts.
             let _ = record.word_expiry(Self::KEY_WIDTH).compare_exchange(LONG_AGO, expires, AcqRel, Relaxed);
         }
     }
@@ -542,6 +546,31 @@ mod tests {
         let (_, Found::Memory { record, .. }) = store.locate(&key, store.hash(&key)) else { panic!("the key is in memory") };
         assert!(store.delete(&7).unwrap());
         assert!(!record.leave());
+    }
+
+    /// Who had found a word claimed put another in its place, though it had been given back and put off meanwhile.
+    #[test]
+    fn who_relies_on_a_claim_is_not_left_without_it() {
+        let clock = std::sync::Arc::new(crate::ManualClock::default());
+        let store: Store<u64, u64> = Options::new().memory("16MiB").background(false).clock(clock.clone()).in_memory().unwrap();
+        let key = 7u64.to_ne_bytes();
+        for relies in [true, false] {
+            store.put_with_ttl(&7, &1, Duration::from_millis(10)).unwrap();
+            let pin = store.engine.epochs.pin().unwrap();
+            let (_, found) = store.locate(&key, store.hash(&key));
+            let Found::Memory { record, .. } = found else { panic!("the key is in memory") };
+            let ends = record.word_expiry(8).load(Acquire);
+            clock.advance(Duration::from_millis(10));
+            let first = store.claim_ended(&found).unwrap();
+            if relies {
+                assert!(store.claim_ended(&found).unwrap().0.is_none());
+                assert!(store.claim_ended(&found).unwrap().0.is_none());
+            }
+            store.give_back(first);
+            // Somebody had seen that it had not ended.
+            assert_eq!(store.move_end(record, ends, ends + 1000), !relies);
+            drop(pin);
+        }
     }
 
     /// One that was superseded while it left was taken back all the same, and a put of a batch was written into it.
