@@ -140,9 +140,11 @@ impl Engine {
         self.epochs.slots().filter(|slot| cursors.contains(&slot.cursor.load(Relaxed))).map(|slot| slot.unfilled_bytes()).sum()
     }
 
-    /// The superseded bytes of which a line tells, which still has what was copied and is held.
+    /// The superseded bytes of which a line tells, which still has what was copied and is held; and what threads have not filled of their
+    /// pieces: behind the line they take others, and after it nobody knows of these.
     pub(crate) fn superseded_bytes_of_line(&self) -> u64 {
-        (self.superseded_bytes() + self.held_back().moved).min(self.log_extent())
+        let unfilled = self.unfilled_bytes(self.log.bounds.compacted.load(Relaxed)..);
+        (self.superseded_bytes() + unfilled + self.held_back().moved).min(self.log_extent())
     }
 
     /// What is to be given back when nobody holds it any more.
@@ -278,10 +280,10 @@ impl Engine {
         }
     }
 
-    /// True if the oldest part of the log may be dead, though it was not counted: where values have one length, all that died was. And
-    /// where older versions are kept a part of which nothing lives is not there to be given back.
+    /// True if the oldest part of the log may be dead, though it was not counted: where values have one length, and none ends, all that
+    /// died was. And where older versions are kept a part of which nothing lives is not there to be given back.
     pub(super) fn is_glance_due(&self) -> bool {
-        if self.value_width.is_some() || self.keeps_versions {
+        if self.value_width.is_some() && !self.expiry.has_ends() || self.keeps_versions {
             return false;
         }
         let (extent, guessed) = (self.log_extent(), self.guessed());
