@@ -1,5 +1,6 @@
 //! What a scan takes beside the budget, counted by the allocator.
 
+use esker::rehearse::Crowding;
 use esker::{MemoryDevice, Options, Store};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -57,6 +58,15 @@ fn scans_take_little_beside_the_budget() {
         assert_eq!(count, 16_000);
         assert!(peak < 18 << 20, "{peak}, by index: {by_index}");
     }
+    drop(store);
+    // What had been met of each chain was kept for as many chains as ever, however many keys they have.
+    let crowding = Crowding { hash_seed: [5, 7], index_bytes: 256 << 10 };
+    let store: Store<u64, u64> = options().promotion(false).crowding(crowding).open_on(Arc::new(MemoryDevice::new())).unwrap();
+    (0..2_000_000).for_each(|n| store.put(&n, &n).unwrap());
+    let mut count = 0;
+    let peak = peak_of(|| store.scan().by_index().for_each(|_, _| count += 1).unwrap());
+    assert_eq!(count, 2_000_000);
+    assert!(peak < 18 << 20, "{peak}");
     drop(store);
     // An iterator held the pairs of sixteen buckets.
     let store: Store<u64, [u8]> = options().open_on(Arc::new(MemoryDevice::new())).unwrap();

@@ -1040,6 +1040,37 @@ fn what_ends_one_thread_ends_a_scan() {
     }
 }
 
+/// What a thread begins with is the caller's to make, too: where that panicked the others went on to the end.
+#[test]
+fn a_panic_before_a_share_ends_a_scan() {
+    const COUNT: u64 = 1_000_000;
+    let store: Store<u64, u64> = Options::new().memory("256MiB").in_memory().unwrap();
+    (0..COUNT).for_each(|n| store.put(&n, &n).unwrap());
+    for strategy in [Strategy::ByIndex, Strategy::ByLog] {
+        let (begun, added, has_failed) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        let init = || {
+            if begun.fetch_add(1, Relaxed) == 1 {
+                has_failed.store(true, Relaxed);
+                std::panic::resume_unwind(Box::new("planted"));
+            }
+        };
+        let late = AtomicU64::new(0);
+        let add = |_: &mut (), _, _| {
+            while !has_failed.load(Relaxed) {
+                std::thread::yield_now();
+            }
+            // However few processors there are.
+            if late.fetch_add(1, Relaxed) < 300 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            added.fetch_add(1, Relaxed);
+        };
+        let scan = || store.scan().by(strategy).parallel(2).fold(init, add, |(), ()| {});
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(scan)).is_err());
+        assert!(added.into_inner() < COUNT / 2, "{strategy:?}");
+    }
+}
+
 /// Deletions that are durable when the call returns share lines, also where each asks about a value, in memory or on the device.
 #[test]
 fn deletions_by_a_scan_share_lines() {

@@ -16,8 +16,13 @@ use std::mem::take;
 
 /// Buckets whose cache misses overlap.
 const BUCKETS: usize = 16;
-/// Chains that are kept before they are read from the device.
+/// Chains that are kept before they are read from the device; and fewer where they are of many keys, which all are remembered until a
+/// chain's end.
 const COLD_CHAINS: usize = 1 << 14;
+const KEYS_REMEMBERED: u64 = 1 << 17;
+const COLD_CHAINS_MIN: usize = 1 << 6;
+/// No record is shorter.
+const RECORD_BYTES_MIN: u64 = 16;
 /// So many walks are made before it is asked whether to go on.
 const WALKS_UNASKED: u32 = 1 << 10;
 /// Parts of the index that threads take in turns.
@@ -65,6 +70,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByIndex<'a, K, V> {
     /// One thread's share.
     pub(super) fn work(&self, visit: &mut impl Visit) -> Result<()> {
         let (mut walker, mut rows, mut walked) = (Walker::default(), Rows::default(), 0);
+        let chains_max = self.frame.cold_chains_max();
         loop {
             let part = self.next.fetch_add(1, Relaxed);
             if part >= PARTS {
@@ -81,7 +87,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByIndex<'a, K, V> {
                 }
                 at = self.frame.walk(&mut walker, from, last, BUCKETS, &mut rows)?;
                 self.frame.show(&mut rows, visit);
-                if walker.cold.len() >= COLD_CHAINS {
+                if walker.cold.len() >= chains_max {
                     self.frame.follow_cold(&mut walker, Some(take(&mut walked)), visit)?;
                 }
             }
@@ -157,6 +163,16 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
                 return;
             }
         }
+    }
+
+    /// How many chains are followed together.
+    fn cold_chains_max(&self) -> usize {
+        let engine = self.engine();
+        if !engine.index.is_shared() {
+            return COLD_CHAINS;
+        }
+        let keys_an_entry = engine.log_extent() / RECORD_BYTES_MIN / engine.index.entries().max(1);
+        ((KEYS_REMEMBERED / keys_an_entry.max(1)) as usize).clamp(COLD_CHAINS_MIN, COLD_CHAINS)
     }
 
     /// True if all that a view needs of the chain is of one key. Once the bucket was copied.

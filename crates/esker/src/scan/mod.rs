@@ -299,6 +299,14 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Way<'_, K, V> {
         done
     }
 
+    /// What a thread begins with, which is the caller's to make.
+    fn begin<A>(&self, init: impl Fn() -> A) -> A {
+        let mut share = Share { control: self.control(), has_failed: true };
+        let state = init();
+        share.has_failed = false;
+        state
+    }
+
     fn control(&self) -> &Control<'_> {
         match self {
             Self::Keys(way) => &way.frame.control,
@@ -481,7 +489,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         let threads = self.threads;
         self.run(|way, filter| {
             let work = || {
-                let mut state = init();
+                let mut state = way.begin(&init);
                 way.work(|key, value| {
                     if filter.is_none_or(|wanted| wanted(K::view(key), V::view(value))) {
                         add(&mut state, key, value);
