@@ -271,8 +271,13 @@ impl Source<'_> {
         image::remove_all(&*to, grown.as_ref().map_or(0, |grown| grown.state.image))?;
         // One that the backup has stays: of a copy it is known only behind its end whether it is whole.
         let (image, store_id) = (self.state.image, self.state.identity.store_id);
-        let is_there = || grown.as_ref().is_some_and(|grown| grown.state.image == image) && image::check(&*to, image, store_id).is_ok();
-        if image != 0 && !is_there() {
+        let is_named = grown.as_ref().is_some_and(|grown| grown.state.image == image);
+        let there = if is_named { Some(image::check(&*to, image, store_id)) } else { None };
+        if image != 0 && !matches!(there, Some(Ok(_))) {
+            // What is longer than a sound one would end it.
+            if let Some(Err(Error::Corruption(_))) = there {
+                image::remove_all(&*to, 0)?;
+            }
             image::copy(self.storage, &*to, image, store_id)?;
         }
         to.sync()?;

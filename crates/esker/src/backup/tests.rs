@@ -176,6 +176,23 @@ fn a_damaged_image_does_not_take_the_place_of_a_sound_one() {
     assert!(is_sound(&copy));
 }
 
+/// What was left of it behind the sound one's end was taken for the end of that, by each backup anew.
+#[test]
+fn a_longer_damaged_image_is_replaced() {
+    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let store = open(&files);
+    (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.save_index().unwrap();
+    store.snapshot_in(copy.clone()).unwrap();
+    let name = copy.list().unwrap().into_iter().find(|name| name.starts_with("index.")).unwrap();
+    let (image, mut sector) = (copy.open(&name).unwrap(), AlignedBuffer::new(1));
+    sector.bytes_mut().fill(7);
+    image.write(image.bytes().unwrap(), sector.bytes()).unwrap();
+    store.snapshot_in(copy.clone()).unwrap();
+    assert!(crate::verify::verified(copy.clone()).is_sound());
+    assert_eq!(open(&copy).get(&1).unwrap(), Some(1));
+}
+
 fn is_store(files: &MemoryStorage) -> bool {
     files.list().unwrap().iter().any(|name| name == crate::manifest::MANIFEST)
 }
