@@ -24,12 +24,20 @@ pub struct Past {
     pub now: u64,
     /// Whether any key may be missing.
     pub is_lossy: bool,
+    /// Whether keys share entries of the index: then openings make copies, and of versions some may be missing.
+    pub is_crowded: bool,
 }
 
 impl Past {
     /// Of a store that never was.
     pub fn none(program: &Program) -> Past {
-        Past { states: vec![vec![None; program.keys.len()]], floor: 0, now: 0, is_lossy: program.is_lossy }
+        Past {
+            states: vec![vec![None; program.keys.len()]],
+            floor: 0,
+            now: 0,
+            is_lossy: program.is_lossy,
+            is_crowded: program.is_crowded(),
+        }
     }
 
     /// The position of a state, the latest where several are the same.
@@ -68,12 +76,15 @@ impl Past {
         Err(format!("versions that never were, or not the newest\n  found   {versions:?}\n  newest  {}", show(state)))
     }
 
-    /// True if these are the newest versions of each key, of all until one of these states.
+    /// True if these are versions of each key, of all until one of these states: the newest ones, or, in a crowd, the newest and some.
     fn has_versions(&self, at: usize, versions: &[Versions]) -> bool {
         (0..).zip(versions).all(|(key, versions): (usize, _)| {
             let mut ever: Versions = self.states[..=at].iter().rev().map(|state| Some(state[key].as_ref()?.value.clone())).collect();
             ever.dedup();
-            ever.starts_with(versions) && (ever[0].is_none() || !versions.is_empty())
+            let mut rest = ever.iter();
+            let are_there =
+                if self.is_crowded { versions.iter().all(|version| rest.any(|one| one == version)) } else { ever.starts_with(versions) };
+            are_there && versions.first().map_or(ever[0].is_none(), |newest| *newest == ever[0])
         })
     }
 }
@@ -116,7 +127,7 @@ impl Life {
             return self.past.clone();
         }
         let mark = self.marks.iter().rev().find(|m| m.calls <= calls).expect("the first mark is where the opening returned");
-        Past { states: self.states[..=mark.ceiling].to_vec(), floor: mark.floor, now: mark.now, is_lossy: self.past.is_lossy }
+        Past { states: self.states[..=mark.ceiling].to_vec(), floor: mark.floor, now: mark.now, ..self.past.clone() }
     }
 
     /// Every state it was in, the last one last.
@@ -386,7 +397,7 @@ mod tests {
     }
 
     fn past(values: &[Option<u8>], floor: usize, is_lossy: bool) -> Past {
-        Past { states: values.iter().copied().map(state).collect(), floor, now: 0, is_lossy }
+        Past { states: values.iter().copied().map(state).collect(), floor, now: 0, is_lossy, is_crowded: false }
     }
 
     #[test]
@@ -398,14 +409,19 @@ mod tests {
 
     #[test]
     fn versions_are_the_newest_without_a_gap() {
-        let past = past(&[None, Some(1), None, Some(2), Some(3)], 3, false);
-        let judged = |value, versions: &[Option<u8>]| {
+        let mut past = past(&[None, Some(1), None, Some(2), Some(3)], 3, false);
+        let judged = |past: &Past, value, versions: &[Option<u8>]| {
             let versions = vec![versions.iter().map(|version| version.map(|value| vec![value])).collect()];
             past.judge(&Found { state: state(value), versions }).is_ok()
         };
-        assert!(judged(Some(3), &[Some(3)]) && judged(Some(2), &[Some(2), None, Some(1), None]));
-        assert!(judged(Some(3), &[Some(3), Some(2), None, Some(1)]));
-        assert!(!judged(Some(3), &[]) && !judged(Some(3), &[Some(2)]) && !judged(Some(3), &[Some(3), None]));
-        assert!(!judged(Some(2), &[Some(3), Some(2)]) && !judged(Some(1), &[Some(1)]));
+        assert!(judged(&past, Some(3), &[Some(3)]) && judged(&past, Some(2), &[Some(2), None, Some(1), None]));
+        assert!(judged(&past, Some(3), &[Some(3), Some(2), None, Some(1)]));
+        assert!(!judged(&past, Some(3), &[]) && !judged(&past, Some(3), &[Some(2)]) && !judged(&past, Some(3), &[Some(3), None]));
+        assert!(!judged(&past, Some(2), &[Some(3), Some(2)]) && !judged(&past, Some(1), &[Some(1)]));
+        past.is_crowded = true;
+        assert!(judged(&past, Some(3), &[Some(3), Some(1)]) && judged(&past, Some(3), &[Some(3), None]));
+        assert!(
+            !judged(&past, Some(3), &[Some(2)]) && !judged(&past, Some(3), &[Some(3), Some(1), Some(2)]) && !judged(&past, Some(3), &[])
+        );
     }
 }

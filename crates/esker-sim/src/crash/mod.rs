@@ -93,6 +93,14 @@ pub trait Live {
         Ok(())
     }
 
+    /// Gives back all space that was taken by now, but for that of what lives. Changes nothing that can be read.
+    ///
+    /// # Errors
+    /// The store's, in words, or what is taken still.
+    fn give_back_all(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Takes an image, if the store does. Changes nothing that can be read.
     ///
     /// # Errors
@@ -263,6 +271,17 @@ fn scanned<S: Subject>(subject: &S, layout: Layout, storage: &SimStorage, keys: 
         store.scan(keys, &state).map_err(|e| format!("does not scan: {e}"))?;
         let versions = store.versions(keys).map_err(|e| format!("does not tell versions: {e}"))?;
         Ok(Found { state, versions })
+    })
+}
+
+/// Sees to it that a sound storage, whatever a cut has left in it, gives space back, and nothing else.
+fn given_back<S: Subject>(subject: &S, layout: Layout, storage: &SimStorage, keys: &[Bytes]) -> Result<(), String> {
+    guarded(|| {
+        let mut store = opened(subject, layout, storage)?;
+        let state = read(&mut store, keys)?;
+        store.give_back_all().map_err(|e| format!("does not give back: {e}"))?;
+        let left = read(&mut store, keys)?;
+        if left == state { Ok(()) } else { Err(format!("gave back more than space: {} became {}", show(&state), show(&left))) }
     })
 }
 

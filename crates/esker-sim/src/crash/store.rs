@@ -5,13 +5,14 @@ use super::{Happened, Held, Live, NEVER, Program, State, Subject, Versions};
 use crate::model::{Bytes, Layout, Operation, Outcome};
 use crate::storage::SimStorage;
 use crate::subject::{self, Kept, Pairs, Place};
-use esker::{Cache, Durability, Error, Options, Strategy};
+use esker::{Cache, Durability, Error, Options, SECTOR_BYTES, Strategy};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const BUDGET_BYTES: u64 = 16 << 20;
 /// More than a program makes of a key.
 const VERSIONS_MAX: usize = 1000;
+const SECTOR: u64 = SECTOR_BYTES as u64;
 /// A table is not doubled beyond.
 const BUCKETS_MAX: u64 = 1024;
 
@@ -164,6 +165,14 @@ impl Live for LiveEsker {
 
     fn compact_stretch(&mut self) -> Result<(), String> {
         self.store.compact_stretch().map_err(words)
+    }
+
+    fn give_back_all(&mut self) -> Result<(), String> {
+        let tail = self.store.stats().log.tail;
+        self.store.compact().and_then(|()| self.store.commit()).map_err(words)?;
+        let begin = self.store.stats().log.begin;
+        // To the end of the last whole block.
+        if begin + SECTOR > tail { Ok(()) } else { Err(format!("the log begins at {begin} behind a compaction from {tail} on")) }
     }
 
     fn image(&mut self) -> Result<(), String> {
