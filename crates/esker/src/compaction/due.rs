@@ -291,7 +291,8 @@ impl Engine {
         let is_longer = || extent as f64 > GLANCE * last.extent as f64;
         // Short records, deletions above all, that take the place of long ones make the log no longer.
         let may_be_uncounted = || {
-            let (records, counted) = (guessed.records - last.passed.records, guessed.bytes - last.passed.bytes);
+            let records = guessed.records.saturating_sub(last.passed.records);
+            let counted = guessed.bytes.saturating_sub(last.passed.bytes);
             let uncounted = records.saturating_mul(last.mean).saturating_sub(counted);
             uncounted > extent / UNCOUNTED_PART && last.at.is_none_or(|at| at.elapsed() > BETWEEN_GLANCES)
         };
