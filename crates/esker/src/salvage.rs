@@ -84,8 +84,8 @@ impl Salvage {
 /// in the result.
 ///
 /// # Cost
-/// Reads the log twice; a put for each record in it. Where a block is damaged it takes two bytes of memory for each block of the log (half a
-/// gibibyte for a tebibyte), beside the budget of the new store, and up to 128 MiB to find where records begin again.
+/// Reads the log twice; a put for each record in it. Where a block is damaged it takes two bytes of memory for each block of the log
+/// (half a gibibyte for a tebibyte), beside the budget of the new store, and up to 128 MiB to find where records begin again.
 ///
 /// # Examples
 /// ```

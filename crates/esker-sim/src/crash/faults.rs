@@ -304,8 +304,8 @@ impl<'s, S: Subject> Run<'s, S> {
         }
     }
 
-    /// What can be read must fit; after an opening any allowed state does, and it is the last and the first from then on. Reads go on, whatever has failed
-    /// once.
+    /// What can be read must fit; after an opening any allowed state does, and it is the last and the first from then on. Reads go on,
+    /// whatever has failed once.
     fn look(&mut self, store: &mut S::Live, opened: bool) -> Result<(), String> {
         let found = match store.state(&self.keys).or_else(|_| store.state(&self.keys)) {
             Ok(found) => found,

@@ -134,8 +134,8 @@ pub trait Live {
         Ok(())
     }
 
-    /// Drops the oldest so many eighths of what it holds, if the store may. What was dropped is not there any more, and may be again after a
-    /// crash, unless it was changed or deleted meanwhile.
+    /// Drops the oldest so many eighths of what it holds, if the store may. What was dropped is not there any more, and may be again after
+    /// a crash, unless it was changed or deleted meanwhile.
     ///
     /// # Errors
     /// The store's, in words.
