@@ -4,7 +4,7 @@
 mod raise;
 
 use esker::aggregate::Count;
-use esker::{Error, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, Storage, Store, Ttl, Warning};
+use esker::{Error, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, SpaceStats, Storage, Store, Ttl, Value, Warning};
 use raise::Raise;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -1119,6 +1119,19 @@ fn the_budget_is_kept_between_two_doublings() {
     }
 }
 
+/// Until the driver, who looks once a second, has given it back: the last one to go may be what it looked at, so somebody guesses on.
+fn await_space<V: Value + ?Sized>(store: &Store<u64, V>, what: &str, is_back: impl Fn(&SpaceStats) -> bool, guess: impl Fn(u64)) {
+    for looks in 0.. {
+        let space = store.stats().space;
+        if is_back(&space) {
+            break;
+        }
+        assert!(looks < 6000, "{what}: {space:?}");
+        std::thread::sleep(Duration::from_millis(10));
+        guess(looks);
+    }
+}
+
 /// Who shortens or deletes cold values without reading them does not know how long they were: nothing of them came back.
 #[test]
 fn space_of_what_transactions_delete_comes_back() {
@@ -1142,17 +1155,7 @@ fn space_of_what_transactions_delete_comes_back() {
             }
         }
         store.commit().unwrap();
-        // The driver looks once a second; the last one to go may be what it looked at.
-        for looks in 0.. {
-            let space = store.stats().space;
-            if space.log_bytes < 24 << 20 {
-                break;
-            }
-            assert!(looks < 6000, "{by}: {space:?}");
-            std::thread::sleep(Duration::from_millis(10));
-            // Somebody guesses on.
-            store.put(&(looks % keys), &[2]).unwrap();
-        }
+        await_space(&store, by, |space| space.log_bytes < 24 << 20, |looks| store.put(&(looks % keys), &[2]).unwrap());
     }
 }
 
@@ -1189,16 +1192,7 @@ fn what_was_guessed_before_hides_nothing_that_dies_later() {
     store.commit().unwrap();
     (0..3000u64).rev().for_each(|key| assert!(store.transaction(|tx| tx.delete(&key)).unwrap()));
     store.commit().unwrap();
-    for looks in 0.. {
-        let space = store.stats().space;
-        if space.log_bytes < 24 << 20 {
-            break;
-        }
-        assert!(looks < 6000, "{space:?}");
-        std::thread::sleep(Duration::from_millis(10));
-        // Somebody guesses on.
-        store.put(&(looks % 3000), &[2]).unwrap();
-    }
+    await_space(&store, "later", |space| space.log_bytes < 24 << 20, |looks| store.put(&(looks % 3000), &[2]).unwrap());
 }
 
 /// A word that ends is longer than one that does not: what took its place unread counted too little, and the log grew with each round.
@@ -1211,15 +1205,8 @@ fn ends_of_words_do_not_make_the_log_grow() {
             store.put_with_ttl(&key, &round, Duration::from_secs(86_400)).unwrap();
         }
     }
-    for looks in 0.. {
-        let space = store.stats().space;
-        if space.live_bytes < 16 << 20 && space.log_bytes < 36 << 20 {
-            break;
-        }
-        assert!(looks < 3000, "{space:?}");
-        std::thread::sleep(Duration::from_millis(10));
-        store.put(&(looks % 200_000), &2).unwrap();
-    }
+    let is_back = |space: &SpaceStats| space.live_bytes < 16 << 20 && space.log_bytes < 36 << 20;
+    await_space(&store, "words", is_back, |looks| store.put(&(looks % 200_000), &2).unwrap());
 }
 
 /// What threads had not filled of their pieces when the store was closed counted as alive ever after.
