@@ -128,6 +128,8 @@ pub(crate) struct Expiry {
     is_news: AtomicBool,
     /// The same, and never taken back.
     has_ends: AtomicBool,
+    /// Said to nobody but compaction: no model need see it.
+    has_met_ends: std::sync::atomic::AtomicBool,
     looks: Mutex<Looks>,
     /// Buckets that were looked at.
     hand: AtomicU64,
@@ -212,6 +214,7 @@ impl Expiry {
             is_watched: AtomicBool::new(false),
             is_news: AtomicBool::new(false),
             has_ends: AtomicBool::new(false),
+            has_met_ends: std::sync::atomic::AtomicBool::new(false),
             looks: Mutex::default(),
             hand: zero(),
             expired: zero(),
@@ -248,8 +251,16 @@ impl Expiry {
         end_of(self.time(), span)
     }
 
-    /// There is an expiring record, or may be one.
+    /// There is an expiring record.
     pub(crate) fn watch(&self) {
+        if !self.has_met_ends.load(Relaxed) {
+            self.has_met_ends.store(true, Relaxed);
+        }
+        self.watch_perhaps();
+    }
+
+    /// There may be one.
+    pub(crate) fn watch_perhaps(&self) {
         // SeqCst: who stops watching looks at the news afterwards, and who brings some here whether it is watched.
         if !self.is_news.load(Relaxed) {
             self.is_news.store(true, SeqCst);
@@ -267,6 +278,11 @@ impl Expiry {
         if expires != NEVER {
             self.watch();
         }
+    }
+
+    /// True if an expiring record was written since the opening, or met by compaction.
+    pub(crate) fn has_met_ends(&self) -> bool {
+        self.has_met_ends.load(Relaxed)
     }
 
     /// True if there ever was an expiring record, or may have been.

@@ -89,7 +89,7 @@ impl Engine {
         self.log.begin_at(state.begin);
         self.image_stands_for(state.image_until);
         // What the log holds was not read: perhaps.
-        self.expiry.watch();
+        self.expiry.watch_perhaps();
         let mut behind = self.end_of_writing(state.cut)?;
         // Where there is to be a scar it has a length: no line ends where it begins, even one that only moves the log's beginning. Such a
         // line would hide it, or those behind be taken for what was given up.

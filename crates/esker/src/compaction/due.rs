@@ -283,7 +283,7 @@ impl Engine {
     /// True if the oldest part of the log may be dead, though it was not counted: where values have one length, and none ends, all that
     /// died was. And where older versions are kept a part of which nothing lives is not there to be given back.
     pub(super) fn is_glance_due(&self) -> bool {
-        if self.value_width.is_some() && !self.expiry.has_ends() || self.keeps_versions {
+        if self.value_width.is_some() && !self.expiry.has_met_ends() || self.keeps_versions {
             return false;
         }
         let (extent, guessed) = (self.log_extent(), self.guessed());
