@@ -140,10 +140,11 @@ impl Engine {
         self.epochs.slots().filter(|slot| cursors.contains(&slot.cursor.load(Relaxed))).map(|slot| slot.unfilled_bytes()).sum()
     }
 
-    /// The superseded bytes of which a line tells, which still has what was copied and is held; and what threads have not filled of their
-    /// pieces: behind the line they take others, and after it nobody knows of these.
+    /// The superseded bytes of which a line tells, which still has what was copied and is held; and the last one what threads have not
+    /// filled of their pieces, for they will not come back to count it.
     pub(crate) fn superseded_bytes_of_line(&self) -> u64 {
-        let unfilled = self.unfilled_bytes(self.log.bounds.compacted.load(Relaxed)..);
+        let is_last = self.epochs.is_closed();
+        let unfilled = if is_last { self.unfilled_bytes(self.log.bounds.compacted.load(Relaxed)..) } else { 0 };
         (self.superseded_bytes() + unfilled + self.held_back().moved).min(self.log_extent())
     }
 
