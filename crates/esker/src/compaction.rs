@@ -31,6 +31,7 @@ use crate::error::{Error, Result};
 use crate::expiry::SMALL_SAMPLE;
 use crate::joining::InVain;
 use crate::log::{BLOCK_BYTES, block_ceil, block_floor, device_offset};
+use crate::record::RECORD_BYTES_MIN;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard};
 use crate::traverse::Span;
@@ -59,8 +60,7 @@ const STRETCH_IN_MEMORY_MAX: u64 = 512 << 10;
 /// How long and how often those who need room wait for those who hold what would make it.
 pub(crate) const HELD_PAUSE: Duration = Duration::from_millis(1);
 const HELD_PAUSES: u32 = 16;
-/// No record is shorter; and buckets that are looked at under one pin.
-const RECORD_BYTES_MIN: u64 = 16;
+/// Buckets that are looked at under one pin.
 const SWEPT_AT_ONCE: u64 = 64;
 const SWEPT_AHEAD: u64 = 8;
 /// Buckets between two looks at what the driver would do meanwhile: about a millisecond.

@@ -185,16 +185,23 @@ fn chains_that_meet_are_joined() {
     }
 }
 
+/// Such keys, put in a table of 512, which does not shrink before their chains are joined.
+fn meeting(store: &Store<u64, u64>) -> (u64, u64, Collision) {
+    let (one, other) = colliding(store);
+    let engine = store.engine_for_test();
+    engine.index.grow_to_for_test(9);
+    [one, other].iter().for_each(|key| store.put(key, key).unwrap());
+    let Err(collision) = engine.index.shrink_by(u64::MAX, || engine.epochs.drain()) else { panic!("the keys do not meet") };
+    (one, other, collision)
+}
+
 /// What a joined chain leads to is found by its other key when the two are one: a deletion that had taken its entry along was undone.
 #[test]
 fn a_deletion_beside_joining_stays() {
     let store: Store<u64, u64> = options(16 << 20).in_memory().unwrap();
-    let (one, other) = colliding(&store);
+    let (one, other, collision) = meeting(&store);
     let engine = store.engine_for_test();
-    engine.index.grow_to_for_test(9);
-    [one, other].iter().for_each(|key| store.put(key, key).unwrap());
     engine.log.holes.want(true);
-    let Err(collision) = engine.index.shrink_by(u64::MAX, || engine.epochs.drain()) else { panic!("the keys do not meet") };
     assert!(engine.join(collision).unwrap().is_some());
     let of = |key: u64| engine.index.lookup(engine.hash_of(&key.to_le_bytes())).address();
     let (going, staying) = if of(one) == collision.onto { (one, other) } else { (other, one) };
@@ -216,11 +223,8 @@ fn a_deletion_beside_joining_stays() {
 #[test]
 fn nothing_is_joined_while_a_bucket_may_split() {
     let store: Store<u64, u64> = options(16 << 20).in_memory().unwrap();
-    let (one, other) = colliding(&store);
+    let (one, other, collision) = meeting(&store);
     let engine = store.engine_for_test();
-    engine.index.grow_to_for_test(9);
-    [one, other].iter().for_each(|key| store.put(key, key).unwrap());
-    let Err(collision) = engine.index.shrink_by(u64::MAX, || engine.epochs.drain()) else { panic!("the keys do not meet") };
     let splits = engine.index.hold();
     assert!(engine.join(collision).unwrap().is_none());
     drop(splits);

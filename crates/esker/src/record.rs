@@ -18,6 +18,8 @@ use crate::types::Layout;
 use crate::words;
 use std::ops::Range;
 
+/// No record is shorter.
+pub(crate) const RECORD_BYTES_MIN: u64 = 16;
 /// The previous record's address in a header.
 pub(crate) const ADDRESS_MASK: u64 = (1 << 48) - 1;
 /// Never zero, so that a zero header means "no record".

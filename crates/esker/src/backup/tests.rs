@@ -143,6 +143,20 @@ fn damage_is_not_copied() {
     assert!(!copy.list().unwrap().iter().any(|name| name == crate::manifest::MANIFEST));
 }
 
+fn is_sound(copy: &Arc<MemoryStorage>) -> bool {
+    crate::verify::verified(copy.clone()).is_sound()
+}
+
+/// A store with an image, and a backup that has it.
+fn saved() -> (Arc<MemoryStorage>, Arc<MemoryStorage>, Store<u64, u64>) {
+    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
+    let store = open(&files);
+    (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.save_index().unwrap();
+    store.snapshot_in(copy.clone()).unwrap();
+    (files, copy, store)
+}
+
 /// Of a copy it is known only at its end whether it is whole: one that the backup has already is not written again.
 #[test]
 fn a_damaged_image_does_not_take_the_place_of_a_sound_one() {
@@ -152,15 +166,6 @@ fn a_damaged_image_does_not_take_the_place_of_a_sound_one() {
         image.read(0, sector.bytes_mut()).unwrap();
         sector.bytes_mut()[77] ^= 4;
         image.write(0, sector.bytes()).unwrap();
-    };
-    let is_sound = |copy: &Arc<MemoryStorage>| crate::verify::verified(copy.clone()).is_sound();
-    let saved = || {
-        let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
-        let store = open(&files);
-        (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
-        store.save_index().unwrap();
-        store.snapshot_in(copy.clone()).unwrap();
-        (files, copy, store)
     };
     let (files, copy, store) = saved();
     damage(&files);
@@ -179,17 +184,13 @@ fn a_damaged_image_does_not_take_the_place_of_a_sound_one() {
 /// What was left of it behind the sound one's end was taken for the end of that, by each backup anew.
 #[test]
 fn a_longer_damaged_image_is_replaced() {
-    let (files, copy) = (Arc::new(MemoryStorage::new()), Arc::new(MemoryStorage::new()));
-    let store = open(&files);
-    (0..1000u64).for_each(|n| store.put(&n, &n).unwrap());
-    store.save_index().unwrap();
-    store.snapshot_in(copy.clone()).unwrap();
+    let (_files, copy, store) = saved();
     let name = copy.list().unwrap().into_iter().find(|name| name.starts_with("index.")).unwrap();
     let (image, mut sector) = (copy.open(&name).unwrap(), AlignedBuffer::new(1));
     sector.bytes_mut().fill(7);
     image.write(image.bytes().unwrap(), sector.bytes()).unwrap();
     store.snapshot_in(copy.clone()).unwrap();
-    assert!(crate::verify::verified(copy.clone()).is_sound());
+    assert!(is_sound(&copy));
     assert_eq!(open(&copy).get(&1).unwrap(), Some(1));
 }
 
@@ -225,7 +226,7 @@ fn a_copy_from_an_earlier_one_is_whole_and_leaves_that_as_it_was() {
         let second = new();
         store.snapshot_from_in(first.clone(), second.clone()).unwrap();
         assert!(contents(&first) == before, "round {round}");
-        assert!(crate::verify::verified(second.clone()).is_sound(), "round {round}");
+        assert!(is_sound(&second), "round {round}");
         // It is a backup like any other, and a store.
         store.snapshot_in(second.clone()).unwrap();
         let opened = open(&second);
@@ -522,7 +523,7 @@ fn an_image_that_a_look_left_behind_is_not_mixed_with_the_next() {
         to.write(0, &bytes).unwrap();
     }
     write_slots_of(&before, &copy);
-    assert!(crate::verify::verified(copy.clone()).is_sound());
+    assert!(is_sound(&copy));
     (0..299_000u64).for_each(|n| _ = store.delete(&n).unwrap());
     store.commit().unwrap();
     (0..3).for_each(|_| _ = store.compact().unwrap());

@@ -9,7 +9,7 @@ use super::rows::{ROWS_BYTES, Rows};
 use super::{Frame, Visit, chains};
 use crate::error::Result;
 use crate::index::{Bucketful, position};
-use crate::record::{ADDRESS_MASK, Record};
+use crate::record::{ADDRESS_MASK, RECORD_BYTES_MIN, Record};
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::types::{Key, Value};
 use std::mem::take;
@@ -21,8 +21,6 @@ const BUCKETS: usize = 16;
 const COLD_CHAINS: usize = 1 << 14;
 const KEYS_REMEMBERED: u64 = 1 << 17;
 const COLD_CHAINS_MIN: usize = 1 << 6;
-/// No record is shorter.
-const RECORD_BYTES_MIN: u64 = 16;
 /// So many walks are made before it is asked whether to go on.
 const WALKS_UNASKED: u32 = 1 << 10;
 /// Parts of the index that threads take in turns.
