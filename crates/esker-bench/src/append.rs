@@ -40,26 +40,26 @@ impl Name {
         }
     }
 
+    /// An error names the first that this build does not have.
+    fn all_are_built(names: &[Self]) -> Result<()> {
+        let is_missing = |name: &&Self| **name != Self::Esker && !cfg!(feature = "peers");
+        match names.iter().find(is_missing) {
+            Some(name) => anyhow::bail!("{} needs a build with `--features peers`", name.text()),
+            None => Ok(()),
+        }
+    }
+
     fn open(self, settings: &Settings) -> Result<Box<dyn Contestant>> {
         match self {
             Self::Esker => Ok(Box::new(EskerVectors::open(settings)?)),
-            _ => peer(self),
+            #[cfg(feature = "peers")]
+            Self::HashbrownVec => Ok(Box::new(crate::engines::HashbrownVectors::new())),
+            #[cfg(feature = "peers")]
+            Self::DashmapVec => Ok(Box::new(crate::engines::DashVectors::new())),
+            #[cfg(not(feature = "peers"))]
+            _ => unreachable!("refused before"),
         }
     }
-}
-
-#[cfg(feature = "peers")]
-fn peer(name: Name) -> Result<Box<dyn Contestant>> {
-    Ok(match name {
-        Name::HashbrownVec => Box::new(crate::engines::HashbrownVectors::new()),
-        Name::DashmapVec => Box::new(crate::engines::DashVectors::new()),
-        Name::Esker => unreachable!("not a peer"),
-    })
-}
-
-#[cfg(not(feature = "peers"))]
-fn peer(name: Name) -> Result<Box<dyn Contestant>> {
-    anyhow::bail!("{} needs a build with `--features peers`", name.text())
 }
 
 /// The options of `append`.
@@ -143,6 +143,7 @@ pub(crate) fn check(key: u64, list: &[u8]) -> Option<u64> {
 
 /// Runs the experiment.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    Name::all_are_built(&arguments.engines)?;
     let order = draw_order(arguments);
     let steps = arguments.records * (arguments.engines.len() * arguments.runs) as u64;
     let bar = progress::bar(steps);

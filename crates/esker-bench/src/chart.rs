@@ -275,7 +275,7 @@ pub(crate) fn open(width: f64, height: f64) -> String {
 }
 
 /// Where a title in letters of this size ends, in any plain font.
-fn title_end(title: &str, size: f64) -> f64 {
+pub(crate) fn title_end(title: &str, size: f64) -> f64 {
     LEFT + title.chars().count() as f64 * size * 0.6 + 10.0
 }
 

@@ -505,6 +505,7 @@ fn commit_rows(arguments: &Arguments, commits: &[Commits], syncs: &[f64]) -> Vec
             keys: commits.keys(arguments),
             ratio_to_fdatasync: is_at_once.then(|| rate.median / sync.median),
             line_seconds: (!is_at_once).then_some(arguments.line_seconds),
+            memory_bytes: commits.engine.takes_memory().then_some(arguments.memory),
             latency_ns: Some(Latency::of(&commits.latency)),
             ..base_row(arguments, commits.engine.text(), &commits.operation(), commits.threads, rate)
         }

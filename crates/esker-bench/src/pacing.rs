@@ -137,8 +137,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
     }
     bar.finish_and_clear();
-    let rows: Vec<Row> = settings.iter().map(|setting| row(arguments, setting)).collect();
-    print(arguments, &rows, &settings);
+    let mut rows: Vec<Row> = settings.iter().map(|setting| row(arguments, setting)).collect();
+    let slower = ratios(&settings);
+    rows[1].p99_ratio_to_without = Some(slower);
+    print(arguments, &rows, &settings, slower);
     report::write_json(arguments.rows.json.as_deref(), &rows)
 }
 
@@ -307,7 +309,13 @@ fn row(arguments: &Arguments, setting: &Setting) -> Row {
     }
 }
 
-fn print(arguments: &Arguments, rows: &[Row], settings: &[Setting; 2]) {
+/// The p99 of calls beside the work to that of calls without it, run by run.
+fn ratios(settings: &[Setting; 2]) -> Spread {
+    let [without, with] = settings;
+    Spread::of(&with.p99.iter().zip(&without.p99).map(|(with, without)| with / without).collect::<Vec<_>>())
+}
+
+fn print(arguments: &Arguments, rows: &[Row], settings: &[Setting; 2], slower: Spread) {
     let (compacts, sums) = (arguments.beside.compacts(), arguments.beside.sums());
     let told = [(compacts, "given back"), (compacts, "log / live"), (sums, "sums"), (sums, "ns an object")];
     let told = told.into_iter().filter_map(|(is_told, head)| is_told.then_some(head));
@@ -326,8 +334,7 @@ fn print(arguments: &Arguments, rows: &[Row], settings: &[Setting; 2]) {
         cells
     });
     report::print_table(&head, &body.collect::<Vec<_>>());
-    let ratios: Vec<f64> = settings[1].p99.iter().zip(&settings[0].p99).map(|(with, without)| with / without).collect();
-    let Spread { median, min, max, .. } = Spread::of(&ratios);
+    let Spread { median, min, max, .. } = slower;
     report::say!("p99 of {} is {median:.2} ({min:.2}-{max:.2}) times that of {}.", settings[1].name, settings[0].name);
 }
 

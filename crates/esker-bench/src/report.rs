@@ -153,6 +153,9 @@ pub(crate) struct Row {
     /// The depth of the probe this row is compared with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) probe_depth: Option<usize>,
+    /// Whether the device was read past the page cache for comparison.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) probe_is_direct: Option<bool>,
     /// The rate against that of the raw probe.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_probe: Option<f64>,
@@ -183,6 +186,9 @@ pub(crate) struct Row {
     /// The rate against that of reads that are not checked, run by run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_unchecked: Option<Spread>,
+    /// The 99th percentile of calls beside the work to that without it, run by run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) p99_ratio_to_without: Option<Spread>,
     /// The seconds that one core takes to compute the checksums of the log.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) checksum_seconds: Option<f64>,

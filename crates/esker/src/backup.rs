@@ -25,7 +25,7 @@ use crate::engine::{Engine, lock};
 use crate::error::{Error, Result};
 use crate::image;
 use crate::lines;
-use crate::log::{BLOCK_BYTES, device_offset};
+use crate::log::{BLOCK_BYTES, device_offset, device_range};
 use crate::manifest::has_lived;
 use crate::manifest::{Manifest, State};
 use crate::resting::{Control, existing, missing, resting_engine};
@@ -255,7 +255,7 @@ impl Source<'_> {
         // Whoever is told can look at what is there before anything is made.
         control.advance(0)?;
         let shared = earlier.as_ref().map_or(0..0, |earlier| earlier.share(&*to, sector(self.state.begin), self.scars));
-        let log = Segments::open(&to, self.state.segment_bytes, device_offset(self.state.begin))?.without_zeros();
+        let log = Segments::open(&to, self.state.segment_bytes, device_range(self.state.begin))?.without_zeros();
         for part in span.parts() {
             self.copy_part(earlier.as_ref(), &shared, &log, sectors(&part), |bytes, is_copied| {
                 copied_bytes += if is_copied { bytes } else { 0 };
@@ -336,7 +336,7 @@ impl Source<'_> {
             device.read(last * SECTOR_BYTES as u64, block.bytes_mut()).map_err(|error| of_reading(error, last))?;
             self.check(last, block.bytes()).map(|()| block)
         };
-        let held = read(&Segments::open(to, theirs.segment_bytes, device_offset(theirs.begin))?)?;
+        let held = read(&Segments::open(to, theirs.segment_bytes, device_range(theirs.begin))?)?;
         Ok(held.bytes() == read(self.engine.log.cold_device()?)?.bytes())
     }
 
@@ -344,7 +344,7 @@ impl Source<'_> {
     fn earlier(&self, storage: Arc<dyn Storage>) -> Result<Earlier> {
         let manifest = self.backup_in(&storage).map_err(in_earlier)?;
         let state = manifest.ok_or_else(|| Error::invalid("the earlier backup is no store"))?.state;
-        let log = Segments::open(&storage, state.segment_bytes, device_offset(state.begin))?;
+        let log = Segments::open(&storage, state.segment_bytes, device_range(state.begin))?;
         Ok(Earlier { storage, log, state })
     }
 

@@ -156,9 +156,14 @@ impl Storage for Directory {
     }
 }
 
-/// Gives the file `name` in the directory `from` a second name, in `to`.
+/// Gives the file `name` in the directory `from` a second name, in `to`. Not where it is itself a link: what a second name of that leads
+/// to may be another file, or none.
 pub(crate) fn link(from: &Path, to: &Path, name: &str) -> io::Result<()> {
-    fs::hard_link(from.join(name), to.join(name))
+    let file = from.join(name);
+    if !fs::symlink_metadata(&file)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a link"));
+    }
+    fs::hard_link(file, to.join(name))
 }
 
 /// Makes the directory, and those above it, so that a power cut does not take their names. What is there without a manifest another call

@@ -35,6 +35,7 @@ use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::{Mutex, MutexGuard, Rule, broken, lock};
 use crate::windows::{WINDOW_BYTES, Windows};
 use crate::words;
+use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -722,6 +723,11 @@ fn checksum(store_id: u64, payload: &[u8], number: u64) -> u64 {
 /// Where the block of an address is on the device, in bytes.
 pub(crate) fn device_offset(address: u64) -> u64 {
     address / BLOCK_BYTES * SECTOR_BYTES as u64
+}
+
+/// Where a log that begins at an address may lie on the device, in bytes.
+pub(crate) fn device_range(begin: u64) -> Range<u64> {
+    device_offset(begin)..device_offset(LAST_CUT)
 }
 
 pub(crate) fn block_ceil(address: u64) -> u64 {

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::expiry::{Clock, SystemClock};
 use crate::index::Index;
 use crate::lines;
-use crate::log::{FIRST_ADDRESS, device_offset};
+use crate::log::{FIRST_ADDRESS, device_offset, device_range};
 use crate::manifest::{Identity, Manifest, has_lived, no_manifest, types};
 use crate::memory;
 use crate::recovery::Manner;
@@ -354,12 +354,12 @@ impl Options {
                 Manifest::create(&*storage, identity, types, segment_bytes, FIRST_ADDRESS, shape, self.cache.is_some())?
             }
         };
-        let (begin, cut) = (device_offset(manifest.state.begin), device_offset(manifest.state.cut));
+        let (log, cut) = (device_range(manifest.state.begin), device_offset(manifest.state.cut));
         manifest.complete()?;
         manifest.settle_begin()?;
         // The next slot says so, when it has been opened; what is written until then stays what it was.
         manifest.state.is_cache |= self.cache.is_some();
-        let device = Arc::new(Segments::open(&storage, manifest.state.segment_bytes, begin)?);
+        let device = Arc::new(Segments::open(&storage, manifest.state.segment_bytes, log)?);
         // What was just read, the names included, may never have been synced; all that follows builds on it.
         device.doubt_from(cut, self.recovery.accept_loss)?;
         device.sync()?;

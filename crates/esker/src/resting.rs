@@ -8,7 +8,7 @@ use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout, Parts};
 use crate::error::{Error, Result, is_unreadable};
 use crate::expiry::SystemClock;
 use crate::lines;
-use crate::log::{BLOCK_BYTES, block_ceil, device_offset};
+use crate::log::{BLOCK_BYTES, block_ceil, device_range};
 use crate::manifest::{LOG, Manifest, State, has_lived, no_manifest};
 use crate::recovery::Manner;
 use crate::scars::{self, Scar};
@@ -171,7 +171,7 @@ pub(crate) fn resting_engine(storage: &Arc<dyn Storage>, state: &State) -> Resul
         layout: state.layout,
         value_width: None,
         budget: BUDGET_BYTES_MIN,
-        device: Some(Arc::new(Segments::open(storage, state.segment_bytes, device_offset(state.begin))?)),
+        device: Some(Arc::new(Segments::open(storage, state.segment_bytes, device_range(state.begin))?)),
         home: None,
         is_temporary: true,
         identity: Some(state.identity),

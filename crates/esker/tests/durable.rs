@@ -558,7 +558,7 @@ fn a_store_whose_lock_was_removed_takes_no_image_away() {
 #[test]
 fn a_store_that_is_open_is_locked_whatever_it_lacks() {
     let folder = tempfile::tempdir().unwrap();
-    let open = || Options::new().memory("16MiB").open::<u64, u64>(folder.path());
+    let open = || Options::new().memory("16MiB").segment_bytes(4 << 20).open::<u64, u64>(folder.path());
     let store = open().unwrap();
     store.put(&1, &1).unwrap();
     store.commit().unwrap();
@@ -571,9 +571,10 @@ fn a_store_that_is_open_is_locked_whatever_it_lacks() {
 /// The product of its number and a file's length was too much for a number, or the log found no address behind it.
 #[test]
 fn a_file_that_no_log_reaches_is_refused_by_name() {
-    for name in ["esker.log.18446744073709551615", "esker.log.99999999"] {
+    // The last is the first behind the last address.
+    for name in ["esker.log.18446744073709551615", "esker.log.99999999", "esker.log.67372037"] {
         let folder = tempfile::tempdir().unwrap();
-        let open = || Options::new().memory("16MiB").open::<u64, u64>(folder.path());
+        let open = || Options::new().memory("16MiB").segment_bytes(4 << 20).open::<u64, u64>(folder.path());
         let store = open().unwrap();
         store.put(&1, &1).unwrap();
         store.close().unwrap();

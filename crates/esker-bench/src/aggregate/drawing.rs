@@ -12,6 +12,9 @@ const LEFT: f64 = 74.0;
 const TOP: f64 = 84.0;
 const BELOW: f64 = 74.0;
 const PANELS_A_ROW: usize = 3;
+const TITLE: &str = "Sums over many objects: nanoseconds an object, one thread";
+const TITLE_SIZE: f64 = 15.0;
+const PUBLISHED: &str = "published for RAMCloud";
 
 /// A panel: its rows are of one state, value size and selectivity.
 type Panel<'a> = (&'static str, u64, f64, Vec<&'a Row>);
@@ -24,9 +27,12 @@ pub(super) fn draw(rows: &[Row]) -> String {
     let columns = panels.len().clamp(1, PANELS_A_ROW);
     let lines = panels.len().div_ceil(PANELS_A_ROW).max(1);
     let (width, height) = (columns as f64 * (LEFT + WIDTH) + 24.0, TOP + lines as f64 * (HEIGHT + BELOW));
+    let mut elements = String::new();
+    let legend_end = legend(&mut elements, &names);
+    let width = width.max(legend_end).max(chart::title_end(TITLE, TITLE_SIZE));
     let mut svg = chart::open(width, height);
-    put(&mut svg, &format!(r#"<text x="{LEFT}" y="24" font-size="15">Sums over many objects: nanoseconds an object, one thread</text>"#));
-    legend(&mut svg, &names);
+    put(&mut svg, &format!(r#"<text x="{LEFT}" y="24" font-size="{TITLE_SIZE}">{TITLE}</text>"#));
+    svg += &elements;
     for (number, panel) in panels.iter().enumerate() {
         let (column, line) = (number % PANELS_A_ROW, number / PANELS_A_ROW);
         let (x, y) = (LEFT + column as f64 * (LEFT + WIDTH), TOP + line as f64 * (HEIGHT + BELOW));
@@ -71,7 +77,8 @@ fn published(rows: &[&Row], name: &str) -> Vec<(f64, f64)> {
     own.filter_map(|row| Some((row.common.keys as f64, row.document_nanoseconds_per_object?))).collect()
 }
 
-fn legend(svg: &mut String, names: &[String]) {
+/// Draws the legend; where it ends.
+fn legend(svg: &mut String, names: &[String]) -> f64 {
     let mut x = LEFT;
     for (index, name) in names.iter().enumerate() {
         let colour = COLOURS[index % COLOURS.len()];
@@ -80,7 +87,8 @@ fn legend(svg: &mut String, names: &[String]) {
         x += chart::legend_width(name);
     }
     put(svg, &format!(r##"<path d="M{x:.1} 43H{:.1}" stroke="#555" stroke-width="1.5" stroke-dasharray="3 4"/>"##, x + 22.0));
-    text(svg, x + 27.0, 47.0, "start", "published for RAMCloud");
+    text(svg, x + 27.0, 47.0, "start", PUBLISHED);
+    x + 27.0 + chart::legend_width(PUBLISHED)
 }
 
 /// Powers of ten: of objects across, of nanoseconds upwards.

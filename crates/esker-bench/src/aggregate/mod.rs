@@ -121,6 +121,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let fits = |keys: &u64| arguments.emptied_from.max(*keys) < u64::from(u32::MAX);
     ensure!(!arguments.value_bytes.contains(&4) || arguments.keys.iter().all(fits), "four bytes hold the number of an object");
     ensure!(!arguments.value_bytes.contains(&4) || arguments.peers.is_empty(), "peers hold values of eight bytes and more");
+    Peer::all_are_built(&arguments.peers)?;
     let settings = settings(arguments);
     let bar = progress::bar(settings.len() as u64);
     let mut rows = Vec::new();

@@ -34,36 +34,35 @@ pub(super) trait Loaded {
 }
 
 impl Peer {
+    /// An error names the first that this build does not have.
+    pub(super) fn all_are_built(peers: &[Self]) -> Result<()> {
+        for peer in peers {
+            let (name, feature, is_built) = match peer {
+                Self::Arrow => ("arrow", "peers", cfg!(feature = "peers")),
+                Self::Rocksdb => ("rocksdb", "peers-disk", cfg!(feature = "peers-disk")),
+                Self::Lmdb => ("lmdb", "peers-disk", cfg!(feature = "peers-disk")),
+                Self::Redis => continue,
+            };
+            anyhow::ensure!(is_built, "{name} needs a build with `--features {feature}`");
+        }
+        Ok(())
+    }
+
     /// The peer with the objects of a setting; `None` where the machine does not have it.
     pub(super) fn load(self, setting: &Setting) -> Result<Option<Box<dyn Loaded>>> {
         match self {
-            Self::Arrow => arrow(setting).map(Some),
-            Self::Rocksdb => rocksdb(setting).map(Some),
-            Self::Lmdb => lmdb(setting).map(Some),
+            #[cfg(feature = "peers")]
+            Self::Arrow => columns::arrow(setting).map(Some),
+            #[cfg(feature = "peers-disk")]
+            Self::Rocksdb => disk::rocksdb(setting).map(Some),
+            #[cfg(feature = "peers-disk")]
+            Self::Lmdb => disk::lmdb(setting).map(Some),
             Self::Redis => Ok(redis::Redis::load(setting)?.map(|redis| Box::new(redis) as Box<dyn Loaded>)),
+            #[cfg(not(all(feature = "peers", feature = "peers-disk")))]
+            _ => unreachable!("refused before"),
         }
     }
 }
-
-#[cfg(not(feature = "peers"))]
-fn arrow(_: &Setting) -> Result<Box<dyn Loaded>> {
-    anyhow::bail!("arrow needs a build with `--features peers`")
-}
-
-#[cfg(not(feature = "peers-disk"))]
-fn rocksdb(_: &Setting) -> Result<Box<dyn Loaded>> {
-    anyhow::bail!("rocksdb needs a build with `--features peers-disk`")
-}
-
-#[cfg(not(feature = "peers-disk"))]
-fn lmdb(_: &Setting) -> Result<Box<dyn Loaded>> {
-    anyhow::bail!("lmdb needs a build with `--features peers-disk`")
-}
-
-#[cfg(feature = "peers")]
-use columns::arrow;
-#[cfg(feature = "peers-disk")]
-use disk::{lmdb, rocksdb};
 
 #[cfg(feature = "peers")]
 mod columns {

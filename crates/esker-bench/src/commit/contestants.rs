@@ -97,26 +97,27 @@ mod peers {
 
     struct Rocksdb {
         database: rocksdb::DB,
-        at_once: bool,
+        reads: rocksdb::ReadOptions,
+        writes: rocksdb::WriteOptions,
     }
 
     impl Rocksdb {
         fn open(at_once: bool, memory: u64, directory: &Path) -> Result<Self> {
             let mut options = rocks::options(memory, true)?;
             options.set_manual_wal_flush(!at_once);
-            Ok(Self { database: rocksdb::DB::open(&options, directory)?, at_once })
+            let mut writes = rocksdb::WriteOptions::default();
+            writes.set_sync(at_once);
+            Ok(Self { database: rocksdb::DB::open(&options, directory)?, reads: rocksdb::ReadOptions::default(), writes })
         }
     }
 
     impl Contestant for Rocksdb {
         fn put(&self, key: u64, value: u64) {
-            let mut writes = rocksdb::WriteOptions::default();
-            writes.set_sync(self.at_once);
-            must(self.database.put_opt(key.to_ne_bytes(), value.to_ne_bytes(), &writes));
+            must(self.database.put_opt(key.to_ne_bytes(), value.to_ne_bytes(), &self.writes));
         }
 
         fn get(&self, key: u64) -> Option<u64> {
-            must(self.database.get_pinned(key.to_ne_bytes())).map(|value| integer(&value))
+            must(self.database.get_pinned_opt(key.to_ne_bytes(), &self.reads)).map(|value| integer(&value))
         }
 
         fn sync(&self) {

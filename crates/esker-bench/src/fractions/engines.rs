@@ -367,13 +367,15 @@ mod peers {
 #[cfg(feature = "peers-disk")]
 mod disk {
     use super::{Cache, Place, Result, Setting, Value};
-    use crate::engines::rocksdb::options;
-    use rocksdb::{DB, WriteOptions};
+    use crate::engines::rocksdb::{options, write_options};
+    use rocksdb::{DB, ReadOptions, WriteOptions};
     use tempfile::TempDir;
 
     /// With the settings of the other experiments, but the memory, and without a log.
     pub(super) struct Rocksdb {
         database: DB,
+        reads: ReadOptions,
+        writes: WriteOptions,
         _directory: TempDir,
     }
 
@@ -381,19 +383,17 @@ mod disk {
         pub(super) fn open(setting: &Setting, adds: u64, place: &Place) -> Result<Self> {
             let directory = place.temporary()?;
             let database = DB::open(&options(setting.budget(adds), false)?, directory.path())?;
-            Ok(Self { database, _directory: directory })
+            Ok(Self { database, reads: ReadOptions::default(), writes: write_options(false), _directory: directory })
         }
     }
 
     impl Cache for Rocksdb {
         fn add(&self, key: u64, value: Value) {
-            let mut writes = WriteOptions::default();
-            writes.disable_wal(true);
-            self.database.put_opt(key.to_ne_bytes(), value, &writes).expect("a put");
+            self.database.put_opt(key.to_ne_bytes(), value, &self.writes).expect("a put");
         }
 
         fn find(&self, key: u64) -> Option<Value> {
-            let found = self.database.get_pinned(key.to_ne_bytes()).expect("a get")?;
+            let found = self.database.get_pinned_opt(key.to_ne_bytes(), &self.reads).expect("a get")?;
             Value::try_from(&found[..]).ok()
         }
     }

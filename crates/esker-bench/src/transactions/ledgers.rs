@@ -59,6 +59,15 @@ impl Kind {
         }
     }
 
+    /// Others map their file, and the page cache is theirs.
+    pub(super) fn takes_memory(self) -> bool {
+        match self {
+            #[cfg(feature = "peers-disk")]
+            Self::Lmdb | Self::Mdbx => false,
+            _ => true,
+        }
+    }
+
     pub(super) fn open(self, settings: &Settings) -> Result<Box<dyn Ledger>> {
         Ok(match self {
             Self::Esker => Box::new(Esker::open(settings)?),

@@ -207,7 +207,7 @@ impl Setting {
             batch: arguments.per_transaction,
             runs: arguments.runs,
             ops_per_second: Spread::of(&self.rates),
-            memory_bytes: Some(arguments.memory),
+            memory_bytes: self.kind.takes_memory().then_some(arguments.memory),
             latency_ns: Some(Latency::of(&self.tally.latency)),
             durability: Some(self.sync),
             aborts_per_commit: Some(self.tally.aborts as f64 / self.tally.commits.max(1) as f64),

@@ -340,6 +340,25 @@ fn full_files_are_shared() {
     (0..100_000u64).for_each(|n| assert_eq!(opened.get(&n).unwrap(), Some(n + u64::from(n < 1000))));
 }
 
+/// A link was linked, and led from the new place to nothing.
+#[test]
+#[cfg(unix)]
+fn links_are_copied_as_what_they_lead_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let store: Store<u64, u64> = Options::new().memory("16MiB").segment_bytes(1 << 18).open(path("store")).unwrap();
+    (0..100_000u64).for_each(|n| store.put(&n, &n).unwrap());
+    store.snapshot_to(path("first")).unwrap();
+    let name = segment_name(0);
+    std::fs::create_dir(path("other")).unwrap();
+    std::fs::rename(path("first").join(&name), path("other").join(&name)).unwrap();
+    std::os::unix::fs::symlink(format!("../other/{name}"), path("first").join(&name)).unwrap();
+    std::fs::create_dir(path("deep")).unwrap();
+    store.snapshot_from(path("first"), path("deep/second")).unwrap();
+    assert!(std::fs::symlink_metadata(path("deep/second").join(&name)).unwrap().is_file());
+    assert!(crate::verify(path("deep/second"), |_, _| ControlFlow::Continue(())).unwrap().is_sound());
+}
+
 /// The store is left as a crash leaves it: kept, for what nobody can reach any more is a leak to a sanitizer.
 fn crash(store: Store<u64, u64>) {
     static CRASHED: std::sync::Mutex<Vec<Store<u64, u64>>> = std::sync::Mutex::new(Vec::new());

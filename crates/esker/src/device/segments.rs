@@ -32,8 +32,6 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuar
 pub(crate) const PREFIX: &str = "esker.log.";
 /// A quarter of what a process may open where nobody raised the limit.
 const HANDLES_MAX: usize = 256;
-/// More than the blocks of all addresses take, of which there are 48 bits.
-const LOG_BYTES_MAX: u64 = 9 << 45;
 /// Files written and not synced.
 const OWED_MAX: usize = 128;
 /// Writes up to this length, in bytes, are short.
@@ -100,13 +98,14 @@ struct Owed {
 }
 
 impl Segments {
-    /// The segments in `storage`, of which those that end below `begin` count for nothing.
-    pub(crate) fn open(storage: &Arc<dyn Storage>, segment_bytes: u64, begin: u64) -> io::Result<Self> {
+    /// The segments in `storage` of a log that lies within `log`: those that end below it count for nothing, and one that begins behind
+    /// it is refused.
+    pub(crate) fn open(storage: &Arc<dyn Storage>, segment_bytes: u64, log: Range<u64>) -> io::Result<Self> {
         let known: BTreeSet<u64> = numbers(&**storage)?.into_iter().collect();
-        if let Some(last) = known.last().filter(|last| last.checked_mul(segment_bytes).is_none_or(|offset| offset > LOG_BYTES_MAX)) {
+        if let Some(last) = known.last().filter(|last| last.checked_mul(segment_bytes).is_none_or(|offset| offset >= log.end)) {
             return Err(about(io::Error::new(io::ErrorKind::InvalidData, "no log is so long"), format_args!("file={}", name(*last))));
         }
-        let files = RwLock::new(Files { first: begin / segment_bytes, known, open: BTreeMap::new() });
+        let files = RwLock::new(Files { first: log.start / segment_bytes, known, open: BTreeMap::new() });
         let (zeros, owed, syncing) = (Mutex::default(), Mutex::default(), Mutex::default());
         Ok(Self { storage: Arc::downgrade(storage), segment_bytes, files, zeros, has_zeros: true, owed, syncing })
     }
@@ -402,7 +401,7 @@ mod tests {
     }
 
     fn open(directory: &Arc<dyn Storage>, begin: u64) -> Segments {
-        Segments::open(directory, LENGTH, begin).unwrap()
+        Segments::open(directory, LENGTH, begin..u64::MAX).unwrap()
     }
 
     fn pattern(sectors: usize) -> Vec<u8> {
@@ -640,7 +639,7 @@ mod tests {
         const LENGTH: u64 = 1 << 20;
         let folder = tempfile::tempdir().unwrap();
         let directory = directory(folder.path());
-        let segments = Segments::open(&directory, LENGTH, 0).unwrap();
+        let segments = Segments::open(&directory, LENGTH, 0..u64::MAX).unwrap();
         let sector = SECTOR_BYTES as u64;
         // There before, behind the end of the first write.
         segments.write(2 * sector, &[9; SECTOR_BYTES]).unwrap();
