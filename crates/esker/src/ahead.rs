@@ -6,10 +6,9 @@
 //! A thread of its own keeps reads under way and verifies what they bring, so the device never waits for `take`, which gets
 //! the pieces in the order of the log. Eight pieces of memory at most. Less than a piece is read at once, without a thread.
 
-use crate::device::{Device, DeviceRead, ReadSource, SECTOR_BYTES};
+use crate::device::{Device, DeviceRead, LOG, ReadSource, SECTOR_BYTES};
 use crate::error::{Error, Result};
 use crate::log::{BLOCK_BYTES, Log};
-use crate::manifest::LOG;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;

@@ -21,7 +21,7 @@
 use crate::ahead::of_reading;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Segments, Storage, segment_name};
 use crate::directory::{self, Directory};
-use crate::engine::{Engine, lock};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::image;
 use crate::lines;
@@ -32,6 +32,7 @@ use crate::resting::{Control, existing, missing, resting_engine};
 use crate::scars::{self, Known, Scar};
 use crate::store::Store;
 use crate::sync::atomic::Ordering::Acquire;
+use crate::sync::lock;
 use crate::traverse::Span;
 use crate::types::{Key, Value};
 use std::io::ErrorKind;
@@ -159,7 +160,7 @@ fn backup_resting(from: &Path, earlier: Option<&Path>, to: &Path, progress: impl
 }
 
 /// Copies to the directory `to`, which does not stay if it was made for nothing.
-pub(crate) fn into_directory(to: &Path, copy: impl FnOnce(Arc<dyn Storage>) -> Result<Backup>) -> Result<Backup> {
+fn into_directory(to: &Path, copy: impl FnOnce(Arc<dyn Storage>) -> Result<Backup>) -> Result<Backup> {
     let is_new = !to.exists();
     let directory = Arc::new(Directory::open(to, true, true)?);
     let copied = copy(directory.clone());

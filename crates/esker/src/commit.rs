@@ -32,13 +32,13 @@
 //!
 //! One line is drawn at a time; who waits for which, and who draws it, is `group.rs`.
 
-use crate::engine::{Engine, Home, lock};
+use crate::engine::{Engine, Home};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::lines::{self, LineRecord};
 use crate::log::NOWHERE;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
-use crate::sync::{MutexGuard, Rule, broken};
+use crate::sync::{MutexGuard, Rule, broken, lock};
 use std::time::Duration;
 
 /// When writes become durable without being asked to (a `commit` always makes them so).
@@ -202,7 +202,7 @@ impl Engine {
     /// Writes into a line's last block what the manifest would say.
     fn tell(&self, line: &Line) -> LineRecord {
         let record = self.record_of(line.number, line.window);
-        self.log.tell_line(line.cut, &record);
+        self.log.tell_line(line.cut, &record.words());
         record
     }
 
@@ -217,7 +217,7 @@ impl Engine {
         bounds.set_read_only(NOWHERE);
         let number = bounds.line.fetch_add(1, SeqCst);
         // Whoever claims a place above the cut does it after this, and sees the new number.
-        let told = if tells { self.log.end_line() } else { None };
+        let told = if tells { self.log.end_line(lines::WORDS) } else { None };
         let (tail, cut) = told.unwrap_or_else(|| {
             let end = self.log.end_block();
             (end, end)

@@ -26,14 +26,14 @@ mod pieces;
 mod tests;
 
 use crate::cache::Caching;
-use crate::engine::{Engine, lock, try_lock};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::expiry::SMALL_SAMPLE;
 use crate::joining::InVain;
 use crate::log::{BLOCK_BYTES, block_ceil, block_floor, device_offset};
 use crate::record::RECORD_BYTES_MIN;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::traverse::Span;
 use due::Due;
 use mover::{Mover, Tally};

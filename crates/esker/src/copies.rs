@@ -4,11 +4,12 @@
 //! very entry under which its original was found to be the newest of its key, as an update would be: if anything has changed there, there
 //! is no copy.
 
-use crate::engine::{Engine, Layout};
+use crate::engine::Engine;
 use crate::epoch::Pin;
 use crate::index::{Keys, Published, Seen};
 use crate::record::{self, ADDRESS_MASK, Record};
 use crate::sync::atomic::Ordering::*;
+use crate::types::Layout;
 
 /// A record that is appended once more.
 pub(crate) struct Original<'a> {

@@ -35,16 +35,14 @@ use crate::recovery::Manner;
 use crate::scars::Scars;
 use crate::snapshot::Holds;
 use crate::sync::atomic::{AtomicU32, AtomicU64};
-use crate::sync::{Mutex, swallow};
-pub(crate) use crate::sync::{lock, try_lock};
-pub(crate) use crate::types::Layout;
+use crate::sync::{Mutex, lock};
+use crate::types::Layout;
 use driver::Drawn;
 pub(crate) use driver::Retries;
 use failure::Failure;
 pub(crate) use hasher::Hasher;
 pub(crate) use room::{BUDGET_BYTES_MIN, Loan, check_budget, check_space, default_budget};
 use std::sync::Arc;
-use std::task::Waker;
 use std::time::Instant;
 
 const HUGE_PAGE_BUDGET_BYTES: u64 = 256 << 20;
@@ -116,11 +114,6 @@ pub(crate) struct Home {
     pub(crate) manifest: Manifest,
     /// No slot spoke of the last line when the store was opened.
     pub(crate) lags: bool,
-}
-
-/// Wakers are foreign code: without a lock held, and a panic is the executor's matter: others wait to be woken.
-pub(crate) fn wake(waker: Waker) {
-    let _ = swallow(|| waker.wake());
 }
 
 /// What an engine is made of.

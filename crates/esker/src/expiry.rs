@@ -12,14 +12,14 @@
 //! to have met some hundred expired records, and once round the table at most: where much expires that is the last moment, and where what
 //! expires is rare and long it is nearly a count.
 
-use crate::engine::{Engine, lock};
+use crate::descent;
+use crate::engine::Engine;
 use crate::epoch::{Barred, Pin};
 use crate::error::Result;
 use crate::index::{SOLE, address_of};
 use crate::record::{self, ABSENT, NEVER, Record};
-use crate::store::chain;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use crate::sync::{Mutex, swallow};
+use crate::sync::{Mutex, lock, swallow};
 use crate::types::Layout;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ pub(crate) fn millis(time: SystemTime) -> u64 {
 }
 
 /// The same as a time.
-pub(crate) fn instant(millis: u64) -> SystemTime {
+fn instant(millis: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(millis)
 }
 
@@ -388,7 +388,7 @@ impl Engine {
                 // Its chain may lie on the device.
                 Ok(None) => {
                     sample.reads += 1;
-                    chain::ends(self, at)
+                    descent::ends(self, at)
                 }
                 known => known.map(|known| known.unwrap_or_default()),
             };

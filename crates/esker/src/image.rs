@@ -31,12 +31,12 @@
 
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
-use crate::engine::{Engine, Retries, lock};
+use crate::engine::{Engine, Retries};
 use crate::error::{Error, Result};
 use crate::index::{Index, SOLE, address_of};
 use crate::manifest::State;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use crate::sync::{Mutex, lock};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use xxhash_rust::xxh3::Xxh3;
@@ -569,8 +569,8 @@ fn word_at(bytes: &[u8], at: usize) -> u64 {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use crate::device::SECTOR_BYTES;
-    use crate::engine::lock;
     use crate::sync::atomic::Ordering::*;
+    use crate::sync::lock;
     use crate::{Cache, Error, MemoryStorage, Options, Storage, Store};
     use std::collections::HashMap;
     use std::sync::Arc;

@@ -18,15 +18,15 @@
 //! It is rare, so it may cost device reads and freeze what is mutable. It is done where space comes back (`compaction.rs`), which stands
 //! still meanwhile; what cannot be done now is tried again when something was compacted, or written: more each time ([`InVain`]).
 
-use crate::engine::{Engine, lock};
+use crate::descent;
+use crate::engine::Engine;
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::{Collision, Covers, Keys, Published, Seen, Shrunk};
 use crate::log::NOWHERE;
 use crate::record::{self, ADDRESS_MASK, Record};
-use crate::store::chain;
-use crate::sync::MutexGuard;
 use crate::sync::atomic::Ordering::*;
+use crate::sync::{MutexGuard, lock};
 
 /// Records that a chain may have to be worth joining.
 const CHAIN_RECORDS_MAX: usize = 256;
@@ -221,7 +221,7 @@ impl Engine {
         let pin = self.epochs.pin()?;
         if at < self.log.bounds.head.load(Acquire) {
             drop(pin);
-            return chain::record_bytes(self, at);
+            return descent::record_bytes(self, at);
         }
         // SAFETY: `at >= head` under the pin; entries and chains hold published addresses only.
         let record = unsafe { Record::new(self.log.pointer(at)) };

@@ -1,9 +1,10 @@
 //! Stores whose index shrinks.
 
-use crate::engine::{Engine, lock};
+use crate::engine::Engine;
 use crate::index::{Collision, Shrunk};
 use crate::joining::InVain;
 use crate::rehearse::Crowding;
+use crate::sync::lock;
 use crate::{MemoryStorage, Options, Store};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};

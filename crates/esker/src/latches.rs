@@ -27,10 +27,10 @@
 //! a latch. Then one waits for the other for a moment; that their versions are the same is seen through
 //! (`store/transaction/witness.rs`), so it never makes a conflict by itself.
 
-use crate::engine::{Engine, lock};
+use crate::engine::Engine;
 use crate::error::Result;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
-use crate::sync::{Mutex, Rule, broken, hint, thread};
+use crate::sync::{Mutex, Rule, broken, hint, lock, thread};
 use std::sync::OnceLock;
 
 /// 512 KiB, out of what the budget sets aside for everything fixed. In models two.

@@ -64,6 +64,7 @@ mod commit;
 mod compaction;
 mod company;
 mod copies;
+mod descent;
 mod device;
 mod directory;
 mod engine;

@@ -18,10 +18,10 @@
 //! * **Through the manifest go** the first line of an opening (a scar may lie before it), long ones, those that move the log's beginning,
 //!   and one every [`TOLD_BYTES_MAX`], so that recovery need not look far.
 
-use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
+use crate::device::{AlignedBuffer, Device, LOG, SECTOR_BYTES, Storage};
 use crate::error::{Error, Result, is_unreadable};
 use crate::log::{BLOCK_BYTES, LINE_END, open_block};
-use crate::manifest::{LOG, State};
+use crate::manifest::State;
 use crate::scars;
 use std::io::ErrorKind;
 
@@ -29,7 +29,8 @@ use std::io::ErrorKind;
 pub(crate) const SHORT_BYTES: u64 = 1 << 20;
 /// Bytes of log that lie behind what a slot speaks of, at most about.
 pub(crate) const TOLD_BYTES_MAX: u64 = 16 << 20;
-const WORDS: usize = 7;
+/// Of a line's record.
+pub(crate) const WORDS: usize = 7;
 /// In the last bytes of a block's payload.
 pub(crate) const RECORD_BYTES: u64 = WORDS as u64 * 8;
 /// Bytes of such a line when its cut is known: a longer one recovery would not find.

@@ -24,11 +24,9 @@
 
 use crate::FUZZED;
 use crate::bell::Bell;
-use crate::device::{AlignedBuffer, Device, DeviceRead, SECTOR_BYTES};
+use crate::device::{AlignedBuffer, Device, DeviceRead, LOG, SECTOR_BYTES};
 use crate::epoch::{Counter, Slot};
 use crate::error::{Error, Result};
-use crate::lines::{self, LineRecord};
-use crate::manifest::LOG;
 use crate::memory::{Region, ahead, prefetch};
 use crate::record::ODD_LINE;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
@@ -533,13 +531,13 @@ impl Log {
         self.most_for(Purpose::Replacement).saturating_sub(self.held_bytes())
     }
 
-    /// As [`Log::end_block`], with room for a line record at the end (`lines.rs`) and, lest it look like a record, a zero before it:
-    /// where the tail was, and where it is. `None` if there is no room.
-    pub(crate) fn end_line(&self) -> Option<(u64, u64)> {
+    /// As [`Log::end_block`], with room for so many words at the end and, lest they look like a record, a zero before them: where the
+    /// tail was, and where it is. `None` if there is no room.
+    pub(crate) fn end_line(&self, words: usize) -> Option<(u64, u64)> {
         loop {
             let tail = self.tail();
             let end = block_ceil(tail);
-            let fits = end - tail >= lines::RECORD_BYTES + 8;
+            let fits = end - tail >= words as u64 * 8 + 8;
             // Or in a block of its own, unless that would lie across the region's end.
             let to = if fits { end } else { end + BLOCK_BYTES };
             if cfg!(loom) || ((to - BLOCK_BYTES) & self.mask) + BLOCK_BYTES > self.mask + 1 {
@@ -552,10 +550,10 @@ impl Log {
         }
     }
 
-    /// Writes a line's record into the room before its cut.
-    pub(crate) fn tell_line(&self, cut: u64, record: &LineRecord) {
-        let at = self.pointer(cut - lines::RECORD_BYTES).cast::<AtomicU64>();
-        for (i, word) in record.words().into_iter().enumerate() {
+    /// Writes what a line tells of itself into the room before its cut.
+    pub(crate) fn tell_line(&self, cut: u64, words: &[u64]) {
+        let at = self.pointer(cut - words.len() as u64 * 8).cast::<AtomicU64>();
+        for (i, word) in words.iter().enumerate() {
             // SAFETY: `end_line` left this room, in one block, to us alone; scans read the block word by word.
             unsafe { &*at.add(i) }.store(word.to_le(), Relaxed);
         }

@@ -27,7 +27,6 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub(crate) const MANIFEST: &str = "esker.manifest";
-pub(crate) const LOG: &str = "esker.log";
 /// How each slot begins.
 const FORMATS: &str = "esker format ";
 const FORMAT: &str = "esker format 4";

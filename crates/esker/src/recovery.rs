@@ -21,7 +21,7 @@
 
 use crate::copies::Original;
 use crate::device::{AlignedBuffer, SECTOR_BYTES, Storage, ZEROS_BYTES_MAX};
-use crate::engine::{Engine, Home, lock};
+use crate::engine::{Engine, Home};
 use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result, is_unreadable};
 use crate::image;
@@ -30,8 +30,10 @@ use crate::log::{BLOCK_BYTES, block_ceil, block_floor, device_offset};
 use crate::manifest::State;
 use crate::record::{self, ADDRESS_MASK};
 use crate::scars::{self, Scar};
+use crate::sync::lock;
 use crate::traverse::{Scanned, Span, Visitor};
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -67,22 +69,9 @@ impl std::fmt::Debug for Manner {
 impl Engine {
     /// Brings the engine to the last durable line. Before the store is shared.
     pub(crate) fn recover(&self, manner: &Manner) -> Result<()> {
-        let state = lock(&self.home).as_ref().map(|home| home.manifest.state.clone());
-        let Some(mut state) = state else { return Ok(()) };
-        let has_shrunk = Index::may_have_shrunk(state.shape, state.entries) && self.check_shape_fits(state.shape).is_err();
-        if has_shrunk {
-            // It has shrunk since, and the budget perhaps with it: in a table that fits, records are joined as where keys share entries.
-            (state.shape, state.shared) = (self.index.shape_word(), true);
-        }
-        // Before all is read in vain: it has no fewer buckets afterwards. (Where keys share entries the image's own shape stays, which may
-        // be a coarser one.)
-        if !state.shared || state.image == 0 {
-            self.check_shape_fits(state.shape)?;
-        }
-        if !self.index.has_space_for(Index::buckets_of_shape(state.shape)) {
-            return Err(Error::invalid("the address space that the system grants is too little for this store's index"));
-        }
-        let Some(storage) = lock(&self.home).as_ref().map(|home| home.storage.clone()) else { return Ok(()) };
+        let home = lock(&self.home).as_ref().map(|home| (home.manifest.state.clone(), home.storage.clone()));
+        let Some((mut state, storage)) = home else { return Ok(()) };
+        let has_shrunk = self.fit(&mut state)?;
         let listed = scars::list(&*storage, state.cut, state.scars, manner.accept_loss)?;
         let begun = if manner.accept_loss { listed.loss_begun(&state) } else { None };
         let mut scars = listed.scars;
@@ -90,12 +79,7 @@ impl Engine {
         self.image_stands_for(state.image_until);
         // What the log holds was not read: perhaps.
         self.expiry.watch_perhaps();
-        let mut behind = self.end_of_writing(state.cut)?;
-        // Where there is to be a scar it has a length: no line ends where it begins, even one that only moves the log's beginning. Such a
-        // line would hide it, or those behind be taken for what was given up.
-        if behind == state.cut && (manner.accept_loss || state.window < state.cut || scars::has_stale(&*storage, scars.len())?) {
-            behind += BLOCK_BYTES;
-        }
+        let behind = self.end_for(&*storage, &state, scars.len(), manner)?;
         self.log.start_at(behind, state.line + 1, state.cut);
         let image = self.restore_index(&state, manner, has_shrunk)?;
         scars.extend(begun);
@@ -111,28 +95,7 @@ impl Engine {
         }
         // What is given up lives no more than what was superseded.
         self.start_dead_bytes(state.dead + behind.saturating_sub(cut));
-        let replay = |image: &Restored| {
-            let span = Span::up_to(cut, image.until, &state, &scars).telling(manner.progress.as_deref());
-            self.replay(&span, image, state.shared.then_some(behind))?;
-            self.share_budget();
-            self.check_index_fits()
-        };
-        match replay(&image) {
-            // Entries of the image whose tags became too short for the table, beside those of what was put since: the log as a whole has
-            // one for each key.
-            Err(Error::Invalid(why)) if image.top > 0 && !state.shared => match replay(&self.restore_nothing(&state, false)?) {
-                // Where the image would do, with a larger budget.
-                Err(Error::Corruption(_)) => return Err(Error::Invalid(why)),
-                replayed => replayed?,
-            },
-            // As well: nothing is lost that a larger budget would not find.
-            Err(Error::Corruption(damage)) if image.is_passed_over => {
-                return Err(Error::invalid(format!(
-                    "the memory budget is below what this store's index image needs, without which {damage}"
-                )));
-            }
-            replayed => replayed?,
-        }
+        self.replay_all(&state, &image, &scars, cut..behind, manner)?;
         // Removals that a crash cut short, or took back. Not before image and log were seen to be those that the slot speaks of: beside a
         // manifest that is not theirs the files are all there is.
         if let Some(device) = self.log.device.as_ref().filter(|device| device.bytes().is_ok_and(|bytes| bytes >= device_offset(cut))) {
@@ -144,28 +107,83 @@ impl Engine {
         self.keep_scars(if behind > cut { self.add_scar(&*storage, &state, scars, cut, behind)? } else { scars });
         self.end_scars(&*storage)?;
         self.index.note_finest(state.shape);
-        // What is given up is given up for good, and copies are told from what they were made of. Else nothing more need be written now,
-        // nor when the store is closed again: the next line speaks of the scar, and the driver takes an image if the next opening should
-        // not read all this again.
-        if cut < state.cut || image.is_lost {
-            self.save_image(true)?;
-        } else {
-            // Copies that were made of a backup are made again: for them nobody's look at it makes it another store.
-            // They are frozen, for what changes one of them must move the tail, and be in a line.
-            let written = if state.is_backup { self.frozen_tail() } else { behind };
-            self.log.bounds.durable.store(written, Relaxed);
-            let has_copies = self.log.tail() > behind;
-            // Should there be no room for it now; of a backup there is none before it is written.
-            self.owe_image(has_copies);
-            if has_copies && !state.is_backup || self.is_image_due() && !self.in_background {
-                match self.save_image(false) {
-                    // For want of room on the medium: it is opened all the same, and goes on when there is some.
-                    Err(_) if self.may_go_on() => {}
-                    saved => saved?,
-                }
+        self.write_what_is_owed(&state, cut < state.cut || image.is_lost, behind)?;
+        if manner.accept_loss { self.mend_manifest(below) } else { Ok(()) }
+    }
+
+    /// Refuses, before all is read in vain, a budget that is too small for the index, which has no fewer buckets afterwards. True if the
+    /// index has shrunk since the line, to what fits: the state says so.
+    fn fit(&self, state: &mut State) -> Result<bool> {
+        let has_shrunk = Index::may_have_shrunk(state.shape, state.entries) && self.check_shape_fits(state.shape).is_err();
+        if has_shrunk {
+            // It has shrunk since, and the budget perhaps with it: in a table that fits, records are joined as where keys share entries.
+            (state.shape, state.shared) = (self.index.shape_word(), true);
+        }
+        // (Where keys share entries the image's own shape stays, which may be a coarser one.)
+        if !state.shared || state.image == 0 {
+            self.check_shape_fits(state.shape)?;
+        }
+        if !self.index.has_space_for(Index::buckets_of_shape(state.shape)) {
+            return Err(Error::invalid("the address space that the system grants is too little for this store's index"));
+        }
+        Ok(has_shrunk)
+    }
+
+    /// Behind what was ever written: there the log goes on.
+    fn end_for(&self, storage: &dyn Storage, state: &State, scars: usize, manner: &Manner) -> Result<u64> {
+        let behind = self.end_of_writing(state.cut)?;
+        // Where there is to be a scar it has a length: no line ends where it begins, even one that only moves the log's beginning. Such a
+        // line would hide it, or those behind be taken for what was given up.
+        let needs_scar = || Ok::<_, Error>(manner.accept_loss || state.window < state.cut || scars::has_stale(storage, scars)?);
+        Ok(if behind == state.cut && needs_scar()? { behind + BLOCK_BYTES } else { behind })
+    }
+
+    /// Replays the log behind the image, up to the cut at which `given_up` begins.
+    fn replay_all(&self, state: &State, image: &Restored, scars: &[Scar], given_up: Range<u64>, manner: &Manner) -> Result<()> {
+        let replay = |image: &Restored| {
+            let span = Span::up_to(given_up.start, image.until, state, scars).telling(manner.progress.as_deref());
+            self.replay(&span, image, state.shared.then_some(given_up.end))?;
+            self.share_budget();
+            self.check_index_fits()
+        };
+        match replay(image) {
+            // Entries of the image whose tags became too short for the table, beside those of what was put since: the log as a whole has
+            // one for each key.
+            Err(Error::Invalid(why)) if image.top > 0 && !state.shared => match replay(&self.restore_nothing(state, false)?) {
+                // Where the image would do, with a larger budget.
+                Err(Error::Corruption(_)) => Err(Error::Invalid(why)),
+                replayed => replayed,
+            },
+            // As well: nothing is lost that a larger budget would not find.
+            Err(Error::Corruption(damage)) if image.is_passed_over => {
+                Err(Error::invalid(format!("the memory budget is below what this store's index image needs, without which {damage}")))
+            }
+            replayed => replayed,
+        }
+    }
+
+    /// What is given up is given up for good, and copies are told from what they were made of. Else nothing more need be written now, nor
+    /// when the store is closed again: the next line speaks of the scar, and the driver takes an image if the next opening should not read
+    /// all this again.
+    fn write_what_is_owed(&self, state: &State, gave_up: bool, behind: u64) -> Result<()> {
+        if gave_up {
+            return self.save_image(true);
+        }
+        // Copies that were made of a backup are made again: for them nobody's look at it makes it another store.
+        // They are frozen, for what changes one of them must move the tail, and be in a line.
+        let written = if state.is_backup { self.frozen_tail() } else { behind };
+        self.log.bounds.durable.store(written, Relaxed);
+        let has_copies = self.log.tail() > behind;
+        // Should there be no room for it now; of a backup there is none before it is written.
+        self.owe_image(has_copies);
+        if has_copies && !state.is_backup || self.is_image_due() && !self.in_background {
+            match self.save_image(false) {
+                // For want of room on the medium: it is opened all the same, and goes on when there is some.
+                Err(_) if self.may_go_on() => {}
+                saved => return saved,
             }
         }
-        if manner.accept_loss { self.mend_manifest(below) } else { Ok(()) }
+        Ok(())
     }
 
     /// Writes down that what lies between the cut and `behind` does not count, nor what the line's window has of the next one; all scars

@@ -2,13 +2,13 @@
 //! share, a table that doubles, a log that leaves memory, a cache that is full. For `esker-sim`; no part of what the library promises.
 
 use crate::engine::hasher::Hasher;
-use crate::engine::lock;
 use crate::error::Result;
 use crate::options::Options;
 use crate::scan::Scan;
 use crate::snapshot::Snapshot;
 use crate::store::Store;
 use crate::sync::atomic::Ordering::Acquire;
+use crate::sync::lock;
 use crate::types::{Key, Value};
 
 /// A store that is crowded from the beginning.

@@ -2,16 +2,17 @@
 
 use crate::ahead::of_reading;
 use crate::commit::Durability;
-use crate::device::{AlignedBuffer, SECTOR_BYTES, Segments, Storage};
+use crate::device::{AlignedBuffer, LOG, SECTOR_BYTES, Segments, Storage};
 use crate::directory::{Directory, holds_log, holds_manifest};
-use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout, Parts};
+use crate::engine::{BUDGET_BYTES_MIN, Engine, Parts};
 use crate::error::{Error, Result, is_unreadable};
 use crate::expiry::SystemClock;
 use crate::lines;
 use crate::log::{BLOCK_BYTES, block_ceil, device_range};
-use crate::manifest::{LOG, Manifest, State, has_lived, no_manifest};
+use crate::manifest::{Manifest, State, has_lived, no_manifest};
 use crate::recovery::Manner;
 use crate::scars::{self, Scar};
+use crate::types::Layout;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
@@ -158,7 +159,7 @@ impl Run {
 }
 
 /// The result, or `None` if it is damage, which is told.
-fn or_tell<T>(result: Result<T>, on_damage: OnDamage<'_>) -> Result<Option<T>> {
+pub(crate) fn or_tell<T>(result: Result<T>, on_damage: OnDamage<'_>) -> Result<Option<T>> {
     match result {
         Err(error) if error.is_damage() => on_damage(&error).map(|()| None),
         result => result.map(Some),

@@ -19,12 +19,12 @@
 //! of records there: one that reaches across another's beginning is none, and the walk goes on where that begins.
 
 use crate::ahead::read_at_once;
-use crate::device::Storage;
+use crate::device::{LOG, Storage};
 use crate::error::{Error, Result};
 use crate::image;
 use crate::lines::RECORD_BYTES as LINE_BYTES;
 use crate::log::{BLOCK_BYTES, Log, device_offset};
-use crate::manifest::{LOG, types};
+use crate::manifest::types;
 use crate::record::{self, ABANDONED, ABSENT, ADDRESS_MASK, ColdRecord};
 use crate::resting::{Control, PIECE_BYTES, Resting, Run, existing, note};
 use crate::store::Store;

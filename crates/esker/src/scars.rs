@@ -12,13 +12,13 @@
 
 use crate::FUZZED;
 use crate::device::{AlignedBuffer, Device, SECTOR_BYTES, Storage};
-use crate::engine::{Engine, lock};
+use crate::engine::Engine;
 use crate::error::{Error, Result, for_good, is_full};
 use crate::log::{BLOCK_BYTES, block_floor, line_flag};
 use crate::manifest::State;
 use crate::record::ODD_LINE;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::*};
+use crate::sync::{Mutex, lock};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;

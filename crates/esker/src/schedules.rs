@@ -13,9 +13,9 @@
 mod ends;
 mod holes;
 
-use crate::engine::{Engine, lock};
+use crate::engine::Engine;
 use crate::sync::atomic::set_scheduled;
-use crate::sync::{Rule, Weakness};
+use crate::sync::{Rule, Weakness, lock};
 use crate::{Device, Durability, Error, MemoryStorage, Options, Storage, Store, Transaction, Value};
 use esker_sim::history::{Action, Clock, Event, Recorder, Together, add, check};
 use rand::{Rng, SeedableRng};

@@ -35,12 +35,12 @@
 //! A [`Hold`] alone keeps what is reachable now from being given back; it draws nothing, and what it reads is of no one moment.
 
 use crate::commit::Line;
-use crate::engine::{Engine, lock};
+use crate::engine::Engine;
 use crate::error::Result;
 use crate::log::{NOWHERE, line_flag};
 use crate::record::{ABANDONED, ABSENT, ADDRESS_MASK, EXPIRES, ODD_LINE, Record, VALID};
 use crate::sync::atomic::Ordering::*;
-use crate::sync::{Mutex, Rule, broken};
+use crate::sync::{Mutex, Rule, broken, lock};
 use std::sync::Arc;
 
 /// Which records are part of a view of the store.

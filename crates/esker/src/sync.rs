@@ -2,8 +2,8 @@
 //!
 //! Normally these are the standard library's own items, re-exported: no wrapper, no cost. Under `--cfg loom` they are loom's,
 //! which tries every interleaving and every stale value that the memory model allows, of small pieces (`loom_models`). Under
-//! `--cfg shuttle` they let shuttle run the whole store in orders drawn from a seed (`schedules.rs`). Device code, in which no
-//! thread can be stopped, may use the standard library directly.
+//! `--cfg shuttle` they let shuttle run the whole store in orders drawn from a seed (`schedules.rs`). What no model reads or stops
+//! at (device code, a word that is only a hint) may use the standard library's directly, and says so where it does.
 //!
 //! A model that cannot fail proves nothing. So each has a *weakened twin* that breaks one [`Rule`] of the real code, at the
 //! one place that keeps it, and must fail. Outside of both [`broken`] is the constant `false`.
@@ -23,6 +23,7 @@ pub(crate) use shuttle::{
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::TryLockError;
+use std::task::Waker;
 
 /// Waiting that no loom model reaches.
 pub(crate) mod waiting {
@@ -105,6 +106,11 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
         Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
         Err(TryLockError::WouldBlock) => None,
     }
+}
+
+/// Wakers are foreign code: without a lock held, and a panic is the executor's matter: others wait to be woken.
+pub(crate) fn wake(waker: Waker) {
+    let _ = swallow(|| waker.wake());
 }
 
 /// Runs foreign code, whose panic ends here. What it was thrown with may panic as well, when it is dropped, and so on: once is borne.

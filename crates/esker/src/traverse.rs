@@ -6,14 +6,16 @@
 //! A piece is walked through where it was read: only a record that reaches into the next piece is put together elsewhere.
 
 use crate::ahead::read_ahead;
-use crate::engine::{Engine, Layout};
+use crate::device::LOG;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::log::{BLOCK_BYTES, NOWHERE, block_end, line_flag};
-use crate::manifest::{LOG, State};
+use crate::manifest::State;
 use crate::record::{self, ABANDONED, ODD_LINE, VALID};
 use crate::recovery::Progress;
 use crate::scars::{self, Scar};
 use crate::sync::atomic::Ordering::*;
+use crate::types::Layout;
 use std::cell::Cell;
 use std::ops::Range;
 

@@ -4,7 +4,7 @@ use crate::device::{SECTOR_BYTES, Storage};
 use crate::error::{Error, Result};
 use crate::image;
 use crate::log::BLOCK_BYTES;
-use crate::resting::{Control, PIECE_BYTES, Resting, Run, existing, note};
+use crate::resting::{Control, PIECE_BYTES, Resting, Run, existing, note, or_tell};
 use crate::traverse::{Scanned, Span, Visitor};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -37,8 +37,9 @@ impl Verification {
         self.damaged == 0
     }
 
-    fn note(&mut self, error: &Error) {
+    fn note(&mut self, error: &Error) -> Result<()> {
         note(&mut self.damage, &mut self.damaged, error);
+        Ok(())
     }
 }
 
@@ -91,20 +92,17 @@ pub(crate) fn verified(storage: Arc<dyn Storage>) -> Verification {
 
 fn check(storage: Arc<dyn Storage>, progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>) -> Result<Verification> {
     let mut found = Verification::default();
-    let opened = Resting::open(storage.clone(), None, &mut |damage| {
-        found.note(damage);
-        Ok(())
-    });
+    let opened = Resting::open(storage.clone(), None, &mut |damage| found.note(damage));
     let Resting { engine, state, scars, .. } = match opened {
         Err(error) if error.is_damage() => {
-            found.note(&error);
+            found.note(&error)?;
             return Ok(found);
         }
         resting => resting?,
     };
     (found.line, found.scars) = (state.line, scars.len() as u64);
     if state.image != 0 {
-        or_note(image::check(&*storage, state.image, state.identity.store_id), &mut found)?;
+        or_tell(image::check(&*storage, state.image, state.identity.store_id), &mut |damage| found.note(damage))?;
     }
     let span = Span::new(state.begin, &state, &scars);
     let total = span.parts().iter().map(|part| part.end - part.start).sum();
@@ -121,22 +119,10 @@ fn check(storage: Arc<dyn Storage>, progress: &mut dyn FnMut(u64, u64) -> Contro
     found.log_bytes = log_bytes;
     if found.is_sound() {
         let mut count = Count { records: 0, told: 0, control: &mut control };
-        or_note(engine.scan(&span, &mut count), &mut found)?;
+        or_tell(engine.scan(&span, &mut count), &mut |damage| found.note(damage))?;
         found.records = count.records;
     }
     Ok(found)
-}
-
-/// The result, or `None` if it is damage, which is noted.
-fn or_note<T>(result: Result<T>, found: &mut Verification) -> Result<Option<T>> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if error.is_damage() => {
-            found.note(&error);
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
 }
 
 /// Counts records.

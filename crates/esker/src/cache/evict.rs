@@ -176,7 +176,7 @@ impl Engine {
     }
 
     /// Where reads begin to be noticed follows the tail.
-    pub(crate) fn move_near(&self, caching: &Caching) {
+    fn move_near(&self, caching: &Caching) {
         let sixteenths = if caching.is_in_memory() { NEAR_SIXTEENTHS } else { NEAR_SIXTEENTHS_ON_DISK };
         let free = self.log.budget.load(Relaxed) / 16 * sixteenths;
         // A store that is not full drops nothing yet.

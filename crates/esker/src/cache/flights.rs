@@ -12,10 +12,9 @@
 //! over go, and if that is not enough half of the others.
 
 use super::Duty;
-use crate::engine::{lock, wake};
 use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, lock, wake};
 use crate::types::Value;
 use std::borrow::Borrow;
 use std::collections::HashMap;

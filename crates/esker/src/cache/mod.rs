@@ -32,14 +32,13 @@ mod writes;
 pub(crate) use evict::spare_of;
 pub(crate) use flights::{Ending, Flight, Flights, Joined, Landed, Lead, Rest};
 
-use crate::engine::{lock, try_lock};
 use crate::error::{Error, Result};
 use crate::log::Log;
 use crate::options::ByteCount;
 use crate::record::{self, ColdRecord};
 use crate::stats::CacheStats;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use crate::sync::{Mutex, MutexGuard, swallow};
+use crate::sync::{Mutex, MutexGuard, lock, swallow, try_lock};
 use crate::types::Layout;
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -5,9 +5,8 @@
 //! Who asks whether something more is to be kept is told no while it is overdrawn: then a loaded value is handed out and not put, and a
 //! cold one that was read is not copied. Puts are always done, and overdraw it: a cache never shows an older value than the last one.
 
-use crate::engine::lock;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::{Mutex, lock};
 
 /// What is saved up lasts so long.
 const SAVED_SECONDS: u64 = 60;

@@ -11,14 +11,15 @@
 
 use super::mover::Tally;
 use super::{Copied, Done, Stretch};
-use crate::engine::{Engine, Layout, lock};
+use crate::engine::Engine;
 use crate::epoch::Counter;
 use crate::expiry::SMALL_SAMPLE;
 use crate::log::{block_floor, device_offset};
 use crate::record::{self, ABSENT, Record};
 use crate::stats::SpaceStats;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
+use crate::sync::{Mutex, lock};
+use crate::types::Layout;
 use std::ops::RangeBounds;
 use std::time::{Duration, Instant};
 
@@ -332,7 +333,7 @@ impl Engine {
 
     /// Bytes of a log in memory that threads took and have not come back to: no record will be there when compaction has passed. Those of
     /// who writes now, which he would only take anew, lie in the log's newer half.
-    pub(super) fn idle_bytes(&self) -> u64 {
+    fn idle_bytes(&self) -> u64 {
         if !self.is_in_memory() {
             return 0;
         }

@@ -22,7 +22,7 @@ mod doubts;
 
 use crate::cache::{Caching, Departed, Kept, Unheard};
 use crate::copies::{Newest, Original};
-use crate::engine::{Engine, Layout};
+use crate::engine::Engine;
 use crate::epoch::{Counter, Pin};
 use crate::error::{Error, Result};
 use crate::index::{Keys, Seen};
@@ -31,6 +31,7 @@ use crate::record::{self, ABSENT, NEVER, Record};
 use crate::sync::atomic::Ordering::*;
 use crate::sync::thread;
 use crate::traverse::{Scanned, Visitor};
+use crate::types::Layout;
 use doubts::Doubts;
 use std::cell::Cell;
 use std::ops::Range;

@@ -285,7 +285,7 @@ impl Engine {
 
     /// The records from `at` on, where one begins: as many as a piece holds, or one that is longer. Where the next one begins; there, if
     /// the stretch ends before.
-    pub(super) fn fill_piece(&self, piece: &mut Piece, at: u64, end: u64) -> Result<u64> {
+    fn fill_piece(&self, piece: &mut Piece, at: u64, end: u64) -> Result<u64> {
         let Piece { first, bytes, records } = piece;
         *first = at;
         let mut length = PIECE_BYTES;
@@ -335,8 +335,8 @@ impl Mover<'_> {
 #[cfg(all(test, not(loom), not(shuttle)))]
 mod tests {
     use super::*;
-    use crate::engine::lock;
     use crate::sync::atomic::{AtomicBool, Ordering::*};
+    use crate::sync::lock;
     use crate::{Cache, Options, Store};
     use std::collections::{HashMap, HashSet};
     use std::sync::{Mutex, mpsc};

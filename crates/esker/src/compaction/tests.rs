@@ -298,7 +298,7 @@ fn what_was_deleted_while_a_cache_dropped_it_stays_deleted() {
         let engine = store.engine_for_test();
         let hash = engine.hash_of(&1u64.to_ne_bytes());
         let at = engine.index.lookup(hash).address();
-        let bytes = crate::store::chain::record_bytes(engine, at).unwrap();
+        let bytes = crate::descent::record_bytes(engine, at).unwrap();
         let mut mover = Mover::new(engine, at..at + bytes.len() as u64, engine.caching.as_ref());
         mover.consider(&Original { at, hash, bytes: &bytes }, None).unwrap();
         assert_eq!(engine.index.lookup(hash).address(), 0, "it has gone");
@@ -355,7 +355,7 @@ fn a_cache_drops_nothing_that_a_transaction_builds_on_while_it_commits() {
         store.put(&1, b"old").unwrap();
         store.commit().unwrap();
         let at = engine.index.lookup(hash).address();
-        let bytes = crate::store::chain::record_bytes(engine, at).unwrap();
+        let bytes = crate::descent::record_bytes(engine, at).unwrap();
         let committed = thread::scope(|scope| {
             scope.spawn(|| {
                 if begun.lock().unwrap().recv().is_ok() && clock.calls_left.load(SeqCst) == 0 {
@@ -563,7 +563,7 @@ fn what_lives_is_copied_while_its_bucket_moves() {
         store.commit().unwrap();
         engine.index.lookup(hash).address()
     });
-    let bytes = crate::store::chain::record_bytes(engine, new).unwrap();
+    let bytes = crate::descent::record_bytes(engine, new).unwrap();
     let moved = engine.index.while_it_moves_for_test(hash, old, || {
         let mut mover = Mover::new(engine, old..new + bytes.len() as u64, None);
         mover.consider(&Original { at: new, hash, bytes: &bytes }, None).unwrap();

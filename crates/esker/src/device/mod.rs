@@ -16,7 +16,7 @@ pub(crate) use buffer::AlignedBuffer;
 pub(crate) use file::{FileDevice, check_lock, read_stream};
 pub use memory::{MemoryDevice, MemoryStorage};
 pub(crate) use names::Names;
-pub(crate) use segments::{PREFIX as SEGMENT_PREFIX, Segments, ZEROS_BYTES_MAX, name as segment_name};
+pub(crate) use segments::{LOG, PREFIX as SEGMENT_PREFIX, Segments, ZEROS_BYTES_MAX, name as segment_name};
 pub(crate) use stream::Runs;
 pub use stream::{DeviceRead, ReadSource};
 

@@ -28,6 +28,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
+/// The log, as errors name it.
+pub(crate) const LOG: &str = "esker.log";
 /// The names of the files, before their numbers.
 pub(crate) const PREFIX: &str = "esker.log.";
 /// A quarter of what a process may open where nobody raised the limit.

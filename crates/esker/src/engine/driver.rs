@@ -1,11 +1,12 @@
 //! The driver: a thread of the store's that does early what others would have to wait for.
 
-use super::{Engine, lock, try_lock};
+use super::Engine;
 use crate::commit::Durability;
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::expiry::SAMPLE;
 use crate::sync::Mutex;
+use crate::sync::{lock, try_lock};
 use std::time::{Duration, Instant};
 
 const DRIVER_PAUSE: Duration = Duration::from_millis(1);

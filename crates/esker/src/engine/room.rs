@@ -10,7 +10,7 @@
 //! **A loan** is memory of the log's share that a scan has for its lists: the log evicts before it is granted, and has it back when the
 //! scan ends.
 
-use super::{Engine, lock, try_lock};
+use super::Engine;
 use crate::cache;
 use crate::commit::Boundaries;
 use crate::epoch::{Counter, Pin, Slot};
@@ -21,6 +21,7 @@ use crate::memory;
 use crate::record::Record;
 use crate::sync::atomic::{AtomicU64, Ordering::*};
 use crate::sync::thread;
+use crate::sync::{lock, try_lock};
 
 /// Buffers, slots, thread state: what is taken off the budget before log and index share it.
 pub(super) const FIXED_BYTES: u64 = 2 << 20;
@@ -433,7 +434,7 @@ impl Engine {
     }
 
     /// Freezes, writes and evicts so that the log keeps to its share with `room` bytes to spare. The driver's one step.
-    pub(super) fn shift_boundaries(&self, _: &Boundaries<'_>, room: u64) -> Result<()> {
+    fn shift_boundaries(&self, _: &Boundaries<'_>, room: u64) -> Result<()> {
         debug_assert!(!self.is_in_memory(), "what is in memory is nowhere else");
         self.check_writable()?;
         let (bounds, budget) = (&self.log.bounds, self.log.budget.load(Relaxed));

@@ -1,7 +1,7 @@
 //! A chain, as far as it lies in memory: from an index entry's newest record to older and older ones.
 //!
 //! ```text
-//! entry --> newest --> older --> ... | head | ... on the device (`store/chain.rs`) ... | floor | of no interest
+//! entry --> newest --> older --> ... | head | ... on the device (`descent.rs`) ... | floor | of no interest
 //! ```
 //! Addresses descend, so the way ends at the first one below `head`, or below the floor that the caller has: what compaction has copied.
 //! Whoever pinned before `head` was read may use the records: eviction waits for him.

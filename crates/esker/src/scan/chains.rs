@@ -10,13 +10,13 @@
 //! of what was read before it, so that all a round needs is the list, and what is under way.
 
 use crate::ahead::{joins_run, of_stream};
+use crate::descent::{Descent, Places};
 use crate::device::{DeviceRead, ReadSource, Runs, SECTOR_BYTES};
 use crate::engine::Engine;
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::log::ColdBytes;
 use crate::record::ColdRecord;
-use crate::store::chain::{Descent, Places};
 use std::io;
 use std::mem::take;
 use std::ops::Range;

@@ -16,18 +16,18 @@
 use super::doubts::{Doubt, Doubts, Many, Marks, Place};
 use super::{Frame, Visit, chains};
 use crate::ahead::{read_ahead, read_at_once};
-use crate::engine::{Engine, Layout};
+use crate::device::LOG;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::index::Seen;
 use crate::log::{BLOCK_BYTES, Log, block_end};
-use crate::manifest::LOG;
 use crate::memory::prefetch;
 use crate::record::{self, ADDRESS_MASK, VALID};
 use crate::scars::{self, Scar};
 use crate::snapshot::{Newest, View};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::hint;
-use crate::types::{Key, Value, layout};
+use crate::types::{Key, Layout, Value, layout};
 use crate::windows::WINDOW_BYTES;
 use std::ops::Range;
 

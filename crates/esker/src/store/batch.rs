@@ -2,7 +2,6 @@
 //! What is on the device is read in a stream, many keys at a time.
 
 use super::Store;
-use super::chain::{Places, Walk, Walked};
 use super::cold::Cold;
 use super::conditional::{Doomed, Version};
 use super::find::Found;
@@ -11,6 +10,7 @@ use super::step::{Known, Step};
 use super::waiting::{Waits, brought_here, give_way};
 use crate::ahead::of_stream;
 use crate::cache::Ending;
+use crate::descent::{Places, Walk, Walked};
 use crate::device::{DeviceRead, ReadSource};
 use crate::engine::Engine;
 use crate::epoch::{Counter, Pin};

@@ -7,8 +7,8 @@
 use super::Store;
 use super::batch::{GROUP, PART};
 use super::cold::FUTURES;
-use super::step::Held;
 use super::waiting::{Waits, give_way};
+use crate::descent::Held;
 use crate::error::Result;
 use crate::record::NEVER;
 use crate::types::{Key, Value};

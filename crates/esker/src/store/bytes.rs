@@ -3,7 +3,8 @@
 use super::Store;
 use super::expire::NewEnd;
 use super::find::{Found, Region};
-use super::step::{Held, Known, Step};
+use super::step::{Known, Step};
+use crate::descent::Held;
 use crate::epoch::{Counter, Pin};
 use crate::error::Result;
 use crate::index::Seen;
@@ -30,7 +31,7 @@ pub(super) enum Change<'v> {
 pub(super) type Old<'o> = Option<(&'o [u8], u64)>;
 
 /// When the value ends that an update makes of this one.
-pub(super) fn kept_end(old: Old<'_>) -> u64 {
+fn kept_end(old: Old<'_>) -> u64 {
     old.map_or(NEVER, |(_, expires)| expires)
 }
 

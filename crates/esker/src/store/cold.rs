@@ -14,10 +14,11 @@
 //! before the key that failed has its turn then.
 
 use super::Store;
-use super::chain::{Places, Walk, Walked};
-use super::step::{Held, Known, Step};
+use super::step::{Known, Step};
 use super::waiting::Waits;
 use crate::ahead::of_stream;
+use crate::descent::Held;
+use crate::descent::{Places, Walk, Walked};
 use crate::device::{DeviceRead, ReadSource};
 use crate::epoch::Counter;
 use crate::error::{Error, Result};

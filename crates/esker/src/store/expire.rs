@@ -13,8 +13,9 @@
 
 use super::Store;
 use super::find::{Found, Region};
-use super::step::{Held, Known, Step};
+use super::step::{Known, Step};
 use super::waiting::{Waits, brought_here};
+use crate::descent::Held;
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::expiry::{left_millis, millis, whole_millis};
@@ -120,7 +121,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     /// True if a chain that leads where it led still holds what was found there on the device: it has not ended, nor gone from a cache.
-    pub(super) fn has_stayed(&self, held: &Held) -> bool {
+    fn has_stayed(&self, held: &Held) -> bool {
         held.at >= self.engine.log.bounds.copied.load(Acquire) && !self.engine.has_passed(held.expires)
     }
 
@@ -376,7 +377,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }))
     }
 
-    pub(super) fn ttl_step(&self, key: &[u8], hash: u64, known: &mut Known) -> Result<Step<Option<u64>>> {
+    fn ttl_step(&self, key: &[u8], hash: u64, known: &mut Known) -> Result<Step<Option<u64>>> {
         let pin = self.engine.epochs.pin()?;
         if self.engine.is_held(hash) {
             return Ok(Step::Again);

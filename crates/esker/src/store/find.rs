@@ -1,8 +1,9 @@
 //! Finding a key's newest record, in memory or knowing that it is not there (`chain.rs` goes on).
 
 use super::Store;
-use super::step::{Held, Known};
+use super::step::Known;
 use crate::cache::Caching;
+use crate::descent::Held;
 use crate::engine::Engine;
 use crate::epoch::Pin;
 use crate::index::{Looked, Seen};

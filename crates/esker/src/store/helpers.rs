@@ -13,15 +13,15 @@
 //! Wakers are foreign code: they run without a lock held, and may panic or close the store. Who closes it on a thread of its own
 //! ([`is_own`]) waits for none of these: two that did would wait for each other.
 
-use super::chain::{Places, Walk, Walked};
-use super::step::Held;
 use crate::ahead::of_stream;
 use crate::cache::Duty;
+use crate::descent::Held;
+use crate::descent::{Places, Walk, Walked};
 use crate::device::{DeviceRead, ReadSource};
-use crate::engine::{Engine, wake};
+use crate::engine::Engine;
 use crate::epoch::Counter;
 use crate::error::{Error, Result, about};
-use crate::sync::swallow;
+use crate::sync::{swallow, wake};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -70,7 +70,7 @@ pub(super) struct Helpers {
 }
 
 impl Helpers {
-    /// What the key holds at the end of the chain that begins at `at`, `None` if nothing. `get`: as in `chain::read`.
+    /// What the key holds at the end of the chain that begins at `at`, `None` if nothing. `get`: as in `descent::read`.
     pub(super) fn read(&self, engine: &Arc<Engine>, at: u64, key: &[u8], get: Option<u64>) -> Result<Reply<Option<Held>>> {
         let (answer, reply) = ticket();
         let job = ReadJob { walk: Walk::new(engine, at).of_get(get), key: key.into(), answer };

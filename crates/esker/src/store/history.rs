@@ -10,7 +10,8 @@
 //! version. So is a change to the same value, for a version is of a value and not of a write.
 
 use super::step::pause;
-use super::{Store, Version, chain};
+use super::{Store, Version};
+use crate::descent;
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::record::{ABSENT, Record};
@@ -103,7 +104,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
             }
         };
         if cold != 0 && found.versions.len() < most {
-            chain::visit_in(&self.engine, &view, cold, key, Counter::ScanRead, |record| {
+            descent::visit_in(&self.engine, &view, cold, key, Counter::ScanRead, |record| {
                 found.add(&view, record.header, record.expires, || record.value.to_vec())
             })?;
         }

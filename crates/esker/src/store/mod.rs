@@ -23,7 +23,6 @@ mod batch_async;
 #[cfg(all(test, not(loom), not(shuttle)))]
 mod batch_tests;
 mod bytes;
-pub(crate) mod chain;
 mod cold;
 mod conditional;
 mod expire;
@@ -40,7 +39,7 @@ mod waiting;
 mod word;
 
 use crate::cache::{self, Ending, Flights};
-use crate::engine::{BUDGET_BYTES_MIN, Engine, Layout};
+use crate::engine::{BUDGET_BYTES_MIN, Engine};
 use crate::epoch::Counter;
 use crate::error::{Error, Result, about};
 use crate::options::ByteCount;
@@ -48,7 +47,7 @@ use crate::record::{self, ABSENT, KEY_BYTES_MAX, TOMBSTONE};
 use crate::stats::Stats;
 use crate::sync::atomic::Ordering::AcqRel;
 use crate::sync::{Mutex, Rule, broken, lock, try_lock};
-use crate::types::{Key, Value, layout};
+use crate::types::{Key, Layout, Value, layout};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, take};

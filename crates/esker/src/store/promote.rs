@@ -6,7 +6,8 @@
 
 use super::Store;
 use super::find::{Found, Region};
-use super::step::{Held, Step};
+use super::step::Step;
+use crate::descent::Held;
 use crate::epoch::{Counter, Pin};
 use crate::index::Seen;
 use crate::types::{Key, Value};

@@ -313,7 +313,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::engine::lock;
+    use crate::sync::lock;
     use crate::{MemoryDevice, Options};
     use std::sync::Arc;
 

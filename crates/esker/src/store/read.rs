@@ -2,7 +2,8 @@
 
 use super::Store;
 use super::find::Found;
-use super::step::{Held, Known, Step};
+use super::step::{Known, Step};
+use crate::descent::Held;
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::index::Seen;

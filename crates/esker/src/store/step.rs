@@ -4,7 +4,8 @@
 //! attempts again. So the same attempt serves blocking calls ([`Store::run`]), asynchronous ones (`waiting.rs`) and batches, which
 //! wait for the device together (`cold.rs`).
 
-use super::{Store, chain};
+use super::Store;
+use crate::descent::{self, Held};
 use crate::error::{Error, Result};
 use crate::sync::{hint, thread};
 use crate::types::{Key, Value};
@@ -43,17 +44,6 @@ impl<T> Step<T> {
             Self::Drain => Step::Drain,
         }
     }
-}
-
-/// What a key holds.
-pub(super) struct Held {
-    /// Where its record is.
-    pub(super) at: u64,
-    pub(super) value: Vec<u8>,
-    /// Until when, in milliseconds since 1970.
-    pub(super) expires: u64,
-    /// All of its record, room to grow included.
-    pub(super) bytes: u64,
 }
 
 /// What the attempts so far have brought.
@@ -103,7 +93,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         loop {
             match self.run_in_memory(&mut known, &mut attempt)? {
                 Ok(result) => return Ok(result),
-                Err(at) => known.set(at, chain::read(&self.engine, at, key, known.get())?),
+                Err(at) => known.set(at, descent::read(&self.engine, at, key, known.get())?),
             }
         }
     }

@@ -5,7 +5,8 @@
 //! thread waits for a device. No runtime is needed.
 
 use super::Store;
-use super::step::{Held, Known, SPINS, Step};
+use super::step::{Known, SPINS, Step};
+use crate::descent::Held;
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::record::NEVER;

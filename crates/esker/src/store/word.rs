@@ -130,7 +130,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     }
 
     #[inline(never)]
-    pub(super) fn rmw_word_slowly(&self, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Result<u64> {
+    fn rmw_word_slowly(&self, key: &[u8], hash: u64, update: &mut impl FnMut(Option<u64>) -> u64) -> Result<u64> {
         self.run(key, |known| self.rmw_word_step(key, hash, known, update))
     }
 

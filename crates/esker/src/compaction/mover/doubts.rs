@@ -6,15 +6,15 @@
 use super::{Mover, is_deletion};
 use crate::ahead::{joins_run, of_stream};
 use crate::copies::{Newest, Original};
+use crate::descent;
 use crate::device::{DeviceRead, ReadSource, Runs, SECTOR_BYTES};
-use crate::engine::Layout;
 use crate::error::{Error, Result};
 use crate::index::Seen;
 use crate::list::List;
 use crate::log::BLOCK_BYTES;
 use crate::record::{self, ABSENT, ADDRESS_MASK, VALID};
-use crate::store::chain;
 use crate::sync::atomic::Ordering::*;
+use crate::types::Layout;
 use std::io;
 use std::mem::{replace, take};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -150,7 +150,7 @@ impl Mover<'_> {
         let (at, hash) = (self.from + u64::from(doubt.at), self.engine.hash_of(&key));
         // From where the entry leads now: a newer record may have come and gone cold since the doubt arose.
         let Some(first) = self.cold_part(hash, &key)? else { return Ok(()) };
-        if let Some(bytes) = chain::newest_bytes(self.engine, first, &key, at)? {
+        if let Some(bytes) = descent::newest_bytes(self.engine, first, &key, at)? {
             // Should something newer have gone cold since, it is doubtful again, or dead.
             self.consider(&Original { at, hash, bytes: &bytes }, Some(first))?;
         }

@@ -14,8 +14,9 @@
 //! written behind the cut.)
 //! Ends of keys are judged by the clock as of the cut, which is read while no transaction is in its commit.
 
+use super::super::Store;
 use super::super::read::with_scratch;
-use super::super::{Store, chain};
+use crate::descent;
 use crate::epoch::Counter;
 use crate::error::Result;
 use crate::record::Record;
@@ -176,7 +177,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> ReadTransaction<'_, K, V> {
     fn find_cold(&self, at: u64, key: &[u8], into: &mut Vec<u8>) -> Result<bool> {
         let view = &self.snapshot.view;
         let mut is_value = false;
-        chain::visit_in(&self.store.engine, view, at, key, Counter::DeviceRead, |record| {
+        descent::visit_in(&self.store.engine, view, at, key, Counter::DeviceRead, |record| {
             is_value = view.is_value(record.header, record.expires);
             into.extend_from_slice(record.value);
             false

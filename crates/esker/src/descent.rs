@@ -4,11 +4,10 @@
 //! thread) is the caller's matter, and how far it goes. A [`Walk`] is one for a key's value. They know the layout at run time only:
 //! beside a device read that costs nothing, and the reader thread need not know the store's types.
 
-use super::step::Held;
 use crate::ahead::read_at_once;
 use crate::copies::Original;
 use crate::device::DeviceRead;
-use crate::engine::{Engine, Layout};
+use crate::engine::Engine;
 use crate::epoch::Counter;
 use crate::error::{Error, Result};
 use crate::expiry::Ends;
@@ -17,7 +16,19 @@ use crate::promotion::ColdFind;
 use crate::record::{self, ABSENT, ADDRESS_MASK, ColdRecord};
 use crate::snapshot::View;
 use crate::sync::atomic::Ordering::*;
+use crate::types::Layout;
 use std::ops::Range;
+
+/// What a key holds.
+pub(crate) struct Held {
+    /// Where its record is.
+    pub(crate) at: u64,
+    pub(crate) value: Vec<u8>,
+    /// Until when, in milliseconds since 1970.
+    pub(crate) expires: u64,
+    /// All of its record, room to grow included.
+    pub(crate) bytes: u64,
+}
 
 /// Where a way down a chain is: at the record at `at`, of which the first `bytes` are to be read.
 #[derive(Clone, Copy)]
@@ -69,14 +80,14 @@ impl Descent {
 
 /// A way to a key's value. At 0 it is over.
 #[derive(Clone, Copy)]
-pub(super) struct Walk {
+pub(crate) struct Walk {
     down: Descent,
     /// Of a get: the key's hash and where the walk began, for what it finds may come back into memory (`promotion.rs`).
     get: Option<(u64, u64)>,
 }
 
 /// What one read told a walk.
-pub(super) enum Walked<'r> {
+pub(crate) enum Walked<'r> {
     /// The key's value, where its record is, when it ends, and all bytes of it.
     Value { at: u64, value: &'r [u8], expires: u64, bytes: u64 },
     /// The key has no value on the device.
@@ -87,7 +98,7 @@ pub(super) enum Walked<'r> {
 
 impl Walked<'_> {
     /// What the key holds on the device, once that is known.
-    pub(super) fn held(self) -> Option<Option<Held>> {
+    pub(crate) fn held(self) -> Option<Option<Held>> {
         match self {
             Self::Value { at, value, expires, bytes } => Some(Some(Held { at, value: value.to_vec(), expires, bytes })),
             Self::Absent => Some(None),
@@ -98,7 +109,7 @@ impl Walked<'_> {
 
 impl Walk {
     /// Down the chain that begins at `at`, not under a pin.
-    pub(super) fn new(engine: &Engine, at: u64) -> Self {
+    pub(crate) fn new(engine: &Engine, at: u64) -> Self {
         // What lives below has a copy above, and the rest is dead, though an entry of other keys may lead to it. A walk that ends there
         // because compaction was quicker is not believed: the entry has another head by then.
         let at = if at < engine.log.bounds.copied.load(Acquire) { 0 } else { at };
@@ -106,21 +117,21 @@ impl Walk {
     }
 
     /// For a get of a key with this hash.
-    pub(super) fn of_get(self, hash: Option<u64>) -> Self {
+    pub(crate) fn of_get(self, hash: Option<u64>) -> Self {
         Self { get: hash.map(|hash| (hash, self.down.at)), ..self }
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.down.at == 0
     }
 
     /// What to read next. Not when the walk is over.
-    pub(super) fn read(&self, token: u64) -> DeviceRead {
+    pub(crate) fn read(&self, token: u64) -> DeviceRead {
         self.down.read(token)
     }
 
     /// Goes on with what was read.
-    pub(super) fn advance<'r>(&mut self, engine: &Engine, read: &'r mut DeviceRead, key: &[u8]) -> Result<Walked<'r>> {
+    pub(crate) fn advance<'r>(&mut self, engine: &Engine, read: &'r mut DeviceRead, key: &[u8]) -> Result<Walked<'r>> {
         let at = self.down.at;
         let record = engine.log.open_record(read).and_then(|cold| self.down.advance(engine.layout, &cold));
         // Its space was given back while it was read: what seems whole may end in zeros.
@@ -149,7 +160,7 @@ impl Walk {
 
 /// What the key holds at the end of the chain that begins at `at`, `None` if nothing. Not under a pin. `get`: the hash of the key
 /// that a get asks for.
-pub(super) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Result<Option<Held>> {
+pub(crate) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Result<Option<Held>> {
     let mut walk = Walk::new(engine, at).of_get(get);
     while !walk.is_over() {
         let mut read = read_for(Counter::DeviceRead, engine, walk.read(0))?;
@@ -162,7 +173,7 @@ pub(super) fn read(engine: &Engine, at: u64, key: &[u8], get: Option<u64>) -> Re
 
 /// Shows the key's records of a view in the chain that begins at `at`, the newest first, as long as `visit` wants more. Not under a
 /// pin, but while the view is held. `counter`: what its reads are for.
-pub(super) fn visit_in(
+pub(crate) fn visit_in(
     engine: &Engine,
     view: &View,
     at: u64,
@@ -278,7 +289,7 @@ impl<T> Places<T> {
     }
 
     /// All things; no read is under way any more.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = T> {
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
         self.free.clear();
         self.held.drain(..).flatten()
     }
