@@ -116,8 +116,10 @@ enum Purpose {
     Call,
     /// In the place of as much, which dies.
     Replacement,
-    /// Compaction's: from the reserve, if need be.
+    /// A copy of compaction's: from the reserve, if need be.
     Copy,
+    /// A piece for short copies: of what the copy of the longest record needs it takes nothing, for the thread keeps what is left of it.
+    Copies,
     /// Whatever the budget.
     Anyway,
 }
@@ -375,10 +377,11 @@ impl Log {
 
     /// As [`Log::allocate`], for a copy that compaction makes.
     pub(crate) fn allocate_from_reserve(&self, slot: &Slot, bytes: u64) -> Option<u64> {
-        // Other threads may have all that is left in their pieces.
-        let is_single = self.device.is_none() && bytes <= PIECE_RECORD_MAX;
-        let claim_one = || if is_single { self.claim(bytes, 1, Purpose::Copy) } else { None };
-        self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, Purpose::Copy)).or_else(claim_one)
+        let is_short = self.device.is_none() && bytes <= PIECE_RECORD_MAX;
+        // Other threads may have all that is left in their pieces. One by one copies take no more than goes with their stretch.
+        let claim_one = || if is_short { self.claim(bytes, 1, Purpose::Copy) } else { None };
+        let purpose = if is_short { Purpose::Copies } else { Purpose::Copy };
+        self.allocate(slot, bytes).or_else(|| self.allocate_piece(slot, bytes, purpose)).or_else(claim_one)
     }
 
     /// As [`Log::allocate`], over the budget if need be: for who can neither wait nor go back.
@@ -522,6 +525,7 @@ impl Log {
             Purpose::Call => budget.saturating_sub(self.reserve_lacking(0)),
             Purpose::Replacement => self.overdrawn().end.saturating_sub(self.reserve_lacking(0)),
             Purpose::Copy => budget + self.reserve.load(Relaxed),
+            Purpose::Copies => budget + self.reserve_for_short(),
             Purpose::Anyway => u64::MAX,
         }
     }

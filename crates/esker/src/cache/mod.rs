@@ -88,7 +88,8 @@ type Worth = Arc<dyn Fn(&[u8], &[u8]) -> f64 + Send + Sync>;
 ///
 /// To invalidate a group of keys at once, however many they are, put a *stamp* into their names: the value of a key of the group's own,
 /// never the same twice. When the stamp is deleted nobody asks for the old names any more, and they are dropped like all that is not read.
-/// (A scan's [`delete`](crate::Scan::delete) gives their room back at once.)
+/// (A scan's [`delete`](crate::Scan::delete) takes them away; their room comes back at their turn, or by
+/// [`Store::compact`](crate::Store::compact).)
 /// ```
 /// # use esker::{Cache, Options, Store};
 /// # use std::{io, time::UNIX_EPOCH};
@@ -190,8 +191,8 @@ impl Cache {
     ///
     /// It runs on a thread that needed the room, or on the store's own, outside the store: it may use it, if it waits for nobody who uses
     /// it. Threads that need room, or have loaded, wait for it, so keep it short; futures and the store's own threads do not, and what they
-    /// drop meanwhile takes memory beside the budget until it is told. A panic in it is swallowed. A clone of the store that it holds keeps the
-    /// store open for good: let it hold a `Weak` of an `Arc` of yours.
+    /// drop meanwhile takes memory beside the budget until it is told. A panic in it is swallowed. A clone of the store that it holds keeps
+    /// the store open for good: let it hold a `Weak` of an `Arc` of yours.
     #[must_use]
     pub fn on_eviction(mut self, listener: impl Fn(&[u8], &[u8], Eviction) + Send + Sync + 'static) -> Self {
         self.listener = Some(Arc::new(listener));

@@ -17,8 +17,8 @@ use futures_util::stream::FuturesUnordered;
 use std::borrow::Borrow;
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
-    /// The values of many keys, as [`Store::get_many`], without ever blocking this thread. `visit(i, value)` is called once for each key,
-    /// in any order, inside a poll.
+    /// The values of many keys, as [`Store::get_many`], without waiting here for device, room or lines. `visit(i, value)` is called once
+    /// for each key, in any order, inside a poll.
     ///
     /// # Errors
     /// As [`Store::get_async`], the first one met; some keys may not have been visited then.
@@ -79,8 +79,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok((number, self.value_async(key, hash).await?))
     }
 
-    /// Many puts, as [`Store::put_many`], without ever blocking this thread. In order, also for others: they may see the first n pairs, for
-    /// any n.
+    /// Many puts, as [`Store::put_many`], without waiting here for device, room or lines. In order, also for others: they may see the first
+    /// n pairs, for any n.
     ///
     /// A future that is dropped before it was ready has put the first n pairs.
     ///
@@ -112,8 +112,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.written_async(()).await
     }
 
-    /// Many read-modify-writes, as [`Store::rmw_many`], without ever blocking this thread. `update(i, old)` runs inside a poll, and may run
-    /// again; it must not use this store.
+    /// Many read-modify-writes, as [`Store::rmw_many`], without waiting here for device, room or lines. `update(i, old)` runs inside a
+    /// poll, and may run again; it must not use this store.
     ///
     /// A future that is dropped before it was ready has changed any part of the values, each of them wholly or not.
     ///
@@ -126,7 +126,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.rmw_many_by(Waits::Later, keys, update).await
     }
 
-    /// Many deletes, as [`Store::delete_many`], without ever blocking this thread. Returns how many keys had a value.
+    /// Many deletes, as [`Store::delete_many`], without waiting here for device, room or lines. Returns how many keys had a value.
     ///
     /// # Errors
     /// As [`Store::delete_async`], that of the first key that failed; the keys before it are gone, and some behind it may be.
@@ -139,7 +139,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 }
 
 impl<K: Key + ?Sized> Store<K, [u8]> {
-    /// Many appends, as [`Store::append_many`], without ever blocking this thread. In order for equal keys.
+    /// Many appends, as [`Store::append_many`], without waiting here for device, room or lines. In order for equal keys.
     ///
     /// A future that is dropped before it was ready has made any part of the appends, each of them wholly or not.
     ///

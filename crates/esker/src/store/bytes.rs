@@ -168,7 +168,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         if old.is_empty() { length } else { (length + length / 2).min(most.max(length)) }
     }
 
-    /// Counts it, and does it where the first record of the key's entry is the key's, mutable, and has room. The new length. `first` as above.
+    /// Counts it, and does it where the first record of the key's entry is the key's, mutable, and has room. The new length. `first` as
+    /// above.
     #[inline(always)]
     pub(super) fn append_at_once(&self, first: impl FnOnce() -> u64, key: &[u8], bytes: &[u8]) -> Option<usize> {
         let _pin = self.engine.epochs.pin_to_write(Counter::Append)?;

@@ -57,7 +57,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(self.get(key)?.map(|value| self.versioned(value)))
     }
 
-    /// [`Store::get_versioned`] without ever blocking this thread, as [`Store::get_async`].
+    /// [`Store::get_versioned`] without waiting here for device, room or lines, as [`Store::get_async`].
     ///
     /// # Errors
     /// As [`Store::get_async`].
@@ -78,7 +78,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         brought_here(self.put_if_version_by(Waits::Here, key, version, value))
     }
 
-    /// [`Store::put_if_version`] without ever blocking this thread, as [`Store::rmw_async`].
+    /// [`Store::put_if_version`] without waiting here for device, room or lines, as [`Store::rmw_async`].
     ///
     /// # Errors
     /// As [`Store::rmw_async`].
@@ -109,7 +109,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         brought_here(self.change_if(Waits::Here, key, Some(value), |old| old.is_none()))
     }
 
-    /// [`Store::put_if_absent`] without ever blocking this thread, as [`Store::rmw_async`].
+    /// [`Store::put_if_absent`] without waiting here for device, room or lines, as [`Store::rmw_async`].
     ///
     /// # Errors
     /// As [`Store::rmw_async`].
@@ -130,7 +130,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         brought_here(self.compare_and_swap_by(Waits::Here, key, expected, new))
     }
 
-    /// [`Store::compare_and_swap`] without ever blocking this thread, as [`Store::rmw_async`].
+    /// [`Store::compare_and_swap`] without waiting here for device, room or lines, as [`Store::rmw_async`].
     ///
     /// # Errors
     /// As [`Store::rmw_async`].

@@ -191,7 +191,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.written_by(waits, ()).await
     }
 
-    /// [`Store::put_with_ttl`] without ever blocking this thread, as [`Store::put_async`].
+    /// [`Store::put_with_ttl`] without waiting here for device, room or lines, as [`Store::put_async`].
     ///
     /// # Errors
     /// As [`Store::put_async`].
@@ -217,7 +217,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         brought_here(self.change_end(Waits::Here, key.bytes(), NewEnd::At(expires)))
     }
 
-    /// [`Store::expire_at`] without ever blocking this thread, as [`Store::rmw_async`].
+    /// [`Store::expire_at`] without waiting here for device, room or lines, as [`Store::rmw_async`].
     ///
     /// # Errors
     /// As [`Store::rmw_async`].
@@ -240,7 +240,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         brought_here(self.change_end(Waits::Here, key.bytes(), NewEnd::Never))
     }
 
-    /// [`Store::persist`] without ever blocking this thread, as [`Store::rmw_async`].
+    /// [`Store::persist`] without waiting here for device, room or lines, as [`Store::rmw_async`].
     ///
     /// # Errors
     /// As [`Store::rmw_async`].
@@ -280,7 +280,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         brought_here(self.get_and_renew_by(Waits::Here, key, ttl))
     }
 
-    /// [`Store::get_and_renew`] without ever blocking this thread, as [`Store::rmw_async`].
+    /// [`Store::get_and_renew`] without waiting here for device, room or lines, as [`Store::rmw_async`].
     ///
     /// # Errors
     /// As [`Store::rmw_async`].
@@ -356,7 +356,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         brought_here(self.ttl_by(Waits::Here, key))
     }
 
-    /// [`Store::ttl`] without ever blocking this thread, as [`Store::get_async`].
+    /// [`Store::ttl`] without waiting here for device, room or lines, as [`Store::get_async`].
     ///
     /// # Errors
     /// As [`Store::get_async`].

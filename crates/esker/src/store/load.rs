@@ -62,7 +62,8 @@ impl Loading {
 
     /// From `span` before its expiry on a value is loaded anew: one caller does so, and the others get the present value without waiting
     /// (refresh ahead, stale while revalidate). If that load fails, or what it brings cannot be kept, its caller, too, gets the present
-    /// value; until the expiry at most sixteen attempts are made in `span`. It is to be shorter than [`Loading::ttl`], or each call is within it.
+    /// value; until the expiry at most sixteen attempts are made in `span`. It is to be shorter than [`Loading::ttl`], or each call is
+    /// within it.
     #[must_use]
     pub fn renew_ahead(mut self, span: Duration) -> Self {
         self.ahead = span;
@@ -235,7 +236,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    /// [`Store::get_or_insert_with`] without ever blocking this thread.
+    /// [`Store::get_or_insert_with`] without waiting here for device, room or lines.
     ///
     /// The future of the one that loads may be dropped: another one that waits loads instead. Whoever awaits, inside `load`, the
     /// same key, or one whose loader awaits this one, waits for ever.
@@ -252,7 +253,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(value.unwrap_or_else(|| unreachable!("who takes no absence loads a value")))
     }
 
-    /// [`Store::get_or_load`] without ever blocking this thread, as [`Store::get_or_insert_with_async`].
+    /// [`Store::get_or_load`] without waiting here for device, room or lines, as [`Store::get_or_insert_with_async`].
     ///
     /// # Errors
     /// As [`Store::get_or_load`].

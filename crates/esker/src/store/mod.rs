@@ -65,7 +65,8 @@ pub use transaction::{ReadTransaction, Transaction};
 
 /// A key-value store, used through `&self` from any thread. Cloning it is cheap and gives the same store. Dropping the last clone closes
 /// it, and swallows the error that [`Store::close`] would return. Inside a closure that the store runs, a clock's or a cache's, the drop
-/// returns at once, and another thread closes when that has ended. A `static` is never dropped: close what is in one before the program ends.
+/// returns at once, and another thread closes when that has ended. A `static` is never dropped: close what is in one before the program
+/// ends.
 pub struct Store<K: Key + ?Sized, V: Value + ?Sized> {
     pub(crate) engine: Arc<Engine>,
     closer: Arc<Closer>,
@@ -501,8 +502,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// go on meanwhile.
     ///
     /// # Errors
-    /// `Io`, `Corruption` for a damaged block, by address; `Closed`; `Invalid` inside a closure that the store runs. Where a store in memory
-    /// has no room to move anything it ends early, without one.
+    /// `Io`, `Corruption` for a damaged block, by address; `Closed`; `Invalid` inside a closure that the store runs. Where a store in
+    /// memory has no room to move anything it ends early, without one.
     ///
     /// # Cost
     /// Reads the log, and writes what is live.
@@ -598,7 +599,8 @@ impl<K: Key + ?Sized> Store<K, [u8]> {
     /// As [`Store::rmw`]; `Invalid` if the value would become too large.
     ///
     /// # Cost
-    /// In place while the record has room, which each copy renews by half: amortised O(`bytes`).
+    /// In place while the record has room, which each copy renews by half: amortised O(`bytes`). What a line has frozen, or lies on the
+    /// device, is copied once before: a key costs O(its value) for each line that it grows behind, with `Durability::Always` for each call.
     pub fn append(&self, key: &K, bytes: &[u8]) -> Result<usize> {
         let length = self.append_bytes(key.bytes(), bytes)?;
         self.written(length)

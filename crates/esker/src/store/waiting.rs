@@ -116,8 +116,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(result)
     }
 
-    /// Ready when everything that had returned before this call is durable; as [`Store::commit`], without ever blocking this
-    /// thread. Futures that wait at the same time share the work.
+    /// Ready when everything that had returned before this call is durable; as [`Store::commit`], without waiting here for device, room or
+    /// lines. Futures that wait at the same time share the work.
     ///
     /// # Errors
     /// As [`Store::commit`]. `Closed` also when the store is closed while the future waits.
@@ -136,7 +136,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(held)
     }
 
-    /// The value of `key`, as [`Store::get`], without ever blocking this thread.
+    /// The value of `key`, as [`Store::get`], without waiting here for device, room or lines.
     ///
     /// Works under any executor. The first call that finds its key cold starts the store's reader thread, which has up to
     /// 128 reads under way together; a future that is dropped early is forgotten there.
@@ -179,8 +179,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.get_bytes_async(key.bytes(), V::own).await
     }
 
-    /// What `read` makes of the value of `key`; as [`Store::get_with`], without ever blocking this thread. It runs inside a poll, on a
-    /// copy.
+    /// What `read` makes of the value of `key`; as [`Store::get_with`], without waiting here for device, room or lines. It runs inside a
+    /// poll, on a copy.
     ///
     /// # Errors
     /// As [`Store::get_async`].
@@ -204,7 +204,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(self.value_async(key, hash).await?.map(|held| read(&held.value)))
     }
 
-    /// True if `key` has a value; as [`Store::contains`], without ever blocking this thread.
+    /// True if `key` has a value; as [`Store::contains`], without waiting here for device, room or lines.
     ///
     /// # Errors
     /// As [`Store::get_async`].
@@ -212,7 +212,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         Ok(self.get_async(key).await?.is_some())
     }
 
-    /// Sets the value of `key`, as [`Store::put`], without ever blocking this thread: where the log needs room, a helper
+    /// Sets the value of `key`, as [`Store::put`], without waiting here for device, room or lines: where the log needs room, a helper
     /// thread of the store makes it.
     ///
     /// A future that is dropped before it was ready has put the value or not.
@@ -236,7 +236,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.written_async(()).await
     }
 
-    /// Sets the value of `key` to what `update` makes of the old one, as [`Store::rmw`], without ever blocking this thread.
+    /// Sets the value of `key` to what `update` makes of the old one, as [`Store::rmw`], without waiting here for device, room or lines.
     ///
     /// `update` runs inside a poll, again when another thread was quicker; it must not use this store. A future that is
     /// dropped before it was ready has changed the value or not.
@@ -265,7 +265,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.written_async(V::own(&word.to_ne_bytes()[..Self::VALUE_WIDTH])).await
     }
 
-    /// Removes `key`, true if it had a value; as [`Store::delete`], without ever blocking this thread.
+    /// Removes `key`, true if it had a value; as [`Store::delete`], without waiting here for device, room or lines.
     ///
     /// # Errors
     /// As [`Store::rmw_async`].
@@ -285,8 +285,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 }
 
 impl<K: Key + ?Sized> Store<K, [u8]> {
-    /// Appends `bytes` to the value of `key` and returns the new length in bytes; as [`Store::append`], without ever
-    /// blocking this thread.
+    /// Appends `bytes` to the value of `key` and returns the new length in bytes; as [`Store::append`], without waiting here for device,
+    /// room or lines.
     ///
     /// # Errors
     /// As [`Store::append`]. `Closed` also when the store is closed while the future waits.

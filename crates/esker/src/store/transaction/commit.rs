@@ -202,8 +202,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         }
     }
 
-    /// True if what the writes have to make does not fit what is left of the log's memory. An attempt in vain would leave there what did fit,
-    /// dead: beside a scan, which holds it, nobody else would have room any more.
+    /// True if what the writes have to make does not fit what is left of the log's memory. An attempt in vain would leave there what did
+    /// fit, dead: beside a scan, which holds it, nobody else would have room any more.
     fn lacks_room(&self, pin: &Pin<'_>, touched: &[Touched<K, V>]) -> bool {
         let left = self.engine.log.bytes_left() + pin.slot.unfilled_bytes();
         if Self::written_bytes(touched).sum::<u64>() <= left {

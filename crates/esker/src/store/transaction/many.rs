@@ -39,7 +39,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
         brought_here(self.get_many_by(Waits::Here, keys, visit))
     }
 
-    /// The values of many keys; as [`Transaction::get_many`], without ever blocking this thread.
+    /// The values of many keys; as [`Transaction::get_many`], without waiting here for device, room or lines.
     ///
     /// # Errors
     /// As [`Transaction::get_many`]. `Closed` also when the store is closed while the future waits.

@@ -14,8 +14,8 @@ use crate::types::{Key, Value};
 use std::borrow::Borrow;
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
-    /// Runs `body` in a transaction and commits it, as [`Store::transaction`], without ever blocking this thread, if `body` uses
-    /// the asynchronous calls; a blocking one waits for what is cold.
+    /// Runs `body` in a transaction and commits it, as [`Store::transaction`], without waiting here for device, room or lines, if `body`
+    /// uses the asynchronous calls; a blocking one waits for what is cold.
     ///
     /// A future that is dropped before it was ready has made all the changes or none.
     ///
@@ -78,7 +78,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
 }
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
-    /// The value of `key`, as [`Transaction::get`], without ever blocking this thread.
+    /// The value of `key`, as [`Transaction::get`], without waiting here for device, room or lines.
     ///
     /// # Errors
     /// As [`Transaction::get`]. `Closed` also when the store is closed while the future waits.
@@ -86,7 +86,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
         self.read_bytes_async(key, V::own).await
     }
 
-    /// True if `key` has a value; as [`Transaction::contains`], without ever blocking this thread.
+    /// True if `key` has a value; as [`Transaction::contains`], without waiting here for device, room or lines.
     ///
     /// # Errors
     /// As [`Transaction::get_async`].
@@ -94,7 +94,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
         Ok(self.read_bytes_async(key, |_| ()).await?.is_some())
     }
 
-    /// Sets the value of `key` to what `update` makes of the old one; as [`Transaction::rmw`], without ever blocking this thread.
+    /// Sets the value of `key` to what `update` makes of the old one; as [`Transaction::rmw`], without waiting here for device, room or
+    /// lines.
     ///
     /// # Errors
     /// As [`Transaction::rmw`] and [`Transaction::get_async`].
@@ -117,7 +118,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
         Ok(is_there)
     }
 
-    /// Makes all changes at one moment; as [`Transaction::commit`], without ever blocking this thread.
+    /// Makes all changes at one moment; as [`Transaction::commit`], without waiting here for device, room or lines.
     ///
     /// A future that is dropped before it was ready has made all the changes or none.
     ///
@@ -148,7 +149,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Transaction<'_, K, V> {
 }
 
 impl<K: Key + ?Sized> Transaction<'_, K, [u8]> {
-    /// Appends `bytes` to the value of `key`; as [`Transaction::append`], without ever blocking this thread.
+    /// Appends `bytes` to the value of `key`; as [`Transaction::append`], without waiting here for device, room or lines.
     ///
     /// # Errors
     /// As [`Transaction::append`] and [`Transaction::get_async`].

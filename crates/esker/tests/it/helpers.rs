@@ -1,9 +1,7 @@
 //! The store's own threads: what calls share by them, and how they end, whatever foreign code is at work there: wakers, listeners, a
 //! device that panics.
 
-mod common;
-
-use common::block_on;
+use crate::common::block_on;
 use esker::{Cache, Device, Durability, Error, MemoryStorage, Options, ReadSource, Storage, Store, Value};
 use std::future::{Future, poll_fn};
 use std::io;

@@ -2,14 +2,9 @@
 //! an exact cut. Each thread's part of it is a prefix of what that thread did, and holds all that had returned when the
 //! commit was asked for.
 
-#[path = "common/minded.rs"]
-mod minded;
-#[path = "common/raise.rs"]
-mod raise;
-
+use crate::minded::{Call, Minded};
+use crate::raise::Raise;
 use esker::{Durability, Error, MemoryDevice, MemoryStorage, Options, Storage, Store, Warning};
-use minded::{Call, Minded};
-use raise::Raise;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};

@@ -1,11 +1,8 @@
 //! Space comes back: on disk, in memory, and with it everything that lives.
 
-#[path = "common/raise.rs"]
-mod raise;
-
+use crate::raise::Raise;
 use esker::aggregate::Count;
 use esker::{Error, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, SpaceStats, Storage, Store, Ttl, Value, Warning};
-use raise::Raise;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -543,6 +540,39 @@ fn a_long_value_at_the_beginning_stops_no_compaction() {
 /// Puts values of a kilobyte, from this key on, until the store is full: the first key that did not fit.
 fn fill(store: &Store<u64, [u8]>, first: u64) -> u64 {
     (first..).find(|key| store.put(key, &[7; 1000]).is_err()).unwrap()
+}
+
+/// Each thread that did a stretch kept the rest of a piece, out of the room for a copy of the longest value, until nothing could be given
+/// back any more, whatever was deleted.
+#[test]
+fn stretches_of_many_threads_leave_room_for_the_longest() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).in_memory().unwrap();
+    (1..=4100u64).for_each(|key| store.put(&key, &[7; 1000]).unwrap());
+    // Behind sixteen stretches.
+    store.put(&0, &vec![1; 1 << 20]).unwrap();
+    let end = fill(&store, 4101);
+    let done = std::sync::Barrier::new(17);
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            let (told, tell) = std::sync::mpsc::channel();
+            let (store, done) = (&store, &done);
+            scope.spawn(move || {
+                let went = store.compact_stretch();
+                told.send(()).unwrap();
+                // They all stay: else a thread would go on with the piece of one before.
+                done.wait();
+                assert!(went.unwrap());
+            });
+            tell.recv().unwrap();
+        }
+        while store.compact_stretch().unwrap_or(false) && store.stats().space.stretches < 40 {}
+        let deleted = (6500..end).filter(|key| store.delete(key).unwrap()).count();
+        let (given, put) = (store.compact(), store.put(&(1 << 40), &[7; 1000]));
+        done.wait();
+        assert!(deleted > 3_000 && given.unwrap() > 3 << 20, "{deleted} {:?}", store.stats());
+        put.unwrap();
+    });
+    assert_eq!(store.get(&0).unwrap(), Some(vec![1; 1 << 20]));
 }
 
 /// Room for a copy of the longest value is left free, but only while there is one.

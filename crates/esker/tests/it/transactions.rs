@@ -1,14 +1,9 @@
 //! Transactions, one at a time: what they read, change, refuse and leave behind. (`bank.rs` has many at once.)
 
-#[path = "common/minded.rs"]
-mod minded;
-#[path = "common/raise.rs"]
-mod raise;
-
+use crate::minded::{Call, Minded};
+use crate::raise::Raise;
 use esker::rehearse::Crowding;
 use esker::{Clock, Error, ManualClock, MemoryStorage, Options, Store, Transaction, Ttl};
-use minded::{Call, Minded};
-use raise::Raise;
 use std::borrow::Borrow;
 use std::io;
 use std::sync::Arc;

@@ -1,10 +1,7 @@
 //! Keys that end by themselves: in every layout, wherever their records lie, and without one sleep.
 
-#[path = "common/raise.rs"]
-mod raise;
-
+use crate::raise::Raise;
 use esker::{Cache, Clock, Cursor, Error, Key, Loading, ManualClock, MemoryStorage, Options, Store, Ttl, Value};
-use raise::Raise;
 use std::borrow::Borrow;
 use std::cell::RefCell;
 use std::future::Future;

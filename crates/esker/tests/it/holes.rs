@@ -1,13 +1,8 @@
 //! Full stores in memory whose pairs come and go: new ones take the places of those that went.
 
-#[path = "common/raise.rs"]
-mod raise;
-#[path = "common/random.rs"]
-mod random;
-
+use crate::raise::Raise;
+use crate::random::Random;
 use esker::{Cursor, Error, Options, Scan, Store};
-use raise::Raise;
-use random::Random;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 

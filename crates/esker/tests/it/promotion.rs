@@ -1,10 +1,7 @@
 //! Cold records that are read again and again come back into memory, change nothing by it, and survive like any other.
 
-#[path = "common/raise.rs"]
-mod raise;
-
+use crate::raise::Raise;
 use esker::{Options, Store};
-use raise::Raise;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 

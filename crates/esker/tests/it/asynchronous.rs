@@ -2,9 +2,7 @@
 //!
 //! The executor is as poor as can be: it polls everything again whenever anything woke it. What works here needs no runtime.
 
-mod common;
-
-use common::{Unpark, block_on};
+use crate::common::{Unpark, block_on};
 use esker::{Device, DeviceRead, Error, MemoryDevice, MemoryStorage, Options, ReadSource, Store, Transaction, Ttl};
 use std::collections::HashMap;
 use std::future::Future;

@@ -1,20 +1,13 @@
 //! Transactions that only read: each sees the store as of its beginning, whatever goes on, and none ever conflicts.
 
-#[path = "common/raise.rs"]
-mod raise;
-#[path = "common/random.rs"]
-mod random;
-#[path = "common/traffic.rs"]
-mod traffic;
-
+use crate::raise::Raise;
+use crate::random::Random;
+use crate::traffic::maintain;
 use esker::{Clock, Cursor, Error, ManualClock, Options, ReadTransaction, Store, Value};
-use raise::Raise;
-use random::Random;
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
-use traffic::maintain;
 
 impl Random {
     /// The numbers below `count` in some order.

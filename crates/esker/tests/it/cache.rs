@@ -1,15 +1,9 @@
 //! A cache is bounded, makes room, keeps what is asked for, loads once, and tells what it drops.
 
-mod common;
-#[path = "common/minded.rs"]
-mod minded;
-#[path = "common/raise.rs"]
-mod raise;
-
-use common::block_on;
+use crate::common::block_on;
+use crate::minded::{Call, Minded};
+use crate::raise::Raise;
 use esker::{Cache, Durability, Error, Eviction, Loading, ManualClock, MemoryStorage, Options, Storage, Store, Ttl, Value};
-use minded::{Call, Minded};
-use raise::Raise;
 use std::borrow::Borrow;
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;

@@ -1,20 +1,13 @@
 //! Transactions of many threads: sums stay, rules over two keys hold, nothing is lost and nobody sees a half; while plain calls,
 //! lines, compaction, eviction and growth go on, and across crashes.
 
-#[path = "common/raise.rs"]
-mod raise;
-#[path = "common/random.rs"]
-mod random;
-#[path = "common/traffic.rs"]
-mod traffic;
-
+use crate::raise::Raise;
+use crate::random::Random;
+use crate::traffic::maintain;
 use esker::{Durability, Error, MemoryStorage, Options, Store, Transaction};
-use raise::Raise;
-use random::Random;
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use traffic::maintain;
 
 fn words() -> Store<u64, u64> {
     Options::new().memory("16MiB").in_memory().unwrap()

@@ -1,17 +1,12 @@
 //! Scans: every key once, as of one moment, whatever goes on; on all layouts, in memory and larger than it, by each way.
 
-#[path = "common/minded.rs"]
-mod minded;
-#[path = "common/raise.rs"]
-mod raise;
-
+use crate::minded::{Call, Minded};
+use crate::raise::Raise;
 use esker::aggregate::{Count, Sum};
 use esker::{
     Cache, Cursor, Device, Durability, Error, Key, ManualClock, MemoryDevice, MemoryStorage, Options, SECTOR_BYTES, Scan, Store, Strategy,
     Value,
 };
-use minded::{Call, Minded};
-use raise::Raise;
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::io;
