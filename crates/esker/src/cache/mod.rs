@@ -190,7 +190,8 @@ impl Cache {
     /// deleted, nor of all that leave a disk (a key whose index entry another key shares goes unheard).
     ///
     /// It runs on a thread that needed the room, or on the store's own, outside the store: it may use it, if it waits for nobody who uses
-    /// it. Threads that need room, or have loaded, wait for it, so keep it short; futures and the store's own threads do not, and what they
+    /// it, a loader on another thread included. One that puts a pair for each that it hears of is never done, for each of those puts makes
+    /// another one leave. Threads that need room, or have loaded, wait for it, so keep it short; futures and the store's own threads do not, and what they
     /// drop meanwhile takes memory beside the budget until it is told. A panic in it is swallowed. A clone of the store that it holds keeps
     /// the store open for good: let it hold a `Weak` of an `Arc` of yours.
     #[must_use]

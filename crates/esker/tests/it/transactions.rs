@@ -321,7 +321,13 @@ fn with_an_ending_key<V: esker::Value + ?Sized>(value: &V, check: impl Fn(&Store
         store.put_with_ttl(&1, value, END).unwrap();
         match state {
             "frozen" => store.commit().unwrap(),
-            "cold" => (1_000..800_000).for_each(|key| store.put(&key, value).unwrap()),
+            // Once more where it came back into memory with another key of its entry.
+            "cold" => {
+                _ = (1u64..).find(|n| {
+                    (n * 800_000..(n + 1) * 800_000).for_each(|key| store.put(&key, value).unwrap());
+                    store.contains(&1).unwrap() && store.stats().operations.device_reads > 0
+                })
+            }
             _ => {}
         }
         check(&store, &clock);
