@@ -8,7 +8,8 @@
 
 #![cfg(target_os = "linux")]
 
-use esker::{Options, Store};
+use esker::{Cache, Error, Options, Store};
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const BUDGET: u64 = 32 << 20;
@@ -91,9 +92,50 @@ fn threads() {
     store.close().unwrap();
 }
 
+/// A store that has nowhere else to go is full, and not larger; what is in it can be changed then.
+fn in_memory() {
+    let baseline = resident();
+    let store: Store<u64, [u8; 100]> = Options::new().memory(BUDGET).in_memory().unwrap();
+    let held = RefCell::new(Vec::new());
+    grow("in memory", baseline, 2 * BUDGET / 116, |id| match store.put(&id, &[id as u8; 100]) {
+        Ok(()) => held.borrow_mut().push(id),
+        Err(Error::Full) => {}
+        Err(error) => panic!("{error}"),
+    });
+    let held = held.into_inner();
+    assert!((BUDGET / 2 / 116..BUDGET / 116).contains(&(held.len() as u64)), "{} records", held.len());
+    for id in held {
+        assert_eq!(store.get(&id).unwrap(), Some([id as u8; 100]), "{id}");
+        store.put(&id, &[!id as u8; 100]).unwrap();
+        assert_eq!(store.get(&id).unwrap(), Some([!id as u8; 100]), "{id}");
+    }
+    store.close().unwrap();
+}
+
+/// A cache drops what it has no room for, wherever it keeps it.
+fn caches() {
+    for disk in [None, Some(4 * BUDGET)] {
+        let baseline = resident();
+        let options = Options::new().memory(BUDGET);
+        let store: Store<u64, [u8; 100]> = match disk {
+            None => options.cache(Cache::new()).in_memory().unwrap(),
+            Some(bytes) => options.cache(Cache::new().disk(bytes)).open_temporary().unwrap(),
+        };
+        let name = if disk.is_none() { "a cache" } else { "a cache on a disk" };
+        grow(name, baseline, growth() * BUDGET / 116, |id| {
+            store.put(&id, &[id as u8; 100]).unwrap();
+            assert!(store.get(&(id / 2)).unwrap().is_none_or(|value| value == [(id / 2) as u8; 100]));
+        });
+        assert!(store.stats().cache.unwrap().evictions > 0);
+        store.close().unwrap();
+    }
+}
+
 #[test]
 fn resident_memory_keeps_to_the_budget() {
     pairs();
     records();
     threads();
+    in_memory();
+    caches();
 }

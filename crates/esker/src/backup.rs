@@ -401,5 +401,5 @@ fn sectors(part: &Range<u64>) -> Range<u64> {
     sector(part.start)..sector(part.end)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;

@@ -22,7 +22,7 @@
 mod due;
 mod mover;
 mod pieces;
-#[cfg(all(test, not(loom), not(shuttle)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 
 use crate::cache::Caching;

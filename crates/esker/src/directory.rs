@@ -257,7 +257,7 @@ fn at(path: &Path, error: io::Error) -> Error {
     about(error, format_args!("path={}", path.display())).into()
 }
 
-#[cfg(all(test, not(loom), not(shuttle)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use std::cell::RefCell;

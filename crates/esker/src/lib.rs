@@ -76,7 +76,7 @@ mod group;
 mod image;
 mod index;
 mod joining;
-#[cfg(all(test, not(loom), not(shuttle)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod joining_tests;
 mod latches;
 mod lines;
@@ -86,9 +86,9 @@ mod log;
 mod loom_models;
 mod manifest;
 mod memory;
-#[cfg(all(test, not(loom), not(shuttle)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod memory_tests;
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle))))]
 #[path = "../tests/common/minded.rs"]
 mod minded;
 mod options;

@@ -479,7 +479,7 @@ fn layout_of(name: &str) -> Option<Layout> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::{MemoryStorage, Options, Store};

@@ -485,5 +485,5 @@ impl Visitor for Joining<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;

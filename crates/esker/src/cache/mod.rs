@@ -519,7 +519,7 @@ impl Caching {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::record::LIFE;

@@ -136,7 +136,7 @@ impl Pieces {
         false
     }
 
-    #[cfg(all(test, not(loom), not(shuttle)))]
+    #[cfg(all(test, not(any(loom, shuttle))))]
     fn helped(&self) -> u64 {
         self.lock().helped
     }
@@ -332,7 +332,7 @@ impl Mover<'_> {
     }
 }
 
-#[cfg(all(test, not(loom), not(shuttle)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::sync::atomic::{AtomicBool, Ordering::*};

@@ -72,7 +72,7 @@ pub(super) fn sector_bytes(sectors: &[Sector]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(sectors.as_ptr().cast(), size_of_val(sectors)) }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 

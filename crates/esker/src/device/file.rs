@@ -118,7 +118,7 @@ pub(crate) fn read_stream(device: &dyn Device, io_uring: bool, source: &mut dyn 
     pool::read_stream(device, source);
 }
 
-#[cfg(all(test, not(loom), not(shuttle)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::device::{AlignedBuffer, DeviceRead, SECTOR_BYTES};

@@ -153,7 +153,7 @@ impl Crew {
     }
 }
 
-#[cfg(all(test, not(loom), not(shuttle)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::device::{FileDevice, SECTOR_BYTES};

@@ -273,7 +273,7 @@ impl Ring {
     }
 }
 
-#[cfg(all(test, not(loom), not(shuttle)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::device::{FileDevice, SECTOR_BYTES, read_stream};

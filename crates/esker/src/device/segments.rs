@@ -388,7 +388,7 @@ impl Device for Segments {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::directory::Directory;

@@ -37,9 +37,9 @@ mod publish;
 mod restore;
 mod shape;
 mod shrink;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod shrink_tests;
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 mod walk;
 

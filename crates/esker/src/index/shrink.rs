@@ -252,7 +252,7 @@ impl Index {
     }
 
     /// A table of 2^level buckets, as if its records were cold.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn grow_to_for_test(&self, level: u32) {
         struct Cold;
         impl super::Records for Cold {

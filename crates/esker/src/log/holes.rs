@@ -215,7 +215,7 @@ impl Holes {
         }
     }
 
-    #[cfg(all(test, not(loom), not(shuttle)))]
+    #[cfg(all(test, not(any(loom, shuttle))))]
     pub(crate) fn bytes_for_test(&self) -> u64 {
         self.bytes.load(Relaxed)
     }

@@ -66,7 +66,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByIndex<'a, K, V> {
     }
 
     /// One thread's share.
-    pub(super) fn work(&self, visit: &mut impl Visit) -> Result<()> {
+    pub(super) fn work(&self, visit: &mut dyn Visit<K, V>) -> Result<()> {
         let (mut walker, mut rows, mut walked) = (Walker::default(), Rows::default(), 0);
         let chains_max = self.frame.cold_chains_max();
         loop {
@@ -84,7 +84,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByIndex<'a, K, V> {
                     self.frame.control.advance(0)?;
                 }
                 at = self.frame.walk(&mut walker, from, last, BUCKETS, &mut rows)?;
-                self.frame.show(&mut rows, visit);
+                visit.rows(&mut rows);
                 if walker.cold.len() >= chains_max {
                     self.frame.follow_cold(&mut walker, Some(take(&mut walked)), visit)?;
                 }
@@ -180,7 +180,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
 
     /// Follows the chains that go on on the device; then so many parts more are done, and along the way some of them. Where none are given
     /// nobody is asked meanwhile.
-    pub(super) fn follow_cold(&self, walker: &mut Walker, parts: Option<u64>, visit: &mut impl Visit) -> Result<()> {
+    pub(super) fn follow_cold(&self, walker: &mut Walker, parts: Option<u64>, visit: &mut dyn Visit<K, V>) -> Result<()> {
         let mut chains: Vec<_> = walker.cold.drain(..).map(|chain| (chain.at, Some(chain))).collect();
         let (all, mut followed, mut told, mut read) = (chains.len().max(1) as u64, 0, 0, 0);
         chains::follow(self.engine(), self.view.begin, &mut chains, |chain, at, record| {
@@ -194,7 +194,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
                 let mark = if goes_on || !chain.met.is_empty() { self.engine().hasher.fingerprint(key) } else { 0 };
                 if !chain.met.contains(&mark) {
                     if self.view.is_value(record.header, record.expires) && self.wants(key) {
-                        visit(key, record.value);
+                        visit.pair(key, record.value);
                     }
                     chain.met.push(mark);
                 }

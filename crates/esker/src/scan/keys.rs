@@ -60,7 +60,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
     }
 
     /// One thread's share.
-    pub(super) fn work(&self, visit: &mut impl Visit) -> Result<()> {
+    pub(super) fn work(&self, visit: &mut dyn Visit<K, V>) -> Result<()> {
         let mut rows = Rows::default();
         let mut cold = Vec::new();
         let Some(keys) = self.keys else { return Ok(()) };
@@ -82,7 +82,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
                     return Ok(true);
                 }
                 if self.frame.view.is_value(record.header, record.expires) {
-                    visit(key, record.value);
+                    visit.pair(key, record.value);
                 }
                 Ok(false)
             })?;
@@ -90,8 +90,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
         }
     }
 
-    #[inline(always)]
-    fn look_up(&self, group: &[&'a [u8]], rows: &mut Rows, cold: &mut Vec<(u64, &'a [u8])>, visit: &mut impl Visit) -> Result<()> {
+    fn look_up(&self, group: &[&'a [u8]], rows: &mut Rows, cold: &mut Vec<(u64, &'a [u8])>, visit: &mut dyn Visit<K, V>) -> Result<()> {
         let engine = self.frame.engine();
         let ripened = engine.log.holes.ripened();
         let mut hashes = [0; GROUP];
@@ -120,7 +119,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByKeys<'a, K, V> {
                 }
             }
             drop(pin);
-            self.frame.show(rows, visit);
+            visit.rows(rows);
         }
         Ok(())
     }

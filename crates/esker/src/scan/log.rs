@@ -24,7 +24,7 @@ use crate::log::{BLOCK_BYTES, Log, block_end};
 use crate::memory::prefetch;
 use crate::record::{self, ADDRESS_MASK, VALID};
 use crate::scars::{self, Scar};
-use crate::snapshot::{Newest, View};
+use crate::snapshot::{Newest, Plain, View};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::hint;
 use crate::types::{Key, Layout, Value, layout};
@@ -35,6 +35,11 @@ use std::ops::Range;
 const GROUP: usize = 64;
 /// Blocks read together: half a mebibyte, four with all that are read ahead.
 const PIECE_BLOCKS: u64 = 128;
+
+/// Takes whole records of a cold piece that begins at this address, with what was given up of it; how many bytes that is.
+type TakePiece<'t> = dyn FnMut(u64, &[u8], &[Scar]) -> Result<usize> + 't;
+/// Takes records that count, and where they lie in the bytes.
+type ShowGroup<'s> = dyn FnMut(&[(Doubt, Range<usize>)], &[u8]) + 's;
 
 /// A scan by log that several threads share.
 pub(super) struct ByLog<'a, K: Key + ?Sized, V: Value + ?Sized> {
@@ -80,7 +85,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     }
 
     /// One thread's share.
-    pub(super) fn work(&self, visit: &mut impl Visit) -> Result<()> {
+    pub(super) fn work(&self, visit: &mut dyn Visit<K, V>) -> Result<()> {
         let doubts = Doubts::of(self.frame.engine());
         let mut work = Work { bytes: Vec::new(), group: Vec::new(), doubts };
         if !self.is_cold_taken.swap(true, Relaxed) {
@@ -95,7 +100,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
         self.follow_chains(&mut work, visit)
     }
 
-    fn stretch(&self, stretch: Range<u64>, work: &mut Work<'_>, visit: &mut impl Visit) -> Result<()> {
+    fn stretch(&self, stretch: Range<u64>, work: &mut Work<'_>, visit: &mut dyn Visit<K, V>) -> Result<()> {
         let mut bytes = std::mem::take(&mut work.bytes);
         bytes.clear();
         let is_asked = fetch(self.frame.engine(), stretch.clone(), &mut bytes)?;
@@ -108,10 +113,10 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     }
 
     /// The part that ends where the first stretch begins.
-    fn cold(&self, work: &mut Work<'_>, visit: &mut impl Visit) -> Result<()> {
+    fn cold(&self, work: &mut Work<'_>, visit: &mut dyn Visit<K, V>) -> Result<()> {
         let (begin, end) = (self.frame.view.begin, self.starts[0]);
         work.doubts.begin_part(begin..end);
-        self.walk_cold(begin..end, |base, bytes, scars| {
+        self.walk_cold(begin..end, &mut |base, bytes, scars| {
             let read = self.read(base, bytes, true, scars, work, visit)?;
             self.frame.control.advance(read as u64)?;
             Ok(read)
@@ -121,9 +126,8 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
         Ok(())
     }
 
-    /// Shows a part of the log that begins and ends with a record, a piece after the other, each of which begins with one: `take(address,
-    /// bytes, scars)` says how many bytes whole records took.
-    fn walk_cold(&self, part: Range<u64>, mut take: impl FnMut(u64, &[u8], &[Scar]) -> Result<usize>) -> Result<()> {
+    /// Shows a part of the log that begins and ends with a record, a piece after the other.
+    fn walk_cold(&self, part: Range<u64>, take: &mut TakePiece<'_>) -> Result<()> {
         let engine = self.frame.engine();
         let end = part.end;
         let scars = engine.scars.all();
@@ -163,21 +167,19 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     }
 
     /// Visits what lives in these bytes, which begin at `base`; returns how many bytes whole records take.
-    #[inline(always)]
-    fn read(&self, base: u64, bytes: &[u8], is_asked: bool, scars: &[Scar], work: &mut Work<'_>, visit: &mut impl Visit) -> Result<usize> {
+    fn read(
+        &self,
+        base: u64,
+        bytes: &[u8],
+        is_asked: bool,
+        scars: &[Scar],
+        work: &mut Work<'_>,
+        visit: &mut dyn Visit<K, V>,
+    ) -> Result<usize> {
         let frame = self.frame;
         let (engine, view) = (frame.engine(), &frame.view);
         if !is_asked && let Some(plain) = view.plain(base, base + bytes.len() as u64) {
-            let selects = frame.selects();
-            return walk(layout::<K, V>(), base, bytes, |at, header, record| {
-                if plain.is_lasting(header) || view.counts(at, header) && frame.view.is_value(header, record::expiry_of(record)) {
-                    let (key, value) = frame.pair(record);
-                    if !selects || frame.wants(key) {
-                        visit(key, value);
-                    }
-                }
-                Ok(())
-            });
+            return visit.newest(frame, &Piece { base, bytes, plain });
         }
         let read = walk(layout::<K, V>(), base, bytes, |at, header, record| {
             if !self.counts(at, header, scars) {
@@ -192,7 +194,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
                 return Ok(());
             }
             if !is_asked {
-                visit(key, value);
+                visit.pair(key, value);
                 return Ok(());
             }
             let hash = frame.hash(key);
@@ -213,7 +215,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     }
 
     /// Visits those of a group that live.
-    fn ask(&self, bytes: &[u8], work: &mut Work<'_>, visit: &mut impl Visit) -> Result<()> {
+    fn ask(&self, bytes: &[u8], work: &mut Work<'_>, visit: &mut dyn Visit<K, V>) -> Result<()> {
         let engine = self.frame.engine();
         let Work { group, doubts, .. } = work;
         let (mut lives, mut elsewhere, mut count) = (0u64, [0; GROUP], 0);
@@ -251,7 +253,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
         }
         while lives != 0 {
             let (key, value) = self.frame.pair(&bytes[group[lives.trailing_zeros() as usize].bytes.clone()]);
-            visit(key, value);
+            visit.pair(key, value);
             lives &= lives - 1;
         }
         let until = group.pop().map(|last| last.at + last.bytes.len() as u64);
@@ -277,7 +279,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     }
 
     /// Has room for a group's doubts; all that there are lie below `until`, where a record ends.
-    fn make_room(&self, work: &mut Work<'_>, until: u64, visit: &mut impl Visit) -> Result<()> {
+    fn make_room(&self, work: &mut Work<'_>, until: u64, visit: &mut dyn Visit<K, V>) -> Result<()> {
         if !work.doubts.are_full(GROUP) {
             return Ok(());
         }
@@ -289,26 +291,26 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
 
     /// Settles many doubts, which all lie below `until`, where a record ends: lets all pass by that is newer, and visits those that are
     /// left.
-    fn sweep(&self, work: &mut Work<'_>, until: u64, visit: &mut impl Visit) -> Result<()> {
+    fn sweep(&self, work: &mut Work<'_>, until: u64, visit: &mut dyn Visit<K, V>) -> Result<()> {
         let Some(many) = work.doubts.many.as_mut().filter(|many| many.first > 0) else { return Ok(()) };
         let frame = self.frame;
         // No chain led to anything that is above by now without having been looked at in memory.
         let end = starts(frame.engine(), &frame.view)?[0];
         let from = many.unasked.unwrap_or(until);
         let mut passing = Vec::with_capacity(GROUP);
-        self.each_group(from..end, |group, _| {
+        self.each_group(from..end, &mut |group, _| {
             passing.extend(group.iter().map(|(record, _)| (*record, many.place(record.mark))));
             passing.retain(|(_, place)| many.may_have(*place));
             passing.drain(..).for_each(|(record, place)| many.pass(record, place));
         })?;
         let mut met = Vec::with_capacity(GROUP);
-        self.each_group(many.first..until, |group, bytes| {
+        self.each_group(many.first..until, &mut |group, bytes| {
             met.extend(group.iter().map(|(record, range)| (*record, many.place(record.mark), range.clone())));
             met.retain(|(_, place, _)| many.may_have(*place));
             for (record, place, range) in met.drain(..) {
                 if many.is_left(record, place) {
                     let (key, value) = frame.pair(&bytes[range]);
-                    visit(key, value);
+                    visit.pair(key, value);
                 }
             }
         })?;
@@ -317,10 +319,10 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
     }
 
     /// Shows all records of a cold part that count, some at once: what tells them, and where they lie in the bytes.
-    fn each_group(&self, part: Range<u64>, mut show: impl FnMut(&[(Doubt, Range<usize>)], &[u8])) -> Result<()> {
+    fn each_group(&self, part: Range<u64>, show: &mut ShowGroup<'_>) -> Result<()> {
         let frame = self.frame;
         let mut group = Vec::with_capacity(GROUP);
-        self.walk_cold(part, |base, bytes, scars| {
+        self.walk_cold(part, &mut |base, bytes, scars| {
             let read = walk(layout::<K, V>(), base, bytes, |at, header, record| {
                 if self.counts(at, header, scars) {
                     let offset = (at - base) as usize;
@@ -371,14 +373,14 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> ByLog<'a, K, V> {
 
     /// Settles a few doubts: their chains are read down to the records themselves, which are visited if nothing newer of their keys lay
     /// above.
-    fn follow_chains(&self, work: &mut Work<'_>, visit: &mut impl Visit) -> Result<()> {
+    fn follow_chains(&self, work: &mut Work<'_>, visit: &mut dyn Visit<K, V>) -> Result<()> {
         let frame = self.frame;
         let mut read = 0;
         chains::follow(frame.engine(), frame.view.begin, &mut work.doubts.few, |doubt, at, record| {
             frame.control.have_read(&mut read, record.bytes.len())?;
             if at == doubt.at {
                 let (key, value) = frame.pair(record.bytes);
-                visit(key, value);
+                visit.pair(key, value);
                 return Ok(false);
             }
             let is_newer = frame.view.counts(at, record.header) && self.marks.of(record.key) == doubt.mark;
@@ -426,6 +428,32 @@ fn fetch(engine: &Engine, stretch: Range<u64>, bytes: &mut Vec<u8>) -> Result<bo
     let cold = engine.log.open_blocks(&mut read)?;
     bytes.extend_from_slice(cold.get(from, length).ok_or_else(|| no_record(from))?);
     Ok(true)
+}
+
+/// A piece of the log in memory, which begins at `base` with a record, where each record is the newest of its key.
+pub(super) struct Piece<'p> {
+    base: u64,
+    bytes: &'p [u8],
+    plain: Plain,
+}
+
+/// [`Visit::newest`].
+#[inline(always)]
+pub(super) fn newest<K, V>(frame: &Frame<'_, K, V>, piece: &Piece<'_>, visit: &mut impl FnMut(&[u8], &[u8])) -> Result<usize>
+where
+    K: Key + ?Sized,
+    V: Value + ?Sized,
+{
+    let (view, plain, selects) = (&frame.view, &piece.plain, frame.selects());
+    walk(layout::<K, V>(), piece.base, piece.bytes, |at, header, record| {
+        if plain.is_lasting(header) || view.counts(at, header) && view.is_value(header, record::expiry_of(record)) {
+            let (key, value) = frame.pair(record);
+            if !selects || frame.wants(key) {
+                visit(key, value);
+            }
+        }
+        Ok(())
+    })
 }
 
 /// Shows the whole records in these bytes, which begin at `base` with one; returns how many bytes they take, with what is left

@@ -56,9 +56,35 @@ const READ_LEAST: usize = 256;
 /// More threads only wait for each other.
 const THREADS_MAX: usize = 256;
 
-/// What is done with a pair.
-trait Visit: FnMut(&[u8], &[u8]) {}
-impl<F: FnMut(&[u8], &[u8])> Visit for F {}
+/// What is done with pairs, whichever way they are come by. The ways know it as `dyn`, so that each is compiled once for a store's types
+/// and not once for each scan of a program; the loops over many pairs are here, where what is done with one is known.
+trait Visit<K: Key + ?Sized, V: Value + ?Sized> {
+    fn pair(&mut self, key: &[u8], value: &[u8]);
+
+    /// Those that were copied.
+    fn rows(&mut self, rows: &mut Rows);
+
+    /// Those of a piece of the log in memory whose records are all the newest of their keys; how many bytes its whole records take.
+    fn newest(&mut self, frame: &Frame<'_, K, V>, piece: &log::Piece<'_>) -> Result<usize>;
+}
+
+impl<K: Key + ?Sized, V: Value + ?Sized, F: FnMut(&[u8], &[u8])> Visit<K, V> for F {
+    fn pair(&mut self, key: &[u8], value: &[u8]) {
+        self(key, value);
+    }
+
+    fn rows(&mut self, rows: &mut Rows) {
+        if Store::<K, V>::WORD {
+            rows.drain_fixed(Store::<K, V>::KEY_WIDTH, Store::<K, V>::VALUE_WIDTH, self);
+        } else {
+            rows.drain(self);
+        }
+    }
+
+    fn newest(&mut self, frame: &Frame<'_, K, V>, piece: &log::Piece<'_>) -> Result<usize> {
+        log::newest(frame, piece, self)
+    }
+}
 
 type Filter<'a, K, V> = dyn for<'v> Fn(<K as Value>::View<'v>, <V as Value>::View<'v>) -> bool + Send + Sync + 'a;
 type KeyTest<'a, K> = dyn for<'v> Fn(<K as Value>::View<'v>) -> bool + Send + Sync + 'a;
@@ -266,16 +292,6 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Frame<'_, K, V> {
             thread::yield_now();
         }
     }
-
-    /// Shows what was copied.
-    #[inline(always)]
-    fn show(&self, rows: &mut Rows, visit: &mut impl Visit) {
-        if Store::<K, V>::WORD {
-            rows.drain_fixed(Store::<K, V>::KEY_WIDTH, Store::<K, V>::VALUE_WIDTH, visit);
-        } else {
-            rows.drain(visit);
-        }
-    }
 }
 
 /// The way a scan takes.
@@ -287,13 +303,12 @@ enum Way<'a, K: Key + ?Sized, V: Value + ?Sized> {
 
 impl<K: Key + ?Sized, V: Value + ?Sized> Way<'_, K, V> {
     /// One thread's share; several may do theirs together.
-    #[inline(always)]
-    fn work(&self, mut visit: impl Visit) -> Result<()> {
+    fn work(&self, visit: &mut dyn Visit<K, V>) -> Result<()> {
         let mut share = Share { control: self.control(), has_failed: true };
         let done = match self {
-            Self::Keys(way) => way.work(&mut visit),
-            Self::Index(way) => way.work(&mut visit),
-            Self::Log(way) => way.work(&mut visit),
+            Self::Keys(way) => way.work(visit),
+            Self::Index(way) => way.work(visit),
+            Self::Log(way) => way.work(visit),
         };
         share.has_failed = !matches!(done, Ok(()) | Err(Error::Cancelled));
         done
@@ -425,7 +440,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
     /// share index entries, a scan by log takes up to half of the log's memory meanwhile, and reads the log several times.
     pub fn for_each(self, mut visit: impl for<'v> FnMut(K::View<'v>, V::View<'v>)) -> Result<()> {
         self.run(|way, filter| {
-            way.work(|key, value| {
+            way.work(&mut |key: &[u8], value: &[u8]| {
                 if filter.is_none_or(|wanted| wanted(K::view(key), V::view(value))) {
                     visit(K::view(key), V::view(value));
                 }
@@ -490,7 +505,7 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         self.run(|way, filter| {
             let work = || {
                 let mut state = way.begin(&init);
-                way.work(|key, value| {
+                way.work(&mut |key: &[u8], value: &[u8]| {
                     if filter.is_none_or(|wanted| wanted(K::view(key), V::view(value))) {
                         add(&mut state, key, value);
                     }

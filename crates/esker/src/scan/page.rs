@@ -2,7 +2,7 @@
 
 use super::index::Walker;
 use super::rows::Rows;
-use super::{Filter, Frame, Scan};
+use super::{Filter, Frame, Scan, Visit};
 use crate::error::{Error, Result};
 use crate::snapshot::Snapshot;
 use crate::store::{Doomed, Store};
@@ -158,9 +158,10 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
                     found_bytes += key.len();
                 }
             };
+            let visit: &mut dyn Visit<K, V> = &mut visit;
             next = frame.walk(&mut walker, from, u64::MAX, BUCKETS, &mut rows)?;
-            frame.show(&mut rows, &mut visit);
-            frame.follow_cold(&mut walker, None, &mut visit)?;
+            visit.rows(&mut rows);
+            frame.follow_cold(&mut walker, None, visit)?;
             // What is deleted may need room that nobody makes while space is held.
             drop(hold);
             if found.len() >= DELETED_AT_ONCE || found_bytes >= DELETED_BYTES || next.is_none() && !found.is_empty() {
@@ -208,13 +209,13 @@ fn take<'a, K: Key + ?Sized + 'a, V: Value + ?Sized + 'a>(
     rows: &mut Rows,
     show: &mut impl FnMut(&[u8], &[u8]),
 ) -> Result<()> {
-    let mut visit = |key: &[u8], value: &[u8]| {
+    let visit: &mut dyn Visit<K, V> = &mut |key: &[u8], value: &[u8]| {
         if filter.is_none_or(|wanted| wanted(K::view(key), V::view(value))) {
             show(key, value);
         }
     };
-    frame.show(rows, &mut visit);
-    frame.follow_cold(walker, None, &mut visit)
+    visit.rows(rows);
+    frame.follow_cold(walker, None, visit)
 }
 
 /// The pairs of a store as of the moment when the iterator was made; [`Scan::iter`].

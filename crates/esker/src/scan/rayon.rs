@@ -116,7 +116,7 @@ where
     fn fold_with<F: Folder<Self::Item>>(self, folder: F) -> F {
         self.ends.begun.fetch_add(1, Relaxed);
         let mut place = Place { folder: Some(folder), is_full: false };
-        let done = self.way.work(|key, value| {
+        let done = self.way.work(&mut |key: &[u8], value: &[u8]| {
             if !place.is_full && self.filter.is_none_or(|wanted| wanted(K::view(key), V::view(value))) {
                 place.put(Ok((K::own(key), V::own(value))), self.ends);
             }

@@ -20,7 +20,7 @@
 
 mod batch;
 mod batch_async;
-#[cfg(all(test, not(loom), not(shuttle)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod batch_tests;
 mod bytes;
 mod cold;

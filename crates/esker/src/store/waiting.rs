@@ -78,34 +78,43 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.run_async_from(Known::default(), key, attempt).await
     }
 
-    /// The same with something known already.
+    /// The same with something known already. Each call of a program is a future of its own: what they wait for is not made anew for each.
     async fn run_async_from<T>(&self, mut known: Known, key: &[u8], mut attempt: impl FnMut(&mut Known) -> Result<Step<T>>) -> Result<T> {
-        let (engine, helpers) = (&self.engine, &self.closer.helpers);
-        let mut again = 0u32;
+        let mut again = 0;
         loop {
             match attempt(&mut known)? {
                 Step::Done(result) => return Ok(result),
-                Step::Again => {
-                    again = again.saturating_add(1);
-                    if again < SPINS { std::hint::spin_loop() } else { give_way().await }
-                }
-                Step::Read(at) => {
-                    let reply = helpers.read(engine, at, key, known.get())?;
-                    known.set(at, reply.await?);
-                }
-                Step::Room(bytes) => {
-                    let reply = helpers.make_room(engine, bytes)?;
-                    let made = reply.await;
-                    self.tell_departed_by(Waits::Later);
-                    match made {
-                        Err(Error::Full) if !known.is_full => known.is_full = true,
-                        made => made?,
-                    }
-                }
-                // Microseconds, or as long as the slowest closure of an `rmw`.
-                Step::Drain => engine.epochs.drain(),
+                step => self.bring_async(step.then(|| ()), key, &mut known, &mut again).await?,
             }
         }
+    }
+
+    /// Awaits what an attempt lacked, after so many in vain.
+    async fn bring_async(&self, step: Step<()>, key: &[u8], known: &mut Known, again: &mut u32) -> Result<()> {
+        let (engine, helpers) = (&self.engine, &self.closer.helpers);
+        match step {
+            Step::Done(()) => {}
+            Step::Again => {
+                *again = again.saturating_add(1);
+                if *again < SPINS { std::hint::spin_loop() } else { give_way().await }
+            }
+            Step::Read(at) => {
+                let reply = helpers.read(engine, at, key, known.get())?;
+                known.set(at, reply.await?);
+            }
+            Step::Room(bytes) => {
+                let reply = helpers.make_room(engine, bytes)?;
+                let made = reply.await;
+                self.tell_departed_by(Waits::Later);
+                match made {
+                    Err(Error::Full) if !known.is_full => known.is_full = true,
+                    made => made?,
+                }
+            }
+            // Microseconds, or as long as the slowest closure of an `rmw`.
+            Step::Drain => engine.epochs.drain(),
+        }
+        Ok(())
     }
 
     /// The end of every writing call, as [`Store::written`].

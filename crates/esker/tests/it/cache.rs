@@ -1301,6 +1301,24 @@ fn a_cache_on_disk_keeps_to_its_bounds_and_is_warm_after_a_restart() {
     assert!(look() == warm);
 }
 
+/// What a line covered is there, though the process did not close it.
+#[test]
+fn a_cache_on_disk_is_warm_after_a_crash() {
+    const KEYS: u64 = 20_000;
+    let files = Arc::new(MemoryStorage::new());
+    let options = || Options::new().memory(BUDGET).background(false).cache(Cache::new().disk(DISK));
+    let store: Pages = options().open_in(files.clone()).unwrap();
+    (0..KEYS).for_each(|n| store.put(&n, &value_of(n)).unwrap());
+    store.commit().unwrap();
+    (KEYS..2 * KEYS).for_each(|n| store.put(&n, &value_of(n)).unwrap());
+    let crashed = Arc::new(files.copy());
+    store.close().unwrap();
+    let store: Pages = options().open_in(crashed).unwrap();
+    let held = (0..KEYS).filter(|n| store.get(n).unwrap().is_some_and(|value| value == value_of(*n))).count() as u64;
+    assert_eq!(held, KEYS, "{:?}", store.stats().cache);
+    assert!(store.stats().cache.is_some_and(|cache| cache.evictions == 0));
+}
+
 fn stored_bytes(storage: &dyn Storage) -> u64 {
     storage.list().unwrap().iter().map(|name| storage.open(name).unwrap().bytes().unwrap()).sum()
 }

@@ -8,6 +8,7 @@ mod cache;
 mod conditional;
 mod durable;
 mod expiry;
+mod forbidden;
 mod helpers;
 mod history;
 mod holes;

@@ -596,6 +596,22 @@ fn every_append_is_counted_once() {
     }
 }
 
+/// A value that grows by little is copied now and then, and not each time: what its log takes is a small multiple of its length.
+#[test]
+fn a_value_that_grows_is_copied_seldom() {
+    const LENGTH: u64 = 1 << 20;
+    const BIT: u64 = 16;
+    let store: Store<u64, [u8]> = Options::new().memory("64MiB").background(false).in_memory().unwrap();
+    let begin = store.stats().log.tail;
+    for n in 0..LENGTH / BIT {
+        assert_eq!(store.append(&1, &[n as u8; BIT as usize]).unwrap() as u64, (n + 1) * BIT);
+    }
+    let written = store.stats().log.tail - begin;
+    // Copied each time, it would take 32 GiB.
+    assert!((LENGTH..8 * LENGTH).contains(&written), "{written} bytes for {LENGTH}");
+    assert!(store.get(&1).unwrap().unwrap().chunks(BIT as usize).zip(0u64..).all(|(bit, n)| bit == [n as u8; BIT as usize]));
+}
+
 #[test]
 fn numbers_of_bytes_may_be_text() {
     let options = || Options::new().memory("16MiB").background(false);
@@ -726,7 +742,10 @@ fn entries_are_shared_no_more_when_the_index_is_rebuilt() {
     let store = open("256MiB", false);
     let shared = store.stats().index.entries;
     assert!(shared < KEYS / 2, "{shared} entries");
+    let is_told = |store: &Store<u64, u64>| store.stats().warnings.iter().any(|told| matches!(told, Warning::SharedEntries { .. }));
+    assert!(!is_told(&store), "before anything was read");
     check(&store);
+    assert!(is_told(&store), "{:?}", store.stats());
     store.close().unwrap();
     // Nothing of it is written before the opening has succeeded, and what was written counts with the next line.
     let store = open("256MiB", true);
