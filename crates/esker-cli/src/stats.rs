@@ -32,7 +32,8 @@ pub(crate) fn run(dir: &Path, json: bool, opening: Opening) -> Outcome {
 /// The figures as text, under a title.
 pub(crate) fn describe(title: &str, stats: &Stats) -> String {
     let kind = if stats.in_memory { "in memory only" } else { "memory and disk" };
-    let mut text = format!("{title}  ({kind})\n\n");
+    let keeps = if stats.lossy { ", a cache: what it had no room for was dropped" } else { "" };
+    let mut text = format!("{title}  ({kind}{keeps})\n\n");
     text += &log(&stats.log);
     text += &memory(&stats.memory);
     text += &space(&stats.space);

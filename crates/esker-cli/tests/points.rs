@@ -6,6 +6,7 @@
 mod common;
 
 use common::{Place, esker};
+use esker::{Cache, Options, Store};
 
 #[test]
 fn a_value_is_found_by_the_next_run() {
@@ -102,6 +103,24 @@ fn stats_are_a_picture() {
     }
     // Nothing was appended: that is not told.
     assert!(!text.contains("appends"), "{text}");
+}
+
+/// Whoever opens it: this program has no caches of its own.
+#[test]
+fn stats_tell_a_cache() {
+    let place = Place::new();
+    let options = Options::new().memory("16MiB").background(false).cache(Cache::new().disk(64 << 20));
+    let cache: Store<[u8], [u8]> = options.open(place.path("cache")).unwrap();
+    cache.put(b"a", b"1").unwrap();
+    assert!(cache.stats().lossy);
+    cache.close().unwrap();
+    place.ok("put store a 1");
+    for (directory, is_cache) in [("cache", true), ("store", false)] {
+        let text = place.ok(&format!("stats {directory}"));
+        assert_eq!(text.lines().next().unwrap().contains("a cache"), is_cache, "{text}");
+        let stats: serde_json::Value = serde_json::from_str(&place.ok(&format!("stats {directory} --json"))).unwrap();
+        assert_eq!(stats["lossy"], is_cache);
+    }
 }
 
 #[test]

@@ -73,6 +73,8 @@ pub(crate) struct Engine {
     pub(crate) expiry: Expiry,
     /// In a cache.
     pub(crate) caching: Option<Caching>,
+    /// Pairs may have been dropped for want of room: it is a cache, or was opened as one before.
+    pub(crate) is_lossy: bool,
     pub(crate) loads: Loads,
     pub(crate) holds: Holds,
     /// The driver compacts when the log is this many times as long as what lives in it, and a part of a file longer.
@@ -170,6 +172,7 @@ impl Engine {
             lately: Lately::default(),
             images: Images::default(),
             expiry: Expiry::new(parts.clock),
+            is_lossy: parts.cache.is_some() || parts.home.as_ref().is_some_and(|home| home.manifest.state.is_cache),
             caching: parts.cache.map(|cache| Caching::new(cache, has_device)).transpose()?,
             loads: Loads::default(),
             holds: Holds::default(),
@@ -260,6 +263,7 @@ impl Engine {
             lately: Lately::default(),
             images: Images::default(),
             expiry: Expiry::new(Arc::new(crate::expiry::SystemClock)),
+            is_lossy: false,
             caching: None,
             loads: Loads::default(),
             holds: Holds::default(),

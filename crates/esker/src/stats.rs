@@ -9,6 +9,8 @@ use crate::error::Error;
 pub struct Stats {
     /// True without a device.
     pub in_memory: bool,
+    /// True if pairs may have been dropped for want of room: the store is a cache, or its directory has been one's.
+    pub lossy: bool,
     /// For how long the store has been open, in seconds: with it counts are rates.
     pub open_seconds: f64,
     /// The budget and who uses it.
@@ -25,7 +27,7 @@ pub struct Stats {
     pub expiry: ExpiryStats,
     /// What was loaded on a miss.
     pub loads: LoadStats,
-    /// What a cache dropped and kept; none for a store that loses nothing.
+    /// What a cache dropped and kept; none for a store that drops nothing.
     pub cache: Option<CacheStats>,
     /// The first device failure, after which nothing is written any more; or, where a write had no room, until it has.
     pub latched: Option<String>,

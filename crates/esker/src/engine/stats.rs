@@ -22,6 +22,7 @@ impl Engine {
         let scan_reads = count(Counter::ScanRead);
         let mut stats = Stats {
             in_memory: self.is_in_memory(),
+            lossy: self.is_lossy,
             open_seconds: self.opened.elapsed().as_secs_f64(),
             memory: MemoryStats {
                 budget_bytes: self.budget.load(Relaxed),

@@ -1276,8 +1276,8 @@ fn a_cache_on_disk_keeps_to_its_bounds_and_is_warm_after_a_restart() {
     let stats = store.stats();
     let (entries, promotions, cache) = (stats.index.entries, stats.operations.promotions, stats.cache.unwrap());
     assert!(entries < DISK / 200 && promotions > 0 && cache.evictions > count / 2, "{entries} entries, {cache:?}");
-    let held: Vec<u64> = (0..hot + count).filter(|n| store.get(n).unwrap().is_some()).collect();
-    assert!(held.len() > 100_000);
+    let held = (0..hot + count).step_by(7).filter(|n| store.get(n).unwrap().is_some()).count();
+    assert!(held > 100_000 / 7);
     // A scan moves nothing, as a get does that finds a record on the device.
     let keys_of = |store: &Pages| {
         let mut keys = BTreeSet::new();
