@@ -12,7 +12,7 @@
 //! * **Everything.** Compaction as above; a line each second; sums; and one call in eight puts a new key that ends after some seconds, so
 //!   that the index grows and space expires. Without: the same calls, a busy loop, and keys that do not end, for nothing takes them away.
 //!
-//! Afterwards each key is read back.
+//! Values tell their key and which write they are of. Afterwards each key is read back: what it holds is what a thread wrote last to it.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -93,6 +93,19 @@ pub(crate) struct Arguments {
     rows: Rows,
 }
 
+impl Arguments {
+    /// The seconds from one call of a thread to its next, and how many it makes.
+    fn calls(&self) -> (f64, u64) {
+        let pause = self.threads as f64 / self.rate;
+        (pause, (self.seconds / pause) as u64)
+    }
+
+    /// The number of the key that is new with a thread's call.
+    fn added_by(&self, call: u64, lane: u64) -> u64 {
+        self.keys + call * self.threads as u64 + lane
+    }
+}
+
 /// Calls with the work beside them or without.
 struct Setting {
     name: &'static str,
@@ -152,20 +165,20 @@ fn measure(arguments: &Arguments, setting: &mut Setting, sequences: &[Sequence],
     let options = Options::new().memory(arguments.memory).space_amplification(target).durability(durability);
     let store: Store<u64, [u8]> = options.open(directory.join("store"))?;
     let value = vec![7; arguments.value_bytes as usize];
+    let mut before_all = Written::by_nobody(arguments.keys);
     for index in 0..arguments.keys {
-        put(&store, keys::key(index), &value)?;
+        before_all.put(&store, keys::key(index), &value)?;
     }
-    if compacts {
-        let warm_up = (arguments.keys * WARM_UP_PERCENT / 100) as usize;
-        sequences[0].keys.iter().cycle().take(warm_up).try_for_each(|&key| put(&store, key, &value))?;
-    }
+    let warm_up = if compacts { (arguments.keys * WARM_UP_PERCENT / 100) as usize } else { 0 };
+    sequences[0].keys.iter().cycle().take(warm_up).try_for_each(|&key| before_all.put(&store, key, &value))?;
     let before = store.stats().space;
     let stop = AtomicBool::new(false);
     let begun = Instant::now();
     let (lanes, took, sums) = std::thread::scope(|scope| {
         let (store, stop, has_work) = (&store, &stop, setting.has_work);
         let value = &value;
-        let lane = move |own| call(store, arguments, has_work, own, begun, value);
+        let writes = before_all.writes;
+        let lane = move |own| Lane { store, arguments, has_work, begun, value, warm_up, writes }.run(own);
         let work = move || if has_work { add_up(store, arguments, stop) } else { Ok(be_busy(stop)) };
         let sums = arguments.beside.sums().then(|| scope.spawn(work));
         let threads: Vec<_> = (0..).zip(sequences).map(|own| scope.spawn(move || lane(own))).collect();
@@ -175,9 +188,11 @@ fn measure(arguments: &Arguments, setting: &mut Setting, sequences: &[Sequence],
         stop.store(true, Ordering::Relaxed);
         (lanes, took, sums.map_or(Ok((0, 0.0)), |thread| thread.join().expect("a worker does not panic")))
     });
-    let mut latency = run::histogram();
+    let (mut latency, mut written) = (run::histogram(), Vec::new());
     for lane in lanes {
-        latency += &lane.expect("a worker does not panic")?;
+        let (own, wrote) = lane.expect("a worker does not panic")?;
+        latency += &own;
+        written.push(wrote);
     }
     let after = store.stats().space;
     setting.rates.push(latency.len() as f64 / took);
@@ -188,7 +203,10 @@ fn measure(arguments: &Arguments, setting: &mut Setting, sequences: &[Sequence],
     let (sums, seconds) = sums?;
     setting.sums += sums;
     setting.sum_seconds += seconds;
-    check(&store, arguments)?;
+    check(&store, arguments, &before_all, &written)?;
+    if arguments.beside == Work::Everything && !setting.has_work {
+        check_new(&store, arguments)?;
+    }
     store.close()?;
     Ok(())
 }
@@ -224,9 +242,29 @@ fn add_up(store: &Store<u64, [u8]>, arguments: &Arguments, stop: &AtomicBool) ->
 /// The ninth byte of a value whose key was not there when the clock started.
 const NEW: u8 = 1;
 
-/// A value tells its key.
-fn put(store: &Store<u64, [u8]>, key: u64, value: &[u8]) -> Result<()> {
-    own_value(key, value, |own| Ok(store.put(&key, own)?))
+/// Which of somebody's writes each key got last.
+struct Written {
+    last: Vec<u32>,
+    writes: u32,
+}
+
+/// Where a value tells that.
+const WRITE: std::ops::Range<usize> = 9..13;
+
+impl Written {
+    fn by_nobody(keys: u64) -> Self {
+        Self { last: vec![0; keys as usize], writes: 0 }
+    }
+
+    fn put(&mut self, store: &Store<u64, [u8]>, key: u64, value: &[u8]) -> Result<()> {
+        let write = self.writes + 1;
+        own_value(key, value, |own| {
+            own[WRITE].copy_from_slice(&write.to_le_bytes());
+            Ok::<_, anyhow::Error>(store.put(&key, own)?)
+        })?;
+        (self.writes, self.last[keys::index(key) as usize]) = (write, write);
+        Ok(())
+    }
 }
 
 /// Of a key with this number behind those that were loaded.
@@ -248,46 +286,78 @@ fn own_value<R>(key: u64, value: &[u8], with: impl FnOnce(&mut [u8]) -> R) -> R 
     with(own)
 }
 
-fn call(
-    store: &Store<u64, [u8]>,
-    arguments: &Arguments,
+/// What the threads that call share.
+#[derive(Clone, Copy)]
+struct Lane<'s> {
+    store: &'s Store<u64, [u8]>,
+    arguments: &'s Arguments,
     has_work: bool,
-    (lane, sequence): (u64, &Sequence),
     begun: Instant,
-    value: &[u8],
-) -> Result<Histogram<u64>> {
-    let mut latency = run::histogram();
-    let pause = arguments.threads as f64 / arguments.rate;
-    let count = (arguments.seconds / pause) as u64;
-    for (number, &key) in (0..count).zip(sequence.keys.iter().cycle()) {
-        let due = begun + Duration::from_secs_f64(number as f64 * pause);
-        run::wait_until(due);
-        match arguments.beside {
-            Work::Everything if number % NEW_EVERY == 0 => {
-                put_new(store, arguments.keys + number * arguments.threads as u64 + lane, has_work, value)?;
-            }
-            Work::Compaction | Work::Everything => put(store, key, value)?,
-            Work::Sums => {
-                let is_own = store.get_with(&key, |value| value[..8] == key.to_le_bytes())?;
-                ensure!(is_own == Some(true), "a value is wrong");
-            }
-        }
-        latency.saturating_record(due.elapsed().as_nanos() as u64);
-    }
-    Ok(latency)
+    value: &'s [u8],
+    /// So many keys of a sequence were used before, and so many writes made.
+    warm_up: usize,
+    writes: u32,
 }
 
-fn check(store: &Store<u64, [u8]>, arguments: &Arguments) -> Result<()> {
+impl Lane<'_> {
+    /// How long the calls of one took, and what it wrote.
+    fn run(self, (lane, sequence): (u64, &Sequence)) -> Result<(Histogram<u64>, Written)> {
+        let Self { store, arguments, has_work, begun, value, warm_up, writes } = self;
+        let (mut latency, mut written) = (run::histogram(), Written::by_nobody(arguments.keys));
+        let (pause, count) = arguments.calls();
+        // Each write of all has a number of its own.
+        written.writes = writes.wrapping_add(lane as u32 * count as u32);
+        for (number, &key) in (0..count).zip(sequence.keys.iter().cycle().skip(warm_up)) {
+            let due = begun + Duration::from_secs_f64(number as f64 * pause);
+            run::wait_until(due);
+            match arguments.beside {
+                Work::Everything if number % NEW_EVERY == 0 => {
+                    put_new(store, arguments.added_by(number, lane), has_work, value)?;
+                }
+                Work::Compaction | Work::Everything => written.put(store, key, value)?,
+                Work::Sums => {
+                    let is_own = store.get_with(&key, |value| value[..8] == key.to_le_bytes())?;
+                    ensure!(is_own == Some(true), "a value is wrong");
+                }
+            }
+            latency.saturating_record(due.elapsed().as_nanos() as u64);
+        }
+        Ok((latency, written))
+    }
+}
+
+/// Each key is there with what was written last to it: before the clock started if by no thread since, else by one of them.
+fn check(store: &Store<u64, [u8]>, arguments: &Arguments, before_all: &Written, since: &[Written]) -> Result<()> {
     let batch: Vec<u64> = (0..arguments.keys).map(keys::key).collect();
     let (mut wrong, mut answers) = (0, Answers::to(batch.len()));
     store.get_many(&batch, |at, found| {
         answers.note(at);
-        let is_own = found.is_some_and(|value| keys::is_own(batch[at], value, arguments.value_bytes));
-        wrong += u64::from(!is_own);
+        let is_right = found.is_some_and(|value| {
+            let told = || value[WRITE].try_into().map(u32::from_le_bytes);
+            keys::is_own(batch[at], value, arguments.value_bytes) && told().is_ok_and(|write| is_last(at, write, before_all, since))
+        });
+        wrong += u64::from(!is_right);
     })?;
     wrong += answers.faults();
-    ensure!(wrong == 0, "{wrong} values are wrong or were not told");
+    ensure!(wrong == 0, "{wrong} values are wrong, not the last ones, or were not told");
     Ok(())
+}
+
+/// New keys that do not end are there.
+fn check_new(store: &Store<u64, [u8]>, arguments: &Arguments) -> Result<()> {
+    let (_, count) = arguments.calls();
+    for lane in 0..arguments.threads as u64 {
+        for key in (0..count).step_by(NEW_EVERY as usize).map(|call| keys::key(arguments.added_by(call, lane))) {
+            let is_own = store.get_with(&key, |value| keys::is_own(key, value, arguments.value_bytes) && value[8] == NEW)?;
+            ensure!(is_own == Some(true), "a new key is lost or has a wrong value");
+        }
+    }
+    Ok(())
+}
+
+fn is_last(at: usize, write: u32, before_all: &Written, since: &[Written]) -> bool {
+    let mut last = since.iter().map(|written| written.last[at]).filter(|last| *last > 0).peekable();
+    if last.peek().is_none() { write == before_all.last[at] } else { last.any(|last| last == write) }
 }
 
 fn row(arguments: &Arguments, setting: &Setting) -> Row {
@@ -341,6 +411,15 @@ fn print(arguments: &Arguments, rows: &[Row], settings: &[Setting; 2], slower: S
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What was written before is told from what was written last.
+    #[test]
+    fn a_lost_overwrite_is_found() {
+        let written = |last: [u32; 2]| Written { last: last.to_vec(), writes: 0 };
+        let (before, since) = (written([5, 6]), [written([0, 9]), written([0, 11])]);
+        assert!(is_last(0, 5, &before, &since) && !is_last(0, 4, &before, &since));
+        assert!(is_last(1, 9, &before, &since) && is_last(1, 11, &before, &since) && !is_last(1, 6, &before, &since));
+    }
 
     /// Every sum and every value is right: `measure` refuses anything else.
     #[test]

@@ -398,6 +398,19 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_growth_have_the_names_that_others_read() {
+        let number = Some(1);
+        let rates = vec![2.0, 3.0];
+        let grown = Row { million_ops_per_second: rates, slowest_insert_ns: number, peak_bytes: number, ..row("esker", 1, 6.0) };
+        let written = serde_json::to_value(&grown).unwrap();
+        assert_eq!(written["million_ops_per_second"], serde_json::json!([2.0, 3.0]));
+        assert!(["slowest_insert_ns", "peak_bytes"].iter().all(|name| written[name] == 1), "{written}");
+        assert!(written.get("bytes_per_entry").is_some() && written["ops_per_second"]["median"] == 6.0);
+        // What an experiment does not measure is not there.
+        assert!(written.get("resident_bytes").is_none() && written.get("hit_rate").is_none());
+    }
+
+    #[test]
     fn spreads() {
         let spread = Spread::of(&[3.0, 1.0, 2.0]);
         assert_eq!((spread.median, spread.min, spread.max), (2.0, 1.0, 3.0));
