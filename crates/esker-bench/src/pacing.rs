@@ -167,10 +167,12 @@ fn measure(arguments: &Arguments, setting: &mut Setting, sequences: &[Sequence],
     let value = vec![7; arguments.value_bytes as usize];
     let mut before_all = Written::by_nobody(arguments.keys);
     for index in 0..arguments.keys {
-        before_all.put(&store, keys::key(index), &value)?;
+        before_all.put_and_note(&store, keys::key(index), &value)?;
     }
     let warm_up = if compacts { (arguments.keys * WARM_UP_PERCENT / 100) as usize } else { 0 };
-    sequences[0].keys.iter().cycle().take(warm_up).try_for_each(|&key| before_all.put(&store, key, &value))?;
+    sequences[0].keys.iter().cycle().take(warm_up).try_for_each(|&key| before_all.put_and_note(&store, key, &value))?;
+    let writes = u64::from(before_all.writes) + arguments.threads as u64 * arguments.calls().1;
+    ensure!(u32::try_from(writes).is_ok(), "{writes} writes are more than values can tell");
     let before = store.stats().space;
     let stop = AtomicBool::new(false);
     let begun = Instant::now();
@@ -256,14 +258,23 @@ impl Written {
         Self { last: vec![0; keys as usize], writes: 0 }
     }
 
-    fn put(&mut self, store: &Store<u64, [u8]>, key: u64, value: &[u8]) -> Result<()> {
-        let write = self.writes + 1;
+    /// The next of its writes, which is to be noted.
+    fn put(&self, store: &Store<u64, [u8]>, key: u64, value: &[u8]) -> Result<()> {
         own_value(key, value, |own| {
-            own[WRITE].copy_from_slice(&write.to_le_bytes());
-            Ok::<_, anyhow::Error>(store.put(&key, own)?)
-        })?;
-        (self.writes, self.last[keys::index(key) as usize]) = (write, write);
+            own[WRITE].copy_from_slice(&(self.writes + 1).to_le_bytes());
+            Ok(store.put(&key, own)?)
+        })
+    }
+
+    fn put_and_note(&mut self, store: &Store<u64, [u8]>, key: u64, value: &[u8]) -> Result<()> {
+        self.put(store, key, value)?;
+        self.note(key);
         Ok(())
+    }
+
+    fn note(&mut self, key: u64) {
+        self.writes += 1;
+        self.last[keys::index(key) as usize] = self.writes;
     }
 }
 
@@ -303,15 +314,17 @@ impl Lane<'_> {
     /// How long the calls of one took, and what it wrote.
     fn run(self, (lane, sequence): (u64, &Sequence)) -> Result<(Histogram<u64>, Written)> {
         let Self { store, arguments, has_work, begun, value, warm_up, writes } = self;
-        let (mut latency, mut written) = (run::histogram(), Written::by_nobody(arguments.keys));
+        let is_read = arguments.beside == Work::Sums;
+        let (mut latency, mut written) = (run::histogram(), Written::by_nobody(if is_read { 0 } else { arguments.keys }));
         let (pause, count) = arguments.calls();
         // Each write of all has a number of its own.
-        written.writes = writes.wrapping_add(lane as u32 * count as u32);
+        written.writes = writes + (lane * count) as u32;
         for (number, &key) in (0..count).zip(sequence.keys.iter().cycle().skip(warm_up)) {
             let due = begun + Duration::from_secs_f64(number as f64 * pause);
             run::wait_until(due);
+            let is_new = arguments.beside == Work::Everything && number % NEW_EVERY == 0;
             match arguments.beside {
-                Work::Everything if number % NEW_EVERY == 0 => {
+                Work::Everything if is_new => {
                     put_new(store, arguments.added_by(number, lane), has_work, value)?;
                 }
                 Work::Compaction | Work::Everything => written.put(store, key, value)?,
@@ -321,6 +334,9 @@ impl Lane<'_> {
                 }
             }
             latency.saturating_record(due.elapsed().as_nanos() as u64);
+            if !is_read && !is_new {
+                written.note(key);
+            }
         }
         Ok((latency, written))
     }
@@ -356,7 +372,7 @@ fn check_new(store: &Store<u64, [u8]>, arguments: &Arguments) -> Result<()> {
 }
 
 fn is_last(at: usize, write: u32, before_all: &Written, since: &[Written]) -> bool {
-    let mut last = since.iter().map(|written| written.last[at]).filter(|last| *last > 0).peekable();
+    let mut last = since.iter().filter_map(|written| written.last.get(at).copied()).filter(|last| *last > 0).peekable();
     if last.peek().is_none() { write == before_all.last[at] } else { last.any(|last| last == write) }
 }
 

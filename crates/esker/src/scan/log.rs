@@ -36,7 +36,7 @@ const GROUP: usize = 64;
 /// Blocks read together: half a mebibyte, four with all that are read ahead.
 const PIECE_BLOCKS: u64 = 128;
 
-/// Takes whole records of a cold piece that begins at this address, with what was given up of it; how many bytes that is.
+/// Takes whole records of a cold piece, which begins with one at this address, with what was given up of it; how many bytes that is.
 type TakePiece<'t> = dyn FnMut(u64, &[u8], &[Scar]) -> Result<usize> + 't;
 /// Takes records that count, and where they lie in the bytes.
 type ShowGroup<'s> = dyn FnMut(&[(Doubt, Range<usize>)], &[u8]) + 's;

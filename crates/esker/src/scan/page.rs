@@ -152,13 +152,12 @@ impl<'a, K: Key + ?Sized, V: Value + ?Sized> Scan<'a, K, V> {
         while let Some(from) = next {
             let hold = store.engine.hold_space()?;
             frame.view = hold.view();
-            let mut visit = |key: &[u8], value: &[u8]| {
+            let visit: &mut dyn Visit<K, V> = &mut |key: &[u8], value: &[u8]| {
                 if filter.as_ref().is_none_or(|wanted| wanted(K::view(key), V::view(value))) {
                     found.push(Doomed { key: key.into(), version: filter.is_some().then(|| store.version_of(value)) });
                     found_bytes += key.len();
                 }
             };
-            let visit: &mut dyn Visit<K, V> = &mut visit;
             next = frame.walk(&mut walker, from, u64::MAX, BUCKETS, &mut rows)?;
             visit.rows(&mut rows);
             frame.follow_cold(&mut walker, None, visit)?;

@@ -93,7 +93,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     async fn bring_async(&self, step: Step<()>, key: &[u8], known: &mut Known, again: &mut u32) -> Result<()> {
         let (engine, helpers) = (&self.engine, &self.closer.helpers);
         match step {
-            Step::Done(()) => {}
+            Step::Done(()) => unreachable!("who is done lacks nothing"),
             Step::Again => {
                 *again = again.saturating_add(1);
                 if *again < SPINS { std::hint::spin_loop() } else { give_way().await }

@@ -1,5 +1,6 @@
 //! The store as its users meet it, a file for each part of it: one program, for each builds what it uses of the engine's generic code anew.
-//! What counts the files, threads or memory of a process, or is one of several, is a program of its own beside this directory.
+//! What counts the files, threads or memory of a process, or is one of several, is a program of its own beside this directory; `forbidden`
+//! runs this one once more.
 
 mod aggregate;
 mod asynchronous;
