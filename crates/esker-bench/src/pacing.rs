@@ -323,15 +323,13 @@ impl Lane<'_> {
             let due = begun + Duration::from_secs_f64(number as f64 * pause);
             run::wait_until(due);
             let is_new = arguments.beside == Work::Everything && number % NEW_EVERY == 0;
-            match arguments.beside {
-                Work::Everything if is_new => {
-                    put_new(store, arguments.added_by(number, lane), has_work, value)?;
-                }
-                Work::Compaction | Work::Everything => written.put(store, key, value)?,
-                Work::Sums => {
-                    let is_own = store.get_with(&key, |value| value[..8] == key.to_le_bytes())?;
-                    ensure!(is_own == Some(true), "a value is wrong");
-                }
+            if is_read {
+                let is_own = store.get_with(&key, |value| value[..8] == key.to_le_bytes())?;
+                ensure!(is_own == Some(true), "a value is wrong");
+            } else if is_new {
+                put_new(store, arguments.added_by(number, lane), has_work, value)?;
+            } else {
+                written.put(store, key, value)?;
             }
             latency.saturating_record(due.elapsed().as_nanos() as u64);
             if !is_read && !is_new {
