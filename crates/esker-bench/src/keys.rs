@@ -92,14 +92,28 @@ pub(crate) struct Sequence {
 impl Sequence {
     /// Draws a sequence for one thread over keys of indices below `keys`.
     pub(crate) fn draw(distribution: Distribution, keys: u64, thread: u64) -> Self {
-        let mut random = SmallRng::seed_from_u64(0x45_534b_4552 + thread);
+        let mut random = of_thread(thread);
         let dice = (0..SEQUENCE_LENGTH).map(|_| random.random_range(0..100)).collect();
-        let keys = match distribution {
-            Distribution::Uniform => uniform(keys, &mut random),
-            Distribution::Zipf => zipf(keys, &mut random),
-        };
-        Self { keys, dice }
+        Self { keys: some(distribution, keys, SEQUENCE_LENGTH, &mut random), dice }
     }
+}
+
+/// So many keys of indices below `keys`, drawn for one thread.
+pub(crate) fn draw(distribution: Distribution, keys: u64, thread: u64, count: usize) -> Vec<u64> {
+    some(distribution, keys, count, &mut of_thread(thread))
+}
+
+fn of_thread(thread: u64) -> SmallRng {
+    SmallRng::seed_from_u64(0x45_534b_4552 + thread)
+}
+
+fn some(distribution: Distribution, keys: u64, count: usize, random: &mut SmallRng) -> Vec<u64> {
+    let popular = (distribution == Distribution::Zipf).then(|| Popular::new(keys));
+    let mut index = || match &popular {
+        Some(popular) => popular.draw(random),
+        None => random.random_range(0..keys),
+    };
+    (0..count).map(|_| key(index())).collect()
 }
 
 /// One sequence for each of `threads`.
@@ -108,11 +122,6 @@ pub(crate) fn sequences(distribution: Distribution, keys: u64, threads: usize) -
         let draws: Vec<_> = (0..threads as u64).map(|thread| scope.spawn(move || Sequence::draw(distribution, keys, thread))).collect();
         draws.into_iter().map(|draw| draw.join().expect("drawing keys does not fail")).collect()
     })
-}
-
-/// Uniform draws.
-fn uniform(keys: u64, random: &mut SmallRng) -> Vec<u64> {
-    (0..SEQUENCE_LENGTH).map(|_| key(random.random_range(0..keys))).collect()
 }
 
 /// Draws indices by Zipf's law, the popular ranks scattered over the order of loading.
@@ -132,12 +141,6 @@ impl Popular {
         let rank = (self.zipf.sample(random) as u64 - 1).min(self.keys - 1);
         (u128::from(rank) * STRIDE % u128::from(self.keys)) as u64
     }
-}
-
-/// Zipf draws.
-fn zipf(keys: u64, random: &mut SmallRng) -> Vec<u64> {
-    let popular = Popular::new(keys);
-    (0..SEQUENCE_LENGTH).map(|_| key(popular.draw(random))).collect()
 }
 
 #[cfg(test)]

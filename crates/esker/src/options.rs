@@ -43,7 +43,8 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Options {
-    memory: Result<u64>,
+    /// A share of the machine's where it is not told.
+    memory: Option<Result<u64>>,
     io_uring: bool,
     direct_io: bool,
     verifies_reads: bool,
@@ -119,7 +120,7 @@ impl Options {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            memory: Ok(default_budget(memory::of_process())),
+            memory: None,
             io_uring: true,
             direct_io: true,
             verifies_reads: true,
@@ -141,7 +142,7 @@ impl Options {
     /// (with long values as much again as the longest) while opening come on top. It is backed where it is used, and not locked.
     #[must_use]
     pub fn memory(mut self, budget: impl ByteCount) -> Self {
-        self.memory = budget.byte_count();
+        self.memory = Some(budget.byte_count());
         self
     }
 
@@ -324,9 +325,13 @@ impl Options {
         self.start(Some(device), None, true)
     }
 
+    fn budget(&self) -> Result<u64> {
+        self.memory.clone().unwrap_or_else(|| Ok(default_budget(memory::of_process())))
+    }
+
     /// What no engine takes, told before anything is made.
     fn check(&self, has_device: bool) -> Result<()> {
-        let budget = self.memory.clone()?;
+        let budget = self.budget()?;
         check_budget(budget)?;
         check_space(budget)?;
         self.segment_bytes.clone().transpose()?;
@@ -345,7 +350,7 @@ impl Options {
             }
             None if has_lived(&*storage)? => return Err(no_manifest()),
             None => {
-                let memory = self.memory.clone()?;
+                let memory = self.budget()?;
                 // A cache drops whole files.
                 let most = self.cache.as_ref().and_then(Cache::disk_bytes).map_or(u64::MAX, segment_bytes_for);
                 let segment_bytes = self.segment_bytes.clone().transpose()?.unwrap_or_else(|| segment_bytes_for(memory)).min(most);
@@ -377,7 +382,7 @@ impl Options {
         Store::start(Engine::new(Parts {
             layout: layout::<K, V>(),
             value_width: V::WIDTH,
-            budget: self.memory?,
+            budget: self.budget()?,
             device,
             home,
             is_temporary,

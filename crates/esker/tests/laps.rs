@@ -25,7 +25,7 @@ const THREADS: u64 = 2;
 const KEYS: u64 = 2_000;
 const KEY_SHIFT: u32 = 48;
 /// Between two scans.
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// What a key holds: a value is made of its length and a number, and the number's first part of the key.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -36,8 +36,10 @@ struct Held {
 
 impl Held {
     fn bytes(self) -> Vec<u8> {
-        let words = (0..self.length.div_ceil(8) as u64).flat_map(|at| (self.number ^ at).to_le_bytes());
-        words.take(self.length).collect()
+        let mut bytes = Vec::with_capacity(self.length.next_multiple_of(8));
+        (0..self.length.div_ceil(8) as u64).for_each(|at| bytes.extend_from_slice(&(self.number ^ at).to_le_bytes()));
+        bytes.truncate(self.length);
+        bytes
     }
 
     /// What these bytes were made of, if they are some key's.

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use crate::keys::{self, Distribution, Sequence};
+use crate::keys::{self, Distribution};
 use crate::report::{self, Latency, Row, Spread};
 use crate::{Outputs, Place, chart, memory, number, progress, run, turns};
 use engines::{Cache, Name};
@@ -101,9 +101,7 @@ impl Choice {
     fn draw(self, adds: u64, count: usize, thread: u64) -> Vec<u64> {
         let tenth = adds / 10;
         let distribution = if self == Self::Zipf { Distribution::Zipf } else { Distribution::Uniform };
-        let mut drawn = Sequence::draw(distribution, adds, thread).keys;
-        drawn.truncate(count);
-        drawn.shrink_to_fit();
+        let drawn = keys::draw(distribution, adds, thread, count);
         let thousand = |drawn: u64, from: u64| keys::key(from + drawn % 1000 * tenth / 1000);
         match self {
             Self::Uniform | Self::Zipf => drawn,

@@ -7,6 +7,8 @@ use crate::epoch::Counter;
 use crate::stats::{ExpiryStats, IndexStats, LoadStats, LogStats, MemoryStats, OperationStats, Stats};
 use crate::sync::atomic::Ordering::*;
 
+/// Buckets that a sample looks at, or up to twice as many.
+const SAMPLED_BUCKETS: u64 = 256;
 /// Records of a chain that a sample counts.
 const CHAIN_RECORDS_MAX: usize = 256;
 /// Records that are looked at in all, or a few more.
@@ -79,7 +81,7 @@ impl Engine {
     fn sample_chains(&self) -> (Vec<u64>, f64) {
         let (mut lengths, mut keys, mut records) = (Vec::new(), 0, 0);
         let buckets = self.index.buckets();
-        for at in (0..buckets).step_by((buckets / 1024).max(1) as usize) {
+        for at in (0..buckets).step_by((buckets / SAMPLED_BUCKETS).max(1) as usize) {
             let Ok(_pin) = self.epochs.pin() else { break };
             for address in self.index.addresses(at) {
                 let (length, on_chain) = self.chain_in_memory(address);

@@ -1,5 +1,6 @@
 //! Every operation, in memory and spilling to a device, on both layouts; reopening keeps all.
 
+use esker::rehearse::Crowding;
 use esker::{Durability, Error, MemoryDevice, MemoryStorage, Options, Storage, Store, Strategy, Warning};
 use std::borrow::Borrow;
 use std::cell::Cell;
@@ -382,6 +383,19 @@ fn a_thread_that_stays_inside_is_named_though_another_has_left() {
         }
         first_out.store(true, SeqCst);
     });
+}
+
+#[test]
+fn chains_of_many_keys_are_told() {
+    let crowding = Crowding { hash_seed: [3, 4], index_bytes: 16 << 10 };
+    let options = Options::new().memory("16MiB").background(false).crowding(crowding);
+    let store: Store<u64, u64> = options.open_in(Arc::new(MemoryStorage::new())).unwrap();
+    (0..500u64).for_each(|n| store.put(&n, &n).unwrap());
+    assert_eq!(store.stats().warnings, []);
+    (0..20_000u64).for_each(|n| store.put(&n, &n).unwrap());
+    let (stats, expected) = (store.stats(), 20_000.0 / store.stats().index.entries as f64);
+    let [Warning::LongChains { average }] = stats.warnings[..] else { panic!("{:?}", stats.warnings) };
+    assert!(expected > 4.0 && (average / expected - 1.0).abs() < 0.2, "{average}, where {expected} are");
 }
 
 /// Versions of a key lie on its chain, and a lookup ends at the first: that was told as too few entries.
