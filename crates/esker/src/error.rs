@@ -18,7 +18,8 @@ pub enum Error {
     /// is alive holds space back, and so does a page or a look at a history that takes long: in a cache these are the only causes.
     Full,
     /// The call cannot be right, here and so: a value that is too long, a directory with something else in it, another layout or format, a
-    /// call from inside a closure that the store runs. Nothing was changed, where the call does not say otherwise; of a batch, the items
+    /// call from inside a closure that the store runs under a pin: the update of `rmw`, the test of `Scan::keys_where`, `Cache::worth`,
+    /// `Clock::now`, the `Borrow` of a batch's keys. Nothing was changed, where the call does not say otherwise; of a batch, the items
     /// before this one were, and perhaps some behind it.
     Invalid(String),
     /// The directory is open, in this or another process.
@@ -28,8 +29,8 @@ pub enum Error {
     /// What a transaction was given to do decided against it, and why ([`Error::aborted`]): nothing was changed.
     Aborted(Arc<dyn std::error::Error + Send + Sync>),
     /// What the transaction had read is not so any more: another writer changed this key, or it expired, or a cache dropped it; or its
-    /// record was moved, by compaction or to the device, while another key that shares its latch was written; in a cache, whenever it was
-    /// moved. The transaction changed nothing. Do it again.
+    /// record was moved, by compaction or to the device, while another key that shares its latch was written; in a cache that it was moved
+    /// is enough. The transaction changed nothing. Do it again.
     Conflict {
         /// The key's bytes.
         key: Box<[u8]>,

@@ -16,7 +16,7 @@
 //! ```
 //!
 //! **Unless [`Options::durability`] says otherwise, a crash or `kill -9` loses what came after the last [`Store::commit`] or
-//! [`Store::close`]**; what these returned for stays.
+//! [`Store::close`]**; what had returned before one of these stays once that has returned `Ok`.
 //!
 //! | to | use |
 //! |---|---|

@@ -25,12 +25,12 @@ use std::sync::Arc;
 /// |---|---|---|
 /// | [`memory`](Options::memory) | a quarter of the machine's, or of the control group's | |
 /// | [`durability`](Options::durability) | `None` | in memory |
-/// | [`space_amplification`](Options::space_amplification) | 2.0 | in a cache, which drops what is old |
+/// | [`space_amplification`](Options::space_amplification) | 2.0 | in a cache, which drops what is old; without `background` on a device |
 /// | [`segment_bytes`](Options::segment_bytes) | by the memory | in memory; a store that exists keeps its own |
 /// | [`promotion`](Options::promotion) | on | in memory |
 /// | [`verify_reads`](Options::verify_reads) | on | in memory |
 /// | [`direct_io`](Options::direct_io), [`io_uring`](Options::io_uring) | on, where they exist | in memory, and in a [`Storage`] of your own |
-/// | [`accept_loss`](Options::accept_loss), [`rebuild_index`](Options::rebuild_index), [`progress`](Options::progress) | off | where nothing is opened |
+/// | [`accept_loss`](Options::accept_loss), [`rebuild_index`](Options::rebuild_index), [`progress`](Options::progress) | off | where no store is yet |
 /// | [`history`](Options::history), [`cache`](Options::cache) | off; not both | |
 /// | [`clock`](Options::clock) | the system's | |
 /// | [`background`](Options::background) | on | |
@@ -138,8 +138,9 @@ impl Options {
     }
 
     /// The memory budget, any number of bytes from 16 MiB up: for the index, the log's part in memory, and fixed buffers. It can be changed
-    /// while the store is open ([`Store::set_memory`]). The buffers of a single call, a backlog of an eviction listener, and about 10 MiB
-    /// (with long values as much again as the longest) while opening come on top. It is backed where it is used, and not locked.
+    /// while the store is open ([`Store::set_memory`]). The buffers of calls, scans and compaction, a backlog of an eviction listener, and
+    /// while opening about 10 MiB and the longest value come on top. Memory is taken as it is used, and not locked. Default: a quarter of
+    /// the machine's, or of the control group's.
     #[must_use]
     pub fn memory(mut self, budget: impl ByteCount) -> Self {
         self.memory = Some(budget.byte_count());
@@ -220,8 +221,8 @@ impl Options {
     }
 
     /// The length of each file of the log; space goes back to the file system in such units. It is fixed when a store is made, and has no
-    /// effect on one that exists. Default: a sixteenth of the memory, rounded up to a power of two, from 4 to 256 MiB; in a cache
-    /// no more than an eighth of its disk, or 4 MiB, or 256 MiB, also where more is asked for. Rounded up to 4 KiB; at most 1 TiB.
+    /// effect on one that exists. Default: a sixteenth of the memory, rounded up to a power of two, from 4 to 256 MiB. In a cache a
+    /// sixteenth of its disk, rounded and bounded likewise, is the most, even if more is asked for. Rounded up to 4 KiB; at most 1 TiB.
     #[must_use]
     pub fn segment_bytes(mut self, length: impl ByteCount) -> Self {
         let in_sectors = |length: u64| length.clamp(SECTOR_BYTES as u64, 1 << 40).next_multiple_of(SECTOR_BYTES as u64);
@@ -229,8 +230,8 @@ impl Options {
         self
     }
 
-    /// Whether a cold record that gets read repeatedly is copied to the log's tail, into memory; in a cache also one that is read where it
-    /// would soon leave memory. The price: the copy is written to the device again when it leaves memory. Default: true.
+    /// Whether a cold record is copied into memory, to the log's tail, at its second read; in a cache at its first, and also when it is
+    /// read where it would soon leave memory. The price: the copy is written to the device again when it leaves memory. Default: true.
     #[must_use]
     pub fn promotion(mut self, wanted: bool) -> Self {
         self.promotion = wanted;
@@ -263,7 +264,8 @@ impl Options {
     }
 
     /// Whether the store has a thread of its own, which writes, evicts, compacts and draws lines. Without one, calls that need room make it
-    /// themselves, and `Durability::Every` is as `Durability::None`: for simulations, which must do the same each time. Default: true.
+    /// themselves, `Durability::Every` is as `Durability::None`, and a store on a device, if it is no cache, is compacted by
+    /// [`Store::compact`] alone: for simulations, which must do the same each time. Default: true.
     #[must_use]
     pub fn background(mut self, wanted: bool) -> Self {
         self.background = wanted;
@@ -285,9 +287,10 @@ impl Options {
     ///
     /// # Errors
     /// `Invalid` for a budget below 16 MiB, beyond the address space, or below what the index of the store that is there needs, for a cache
-    /// without its disk, with a history, or over a store that is none: nothing is made or changed then, but for what an earlier process had
-    /// left to be done. `Locked` if this or another process has it open, `Invalid` for a directory that is not a store or whose store has
-    /// another layout (that is what is checked, not the types) or another format, `Corruption` for damage, by file and address, `Io`.
+    /// without a disk of 64 MiB, with a history, or over a store that is no cache, and for a text that is no number of bytes: nothing is
+    /// made or changed then, but that an opening which was cut short may be completed. `Locked` if this or another process has it open,
+    /// `Invalid` for a directory that is not a store or whose store has another layout (that is what is checked, not the types) or another
+    /// format, `Corruption` for damage, by file and address, `Io`.
     pub fn open<K: Key + ?Sized, V: Value + ?Sized>(self, path: impl AsRef<Path>) -> Result<Store<K, V>> {
         self.check(true)?;
         let directory = Directory::open(path.as_ref(), self.direct_io, self.io_uring)?;

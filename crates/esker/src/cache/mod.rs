@@ -73,7 +73,7 @@ type Worth = Arc<dyn Fn(&[u8], &[u8]) -> f64 + Send + Sync>;
 ///
 /// Any pair may be gone at any time. Nothing is refused for lack of room, except while a scan, an iterator or a read transaction is alive,
 /// or one call of `scan_page` or `history` takes long: what these may still show cannot be dropped, and calls that need more room answer
-/// [`Error::Full`]. Without a disk the memory budget is the bound; with one the store needs a directory, and is as warm after a restart as
+/// [`Error::Full`]. Without a disk the memory budget is the bound; with one the store needs a device, and is as warm after a restart as
 /// its last commit or close left it.
 ///
 /// # Examples
@@ -121,8 +121,8 @@ impl Cache {
         Self::default()
     }
 
-    /// The directory may take this much of a disk, at least 64 MiB: the log, in whole files, and images of the index. What is in memory is
-    /// the newest part of that log, and no more than the log.
+    /// The directory may take this much of a disk, at least 64 MiB: the log, in whole files, and images of the index. In memory is the
+    /// newest part of that log, so a memory budget above this is not used up. Less than 64 MiB is `Invalid` when the store is opened.
     #[must_use]
     pub fn disk(mut self, bytes: impl ByteCount) -> Self {
         self.disk = Some(bytes.byte_count());
@@ -187,13 +187,13 @@ impl Cache {
     }
 
     /// `listener` is told of pairs that leave: their key, value, and why. Each pair at most once; not of those that were replaced or
-    /// deleted, nor of all that leave a disk (a key whose index entry another key shares goes unheard).
+    /// deleted, nor perhaps of those whose index entry another key shares.
     ///
-    /// It runs on a thread that needed the room, or on the store's own, outside the store: it may use it, if it waits for nobody who uses
-    /// it, a loader on another thread included. One that puts a pair for each that it hears of is never done, for each of those puts makes
-    /// another one leave. Threads that need room, or have loaded, wait for it, so keep it short; futures and the store's own threads do not, and what they
-    /// drop meanwhile takes memory beside the budget until it is told. A panic in it is swallowed. A clone of the store that it holds keeps
-    /// the store open for good: let it hold a `Weak` of an `Arc` of yours.
+    /// The listener runs on a thread that needed the room, or on the store's own. It may use the store, but must not wait for anybody who
+    /// does, a loader on another thread included. One that puts a pair for each that it hears of is never done, for each of those puts
+    /// makes another one leave. Threads that need room, or have loaded, wait for it, so keep it short; futures and the store's own threads
+    /// do not, and what they drop meanwhile takes memory beside the budget until it is told. A panic in it is swallowed. A clone of the
+    /// store that it holds keeps the store open for good: let it hold a `Weak` of an `Arc` of yours.
     #[must_use]
     pub fn on_eviction(mut self, listener: impl Fn(&[u8], &[u8], Eviction) + Send + Sync + 'static) -> Self {
         self.listener = Some(Arc::new(listener));

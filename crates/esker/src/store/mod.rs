@@ -14,8 +14,9 @@
 //!
 //! Blocking calls wait themselves, asynchronous ones (`waiting.rs`) have it done by helper threads (`helpers.rs`).
 //!
-//! `find.rs` finds records, `chain.rs` those on the device, `read.rs` reads, `put.rs` puts in one attempt, `word.rs` and `bytes.rs` change
-//! the two layouts, `batch.rs` does many keys, `cold.rs` changes those of them that are cold, `batch_async.rs` has their futures,
+//! `find.rs` finds records, the engine's `descent.rs` those on the device, `read.rs` reads, `put.rs` puts in one attempt, `word.rs` and
+//! `bytes.rs` change the two layouts, `batch.rs` does many keys, `cold.rs` changes those of them that are cold, `batch_async.rs` has their
+//! futures,
 //! `history.rs` reads older versions, `expire.rs` ends keys, `load.rs` loads what is missed, `promote.rs` keeps what a cache reads.
 
 mod batch;
@@ -64,9 +65,9 @@ use step::{Known, Step};
 pub use transaction::{ReadTransaction, Transaction};
 
 /// A key-value store, used through `&self` from any thread. Cloning it is cheap and gives the same store. Dropping the last clone closes
-/// it, and swallows the error that [`Store::close`] would return. Inside a closure that the store runs, a clock's or a cache's, the drop
-/// returns at once, and another thread closes when that has ended. A `static` is never dropped: close what is in one before the program
-/// ends.
+/// it, and swallows the error that [`Store::close`] would return. Inside a closure that it runs under a pin ([`crate::Error::Invalid`]
+/// names them) the drop returns at once, and another thread closes when the closure has ended. A `static` is never dropped: close what is
+/// in one before the program ends.
 pub struct Store<K: Key + ?Sized, V: Value + ?Sized> {
     pub(crate) engine: Arc<Engine>,
     closer: Arc<Closer>,
@@ -496,8 +497,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.guarded(|| self.engine.set_budget(bytes))
     }
 
-    /// Goes once through the whole log: live records are copied to its tail, the space of all others comes back. Returns the bytes by which
-    /// that made it shorter: what was given back without what was copied; 0 while a scan holds it. It also happens by itself, in the
+    /// Goes once through the whole log: live records are copied to its tail, the space of all others comes back. Returns the bytes that
+    /// were given back less those that were copied, or 0 if these are more; 0 while a scan holds the log. It also happens by itself, in the
     /// background, when the log is longer than [`Options::space_amplification`](crate::Options::space_amplification) says; other operations
     /// go on meanwhile.
     ///
@@ -517,11 +518,10 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
         self.engine.guarded(|| self.engine.compact_once())
     }
 
-    /// Writes an image of the index, so that opening after a crash need not read the log below. It also happens by itself, in the
-    /// background, when the log behind the last image is twice as long as the index, and at least 64 MiB. Other operations go on meanwhile;
-    /// compaction and the index's growth wait. All that had returned before the call is durable afterwards. While a scan or snapshot holds
-    /// what compaction would give back, or a damaged block keeps a stretch of it from its end, there may be no image: then this is a
-    /// commit.
+    /// Writes an image of the index, so that opening after a crash need not read the log that came before. It also happens by itself, in
+    /// the background, when the log behind the last image is twice as long as the index, and at least 64 MiB. Other operations go on
+    /// meanwhile; compaction and the index's growth wait. All that had returned before the call is durable afterwards. In a cache there may
+    /// be no image while a scan, or a damaged block, keeps what was dropped from being given back: then this is a commit.
     ///
     /// # Errors
     /// As [`Store::commit`]; `Invalid`, after a commit, for a store on a bare device, which has no place for an image.
@@ -547,8 +547,8 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// before some moment, and nothing from after it. Other operations go on meanwhile; commits at the same time share the work.
     ///
     /// # Errors
-    /// `Io` when the device failed: from then on all writes refuse, reads go on, and opening the store again recovers what
-    /// was durable. `Invalid` for a store in memory, and inside a closure that the store runs. `Closed`.
+    /// `Io` when the device failed: from then on all writes refuse, or, if it was only full, until there is room; reads go on. Opening the
+    /// store again recovers what was durable. `Invalid` for a store in memory, and inside a closure that the store runs. `Closed`.
     ///
     /// # Cost
     /// Writes what changed since the last commit, or next to nothing, and syncs once; the log's file and the manifest, one after the other,
