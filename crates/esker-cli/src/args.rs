@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use esker::Durability;
 use esker::aggregate::KeyPart;
 
@@ -32,10 +32,19 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+/// Help of commands that take keys and values: a key may be `-h`, which is not to print this and be a success.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct LongHelp {
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    help: Option<bool>,
+}
+
 /// How a store is opened, whatever is done with it.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Opening {
-    /// Memory budget of the store, such as 64MiB or 1GiB, at least 16MiB [default: 256MiB; 16MiB for the demo]
+    /// Memory budget of the store, such as 64MiB or 1GiB, at least 16MiB and what the index takes. From some 13 million keys on
+    /// 256MiB make keys share entries of the index, and all slower: give 20 bytes a key [default: 256MiB; 16MiB for the demo]
     #[arg(long, global = true, value_name = "SIZE", value_parser = parse_memory)]
     pub(crate) memory: Option<u64>,
     /// When writes become durable: none (when the command ends), always (each before the next), or every so many seconds, such as 0.5
@@ -49,40 +58,52 @@ pub(crate) enum Command {
     /// Load the rows of a CSV, TSV or JSON Lines file, plain or gzip
     Load(LoadArgs),
     /// Print the value of a key; exit code 1 if it is absent
+    #[command(disable_help_flag = true)]
     Get {
+        #[command(flatten)]
+        help: LongHelp,
         /// The store's directory, which must exist
         dir: PathBuf,
-        /// The key
+        /// The key; one that begins with a dash comes behind --
         #[arg(allow_negative_numbers = true)]
         key: OsString,
     },
     /// Set the value of a key
+    #[command(disable_help_flag = true)]
     Put {
+        #[command(flatten)]
+        help: LongHelp,
         /// The store's directory, made if absent
         dir: PathBuf,
-        /// The key
+        /// The key; one that begins with a dash comes behind --
         #[arg(allow_negative_numbers = true)]
         key: OsString,
-        /// The value
+        /// The value; likewise
         #[arg(allow_negative_numbers = true)]
         value: OsString,
     },
     /// Add bytes to the end of a key's value, which is made if absent
+    #[command(disable_help_flag = true)]
     Append {
+        #[command(flatten)]
+        help: LongHelp,
         /// The store's directory, made if absent
         dir: PathBuf,
-        /// The key
+        /// The key; one that begins with a dash comes behind --
         #[arg(allow_negative_numbers = true)]
         key: OsString,
-        /// The bytes to add
+        /// The bytes to add; likewise
         #[arg(allow_negative_numbers = true)]
         value: OsString,
     },
     /// Remove a key; exit code 1 if it is absent
+    #[command(disable_help_flag = true)]
     Delete {
+        #[command(flatten)]
+        help: LongHelp,
         /// The store's directory, which must exist
         dir: PathBuf,
-        /// The key
+        /// The key; one that begins with a dash comes behind --
         #[arg(allow_negative_numbers = true)]
         key: OsString,
     },
@@ -167,7 +188,7 @@ pub(crate) enum Command {
 pub(crate) struct ScanArgs {
     /// The store's directory, which must exist
     pub(crate) dir: PathBuf,
-    /// Only keys that begin so
+    /// Only keys that begin so (--prefix=-x where it begins with a dash)
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) prefix: Option<OsString>,
     /// At most so many
@@ -183,7 +204,7 @@ pub(crate) struct ScanArgs {
 pub(crate) struct AggregateArgs {
     /// The store's directory, which must exist
     pub(crate) dir: PathBuf,
-    /// Only keys that begin so
+    /// Only keys that begin so (--prefix=-x where it begins with a dash)
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) prefix: Option<OsString>,
     /// A line for each group of keys: those with the same first N bytes, or the same bytes before the first X. Groups are kept in memory
@@ -194,7 +215,7 @@ pub(crate) struct AggregateArgs {
     /// How many pairs; the figure if no other is asked for
     #[arg(long)]
     pub(crate) count: bool,
-    /// The sum, exact for whole numbers of 64 bits
+    /// The sum, exact for whole numbers of 64 bits with a sign
     #[arg(long)]
     pub(crate) sum: bool,
     /// The least
@@ -234,7 +255,7 @@ pub(crate) struct ExportArgs {
     /// What values are, for arrow and parquet [default: bytes]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) value_type: Option<ColumnType>,
-    /// Only keys that begin so
+    /// Only keys that begin so (--prefix=-x where it begins with a dash)
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) prefix: Option<OsString>,
 }
@@ -294,9 +315,12 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) skip_rows: u64,
     /// Print how many rows of the file are durable, a number on a line, whenever that is known: after each row with --durability always,
-    /// as often as it says with SECONDS, and at the end; the report of what was loaded is the line behind them
+    /// as often as it says with SECONDS, and at the end; the report of what was loaded comes behind them
     #[arg(long)]
     pub(crate) acknowledge: bool,
+    /// Show the store's figures at the end, as it was before it was closed: regions, memory, index, rates
+    #[arg(long)]
+    pub(crate) stats: bool,
 }
 
 /// How the rows of a file are written.

@@ -19,7 +19,9 @@ pub(crate) fn run(dir: &Path, earlier: Option<&Path>, to: &Path) -> Outcome {
     let done = copy(dir, earlier, to, &Interrupt::catch()?)?;
     let whence = if earlier.is_some() { "are shared with the earlier one" } else { "were there already" };
     let kept = if done.kept_bytes > 0 { format!(", {} {whence}", size(done.kept_bytes)) } else { String::new() };
-    out::line(format!("{}: as of line {}, {} of log copied{kept}", to.display(), count(done.line), size(done.copied_bytes)))
+    let told = out::line(format!("{}: as of line {}, {} of log copied{kept}", to.display(), count(done.line), size(done.copied_bytes)));
+    // All is there: a second attempt would do it again, or find it in its way.
+    told.map_err(|why| why.map(|why| format!("{why} ({} is complete)", to.display())))
 }
 
 /// Does that. Of a first copy that fails nothing stays: it would be in the way of the next attempt.

@@ -166,7 +166,7 @@ fn show_progress(bar: &ProgressBar, store: &Bytes, ledger: &Ledger, start: Insta
 
 fn show_regions(store: &Bytes) -> Outcome {
     let now = store.stats();
-    out::line(stats::log(&now.log) + &stats::memory(&now.memory) + stats::operations(&now).trim_end())?;
+    out::line(stats::describe("the store", &now).trim_end())?;
     out::line("")
 }
 

@@ -105,10 +105,11 @@ impl Jsonl {
     }
 
     fn take_value(&self, object: &Object<'_>, row: &[u8], to: &mut Vec<u8>) -> Result<(), Failure> {
-        match &self.wanted.value[..] {
-            [] => to.extend_from_slice(row),
-            [only] => to.extend_from_slice(&self.content(object, only)?),
-            several => {
+        match self.wanted.value.as_deref() {
+            None => {}
+            Some([]) => to.extend_from_slice(row),
+            Some([only]) => to.extend_from_slice(&self.content(object, only)?),
+            Some(several) => {
                 let members = several.iter().map(|column| Ok((column, member(object, column)?)));
                 let part = members.collect::<Result<Vec<_>, Failure>>()?;
                 write_object(&part, to)?;

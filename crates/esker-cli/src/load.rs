@@ -1,29 +1,31 @@
 //! `esker load`: the rows of a file into a store.
 //!
-//! The file is opened, and its header read, before the store is: a wrong name, or a wrong column of CSV or TSV, leaves no store behind.
+//! The file is opened, and its header and first row read, before the store is: a wrong name, a wrong column, or a file that is something
+//! else leaves no store behind.
 //! Rows take effect one by one. At the first that does not parse, loading stops and says where; the rows before
 //! it stay, and the message counts them, so that the rest can be loaded after a repair (`--skip-rows`). An interrupt ends it the
 //! same way, between two rows.
 
-use std::time::Instant;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
-use esker::Durability;
+use esker::{Durability, Stats};
 use indicatif::ProgressBar;
 
 use crate::acknowledge::Acknowledgements;
 use crate::args::{Format, LoadArgs, Mode, Opening};
 use crate::bytes::{count, rate, size};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{self, Failure, Outcome};
 use crate::input::{self, Input};
 use crate::interrupt::Interrupt;
 use crate::jsonl::Jsonl;
 use crate::rows::{Columns, Pair, Rows, Wanted};
 use crate::separated::Separated;
 use crate::store::{self, Bytes};
-use crate::{out, progress};
+use crate::{out, progress, stats};
 
-/// How many rows go by between two messages behind the bar.
-const ROWS_A_MESSAGE: u64 = 8192;
+/// What goes by between two messages behind the bar.
+const MESSAGE: Duration = Duration::from_millis(200);
 
 /// What was loaded so far.
 struct Loaded {
@@ -45,16 +47,23 @@ impl Loaded {
 struct Watch<'a> {
     bar: &'a ProgressBar,
     interrupt: Interrupt,
-    start: Instant,
+    /// When the first row was to be stored.
+    start: Cell<Instant>,
+    told: Cell<Instant>,
 }
 
 impl Watch<'_> {
     fn see(&self, loaded: &Loaded) -> Outcome {
-        if loaded.rows.is_multiple_of(ROWS_A_MESSAGE) && !self.bar.is_hidden() {
-            let rate = rate(loaded.rows_now(), self.start.elapsed().as_secs_f64());
+        if !self.bar.is_hidden() && self.told.get().elapsed() >= MESSAGE {
+            self.told.set(Instant::now());
+            let rate = rate(loaded.rows_now(), self.seconds());
             progress::say(self.bar, format!("{} rows, {rate} rows/s", count(loaded.rows)));
         }
         self.interrupt.check()
+    }
+
+    fn seconds(&self) -> f64 {
+        self.start.get().elapsed().as_secs_f64()
     }
 }
 
@@ -64,20 +73,27 @@ pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
     check_arguments(args, format)?;
     let interrupt = Interrupt::catch()?;
     let Input { text, bar } = input::open(&args.file, &interrupt)?;
-    let wanted = Wanted { key: names(&args.key), value: names(&args.value), hex: args.hex };
+    let counts_rows = args.mode == Mode::Count && args.value.is_empty();
+    let value = (!counts_rows).then(|| names(&args.value));
+    let wanted = Wanted { key: names(&args.key), value, hex: args.hex };
     let mut rows: Box<dyn Rows> = match format {
         Format::Jsonl => Box::new(Jsonl::new(text, wanted)),
         _ => Box::new(Separated::new(text, format, &wanted).map_err(|why| in_file(args, why))?),
     };
-    let start = Instant::now();
-    let watch = Watch { bar: &bar, interrupt, start };
+    let now = Cell::new(Instant::now());
+    let watch = Watch { bar: &bar, interrupt, start: now.clone(), told: now };
     let mut told = Acknowledgements::new(args.acknowledge, opening.durability, &watch.interrupt);
     let mut loaded = Loaded { rows: args.skip_rows, skipped: args.skip_rows, bytes: 0, failed_at_line: None };
     skip(args, &mut *rows, &watch.interrupt)?;
-    let mut opened = None;
+    let mut pair = Pair::default();
+    let is_any = rows.next(&mut pair).map_err(|why| not_begun(args, rows.line(), why))?;
+    let (mut opened, mut figures) = (None, None);
     let done = store::with(&args.dir, opening, |store| {
         opened = Some(store.clone());
-        let done = load_all(store, args, &mut *rows, &watch, &mut told, &mut loaded);
+        watch.start.set(Instant::now());
+        let first = is_any.then_some(pair);
+        let done = load_all(store, args, first, &mut *rows, &watch, &mut told, &mut loaded);
+        figures = Some(store.stats());
         if done.is_err() {
             // What was stored is kept; that this cannot be told as well is not the failure to report.
             let _ = told.ended(store, loaded.rows);
@@ -99,7 +115,7 @@ pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
     }
     bar.finish_and_clear();
     // All is stored and closed: who is not told that would load it again.
-    let told = told.closed(loaded.rows).and_then(|()| report(&loaded, start.elapsed().as_secs_f64()));
+    let told = told.closed(loaded.rows).and_then(|()| report(args, &loaded, watch.seconds(), figures.as_ref()));
     told.map_err(|why| after(loaded.rows, why))
 }
 
@@ -139,28 +155,29 @@ fn skip(args: &LoadArgs, rows: &mut dyn Rows, interrupt: &Interrupt) -> Outcome 
 fn load_all(
     store: &Bytes,
     args: &LoadArgs,
+    first: Option<Pair>,
     rows: &mut dyn Rows,
     watch: &Watch<'_>,
     told: &mut Acknowledgements,
     loaded: &mut Loaded,
 ) -> Outcome {
     told.during(store, |tell| {
-        let mut pair = Pair::default();
-        while step(store, args, rows, &mut pair).inspect_err(|why| loaded.failed_at_line = (!why.is_interrupt()).then(|| rows.line()))? {
+        let mut next = first;
+        while let Some(mut pair) = next {
+            keep(store, args, &mut pair).inspect_err(|_| loaded.failed_at_line = Some(rows.line()))?;
             loaded.rows += 1;
             loaded.bytes += (pair.key.len() + pair.value.len()) as u64;
             tell(loaded.rows)?;
             watch.see(loaded)?;
+            let is_any = rows.next(&mut pair).inspect_err(|why| loaded.failed_at_line = (!why.is_interrupt()).then(|| rows.line()))?;
+            next = is_any.then_some(pair);
         }
         Ok(())
     })
 }
 
-/// Reads one row and stores it; false at the end of the file.
-fn step(store: &Bytes, args: &LoadArgs, rows: &mut dyn Rows, pair: &mut Pair) -> Result<bool, Failure> {
-    if !rows.next(pair)? {
-        return Ok(false);
-    }
+/// Stores one row.
+fn keep(store: &Bytes, args: &LoadArgs, pair: &mut Pair) -> Outcome {
     match args.mode {
         Mode::Put => store.put(&pair.key[..], &pair.value[..])?,
         Mode::Append => {
@@ -170,7 +187,7 @@ fn step(store: &Bytes, args: &LoadArgs, rows: &mut dyn Rows, pair: &mut Pair) ->
         Mode::Count if args.value.is_empty() => add(store, &pair.key, 1)?,
         Mode::Count => add(store, &pair.key, parse_number(&pair.value)?)?,
     }
-    Ok(true)
+    Ok(())
 }
 
 /// Adds to a number stored as decimal text. The closure may run again, so it decides everything anew.
@@ -223,6 +240,14 @@ fn unread(args: &LoadArgs, line: u64, row: u64, why: Failure) -> Failure {
     in_file(args, why.map(|why| format!("line {line}: {why} (rows passed over before it: {row})")))
 }
 
+/// The first row cannot be read, and there is no store yet.
+fn not_begun(args: &LoadArgs, line: u64, why: Failure) -> Failure {
+    if why.is_interrupt() {
+        return after(args.skip_rows, why);
+    }
+    in_file(args, why.map(|why| format!("line {line}: {why} (rows loaded before it: {})", args.skip_rows)))
+}
+
 /// A failure, and where it came.
 fn at_line(args: &LoadArgs, loaded: &Loaded, why: Failure) -> Failure {
     match loaded.failed_at_line {
@@ -231,8 +256,17 @@ fn at_line(args: &LoadArgs, loaded: &Loaded, why: Failure) -> Failure {
     }
 }
 
-fn report(loaded: &Loaded, seconds: f64) -> Outcome {
+fn report(args: &LoadArgs, loaded: &Loaded, seconds: f64, figures: Option<&Stats>) -> Outcome {
     let rows = loaded.rows_now();
     let (unit, number, bytes, rate) = (if rows == 1 { "row" } else { "rows" }, count(rows), size(loaded.bytes), rate(rows, seconds));
-    out::line(format!("loaded {number} {unit}, {bytes} of keys and values, in {seconds:.2} s: {rate} rows/s"))
+    out::line(format!("loaded {number} {unit}, {bytes} of keys and values, in {seconds:.2} s: {rate} rows/s"))?;
+    match figures {
+        Some(figures) if args.stats => {
+            out::line("")?;
+            out::line(stats::describe(&args.dir.display().to_string(), figures).trim_end())?;
+        }
+        Some(figures) if figures.index.shared => failure::say(&format!("esker: {}", stats::SHARED)),
+        _ => {}
+    }
+    Ok(())
 }

@@ -55,10 +55,10 @@ fn run(cli: Cli) -> Outcome {
     let opening = cli.opening;
     match cli.command {
         Command::Load(args) => load::run(&args, opening),
-        Command::Get { dir, key } => points::get(&dir, key, opening),
-        Command::Put { dir, key, value } => points::put(&dir, key, value, opening),
-        Command::Append { dir, key, value } => points::append(&dir, key, value, opening),
-        Command::Delete { dir, key } => points::delete(&dir, key, opening),
+        Command::Get { dir, key, .. } => points::get(&dir, key, opening),
+        Command::Put { dir, key, value, .. } => points::put(&dir, key, value, opening),
+        Command::Append { dir, key, value, .. } => points::append(&dir, key, value, opening),
+        Command::Delete { dir, key, .. } => points::delete(&dir, key, opening),
         Command::Stats { dir, json } => stats::run(&dir, json, opening),
         Command::Compact { dir, rebuild_index, json } => compact::run(&dir, rebuild_index, json, opening),
         Command::Verify { dir, accept_loss: true, .. } => verify::accept_loss(&dir, opening),

@@ -21,7 +21,7 @@ pub(crate) fn too_long() -> String {
 pub(crate) struct Pair {
     /// From the columns of `--key`.
     pub(crate) key: Vec<u8>,
-    /// From the columns of `--value`, or the whole row.
+    /// From the columns of `--value`, or the whole row; empty where nobody wants it.
     pub(crate) value: Vec<u8>,
 }
 
@@ -46,8 +46,8 @@ impl FromStr for Columns {
 pub(crate) struct Wanted {
     /// The columns of the key, at least one.
     pub(crate) key: Vec<String>,
-    /// The columns of the value; none means the whole row.
-    pub(crate) value: Vec<String>,
+    /// The columns of the value, of which none means the whole row; nothing where rows are only counted.
+    pub(crate) value: Option<Vec<String>>,
     /// Whether `{"hex":".."}` of JSON stands for those bytes.
     pub(crate) hex: bool,
 }

@@ -55,7 +55,7 @@ pub(crate) fn run(dir: &Path, to: &Path, json: bool, opening: Opening) -> Outcom
 
 fn describe(to: &Path, done: &esker::Salvage) -> String {
     let mut text = format!("{}  (as of line {})\n\n", to.display(), count(done.line));
-    row(&mut text, "records", &format!("{} carried over", count(done.records)));
+    row(&mut text, "records", &format!("{} of the log carried over, older versions and deletions among them", count(done.records)));
     row(&mut text, "log", &format!("{} read", size(done.log_bytes)));
     let lost = if done.lost_bytes == 0 { "nothing".to_owned() } else { size(done.lost_bytes) };
     row(&mut text, "lost", &format!("{lost} of log"));

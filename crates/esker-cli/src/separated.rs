@@ -22,7 +22,7 @@ pub(crate) struct Separated {
     record: ByteRecord,
     line: u64,
     key: Vec<usize>,
-    value: Vec<usize>,
+    value: Option<Vec<usize>>,
     delimiter: u8,
     quotes: bool,
 }
@@ -41,7 +41,8 @@ impl Separated {
         }
         let row = reader.get_mut().next_row();
         row.must_be_whole()?;
-        let (line, key, value) = (row.line, find_all(&header, &wanted.key)?, find_all(&header, &wanted.value)?);
+        let value = wanted.value.as_ref().map(|names| find_all(&header, names)).transpose()?;
+        let (line, key) = (row.line, find_all(&header, &wanted.key)?);
         Ok(Self { reader, record: ByteRecord::new(), line, key, value, delimiter, quotes })
     }
 
@@ -71,7 +72,9 @@ impl Rows for Separated {
         pair.key.clear();
         pair.value.clear();
         self.take(&self.key, &mut pair.key);
-        self.take(&self.value, &mut pair.value);
+        if let Some(columns) = &self.value {
+            self.take(columns, &mut pair.value);
+        }
         Ok(true)
     }
 

@@ -2,8 +2,8 @@
 //!
 //! The picture follows the log from its oldest address to its newest: what is only on disk, what is in memory
 //! and frozen, what is in memory and still changed in place. Counts of operations, and their rates, begin anew with
-//! every opening: here they show what opening the store itself took, in the demo what it did. A program that embeds
-//! a store sees its own through `Store::stats`, those of a cache among them.
+//! every opening: here they show what opening the store itself took; at the end of the demo, and of `load --stats`, what these did.
+//! A program that embeds a store sees its own through `Store::stats`, those of a cache among them.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -18,6 +18,9 @@ use crate::{out, store};
 
 const WIDTH: usize = 60;
 const NARROW: usize = 40;
+/// What an index is that had no room for more buckets.
+pub(crate) const SHARED: &str =
+    "keys share entries, which makes reads and compaction slow: compact --rebuild-index --memory MORE, 20 bytes a key at least";
 
 /// Shows the store in `dir`.
 pub(crate) fn run(dir: &Path, json: bool, opening: Opening) -> Outcome {
@@ -50,7 +53,7 @@ pub(crate) fn describe(title: &str, stats: &Stats) -> String {
 }
 
 /// The regions of the log as one bar, with the addresses at its borders below.
-pub(crate) fn log(log: &LogStats) -> String {
+fn log(log: &LogStats) -> String {
     let disk = log.head.saturating_sub(log.begin);
     let frozen = log.read_only.saturating_sub(log.head);
     let mutable = log.tail.saturating_sub(log.read_only);
@@ -67,7 +70,7 @@ pub(crate) fn log(log: &LogStats) -> String {
 }
 
 /// How much of the budget is used, and by what.
-pub(crate) fn memory(memory: &MemoryStats) -> String {
+fn memory(memory: &MemoryStats) -> String {
     let (used, budget) = (memory.total_bytes, memory.budget_bytes);
     let mut text = String::new();
     row(&mut text, "memory", &format!("[{}] {}", filled(used, budget, NARROW), percent(used, budget)));
@@ -103,16 +106,20 @@ fn index(index: &IndexStats) -> String {
     row(&mut text, "", &format!("load {load:.2} entries a bucket"));
     let overflow = percent(index.overflow_buckets, index.buckets);
     row(&mut text, "", &format!("{} overflow buckets ({overflow})", count(index.overflow_buckets)));
+    if index.shared {
+        row(&mut text, "", SHARED);
+    }
     text + "\n" + &chains(&index.chain_lengths)
 }
 
 /// The sampled lengths of chains in memory, as a histogram.
 fn chains(lengths: &[u64]) -> String {
     let all: u64 = lengths.iter().sum();
-    if all == 0 {
-        return String::new();
-    }
     let mut text = String::new();
+    if all == 0 {
+        row(&mut text, "chains", "no records in memory, as after every opening");
+        return text + "\n";
+    }
     let sample = format!("records in memory on one chain, of {} sampled entries", count(all));
     row(&mut text, "chains", &sample);
     for (at, &number) in lengths.iter().enumerate().filter(|&(_, &number)| number > 0) {
@@ -123,7 +130,7 @@ fn chains(lengths: &[u64]) -> String {
 }
 
 /// What was done since the store was opened, and how much of it in a second; nothing of what was not.
-pub(crate) fn operations(stats: &Stats) -> String {
+fn operations(stats: &Stats) -> String {
     let done = &stats.operations;
     let counts = [
         ("gets", done.gets),

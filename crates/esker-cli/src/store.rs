@@ -9,7 +9,7 @@
 use std::path::Path;
 use std::{fs, io};
 
-use esker::{Options, Store};
+use esker::{Error, Options, Store};
 
 use crate::args::Opening;
 use crate::bytes::size;
@@ -36,7 +36,7 @@ pub(crate) fn with<T>(dir: &Path, opening: Opening, work: impl FnOnce(&Bytes) ->
 
 /// The same, opened so.
 pub(crate) fn with_options<T>(dir: &Path, options: Options, work: impl FnOnce(&Bytes) -> Result<T, Failure>) -> Result<T, Failure> {
-    let store: Bytes = options.open(dir).map_err(|error| Failure::about(dir.display(), error))?;
+    let store: Bytes = options.open(dir).map_err(|error| Failure::about(dir.display(), advised(&error)))?;
     let done = work(&store);
     match (done, store.close()) {
         (done, Ok(())) => done,
@@ -47,6 +47,17 @@ pub(crate) fn with_options<T>(dir: &Path, options: Options, work: impl FnOnce(&B
                 Err(failure) => failure.map(|why| format!("{why}; {lost}")),
             })
         }
+    }
+}
+
+/// What the engine says of an opening, and which option has it otherwise.
+fn advised(error: &Error) -> String {
+    let why = error.to_string();
+    let least = why.split_once(" least=").and_then(|(_, rest)| rest.split(' ').next()?.parse::<u64>().ok());
+    match least {
+        // Buckets behind full ones are not among what it knows of before it has read them.
+        Some(least) => format!("{why}: give more, such as --memory {}MiB", (least + least / 4).div_ceil(1 << 20)),
+        None => why,
     }
 }
 
@@ -149,6 +160,23 @@ fn is_own(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_an_index_needs_is_told_as_an_option() {
+        let place = tempfile::tempdir().unwrap();
+        let store: Bytes = Options::new().memory("64MiB").open(place.path()).unwrap();
+        for from in (0..2_000_000u64).step_by(10_000) {
+            let pairs: Vec<_> = (from..from + 10_000).map(|n| (n.to_le_bytes(), [])).collect();
+            store.put_many(&pairs).unwrap();
+        }
+        assert!(!store.stats().index.shared);
+        store.close().unwrap();
+        let opening = |memory| Opening { memory: Some(memory), durability: esker::Durability::None };
+        let Err(Failure::Failed(why)) = with_existing(place.path(), opening(16 << 20), |_| Ok(())) else { panic!("it opens") };
+        let enough: u64 = why.split_once("such as --memory ").unwrap().1.strip_suffix("MiB").unwrap().parse().unwrap();
+        assert!((17..64).contains(&enough), "{why}");
+        with_existing(place.path(), opening(enough << 20), |store| Ok(assert!(store.get(&7u64.to_le_bytes()[..])?.is_some()))).unwrap();
+    }
 
     #[test]
     fn only_a_beginning_that_nobody_has_is_forgotten() {

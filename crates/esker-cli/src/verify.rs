@@ -70,7 +70,7 @@ fn describe(dir: &Path, found: &Verification) -> String {
     row(&mut text, "line", &format!("{} is the last that is durable", count(found.line)));
     row(&mut text, "log", &format!("{} read", size(found.log_bytes)));
     if found.is_sound() {
-        row(&mut text, "records", &count(found.records));
+        row(&mut text, "records", &format!("{} in the log, older versions and deletions among them", count(found.records)));
     }
     row(&mut text, "scars", &format!("{} of crashes and accepted losses", count(found.scars)));
     damage_rows(&mut text, &found.damage, found.damaged);

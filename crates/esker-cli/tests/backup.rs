@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::Place;
+use common::{Place, Run, esker};
 use esker::{Options, Store};
 use std::collections::BTreeMap;
 use std::fs;
@@ -142,4 +142,16 @@ fn a_refusal_names_whose_fault_it_is() {
     place.write("file", "no directory");
     place.fails("backup store file/copy", "path=file/copy");
     place.fails("backup store store", "this is in the store's own directory");
+}
+
+/// It looked failed, and a second one found the first in its way.
+#[test]
+fn a_copy_that_cannot_be_told_of_is_complete() {
+    let place = Place::new();
+    load(&place, 0);
+    for (command, to) in [("backup store copy", "copy"), ("restore copy again", "again")] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        Run::from(esker(&place, command).stdout(full).output().unwrap()).must_fail(&format!("({to} is complete)"));
+        place.ok(&format!("verify {to}"));
+    }
 }

@@ -391,6 +391,33 @@ fn a_load_that_cannot_tell_ends_while_its_input_is_silent() {
     assert_eq!(place.ok("get store 7"), "7,name\n");
 }
 
+/// A column that no object has is seen in the first row alone; it left a store with nothing in it, and the folders above.
+#[test]
+fn a_first_row_that_cannot_be_read_makes_no_store() {
+    let place = Place::new();
+    place.write("a.jsonl", "{\"id\":1}\n");
+    place.write("b.csv", "id,name\n1\n");
+    place.write("c.csv", "id\n1\n2,3\n");
+    for (file, skipped) in [("a.jsonl --key idd", 0), ("b.csv --key id", 0), ("c.csv --skip-rows 1 --key id", 1)] {
+        let line = if file.starts_with('a') { 1 } else { 2 + skipped };
+        place.fails(&format!("load new/store {file}"), &format!(": line {line}: "));
+        place.fails(&format!("load new/store {file}"), &format!("(rows loaded before it: {skipped})"));
+        assert!(!place.path("new").exists(), "{file}");
+    }
+}
+
+/// The whole row was counted, of which one byte is stored.
+#[test]
+fn rows_that_are_counted_are_no_bytes() {
+    let place = Place::new();
+    place.write("a.csv", format!("id,name\n{}", "abc,a long name that nobody asked for\n".repeat(100)));
+    place.write("a.jsonl", "{\"id\":\"abc\",\"name\":\"a long name\"}\n".repeat(100));
+    for file in ["a.csv", "a.jsonl"] {
+        assert!(place.ok(&format!("load store {file} --key id --mode count")).starts_with("loaded 100 rows, 300 B of keys and values"));
+    }
+    assert_eq!(place.ok("get store abc"), "200\n");
+}
+
 /// Who is not told that all is stored would load it again.
 #[test]
 fn a_load_that_cannot_tell_its_end_says_how_far_it_came() {

@@ -101,8 +101,35 @@ fn stats_are_a_picture() {
     for part in ["log", "begin", "head", "read only", "tail", "memory", "of 32.0 MiB", "index", "1 entries in ", "amplification"] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
-    // Nothing was appended: that is not told.
-    assert!(!text.contains("appends"), "{text}");
+    // Nothing was appended: that is not told. Nor is anything in memory right after opening: that is.
+    assert!(!text.contains("appends") && text.contains("chains     no records in memory"), "{text}");
+}
+
+/// The directory's own command said nothing of these: what they count goes with the process that did it.
+#[test]
+fn what_a_load_did_can_be_seen() {
+    let place = Place::new();
+    let rows: Vec<String> = (0..3000).map(|n| format!("{n},{n}")).collect();
+    place.write("a.csv", format!("key,value\n{}\n", rows.join("\n")));
+    let text = place.ok("load store a.csv --key key --value value --stats");
+    for part in ["loaded 3,000 rows", "chains     records in memory on one chain, of ", "puts                    3,000", "/s", "█"] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    assert!(!place.ok("load store a.csv --key key --value value").contains("chains"));
+}
+
+/// A key that is `-h` was not put, not found and not removed, and all of that was a success: the help was printed.
+#[test]
+fn a_key_may_be_a_dash_and_a_letter() {
+    let place = Place::new();
+    place.ok("put store a 1");
+    for line in ["get store -h", "put store -h 1", "put store a -h", "append store -h 1", "delete store -h"] {
+        let run = place.run(line);
+        assert_eq!((run.code, &run.stdout[..]), (2, ""), "{line}: {run:?}");
+    }
+    place.ok("put store -- -h 2");
+    assert_eq!(place.ok("get store -- -h"), "2\n");
+    assert!(place.ok("get --help").contains("Print the value of a key"));
 }
 
 /// Whoever opens it: this program has no caches of its own.

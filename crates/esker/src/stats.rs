@@ -117,13 +117,7 @@ const CALLS_MIN: u64 = 10_000;
 
 impl Stats {
     /// Judges the figures; what they do not show is given.
-    pub(crate) fn warn(
-        &mut self,
-        keys_per_entry: f64,
-        is_shared: bool,
-        long_pin: Option<(String, std::time::Duration)>,
-        failures: [Option<Error>; 2],
-    ) {
+    pub(crate) fn warn(&mut self, keys_per_entry: f64, long_pin: Option<(String, std::time::Duration)>, failures: [Option<Error>; 2]) {
         let [of_compaction, of_image] = failures;
         let OperationStats { gets, rmws, appends, deletes, device_reads, scan_reads, .. } = self.operations;
         let calls = gets + rmws + appends + deletes;
@@ -131,7 +125,7 @@ impl Stats {
         let is_reading = calls >= CALLS_MIN;
         let found = [
             (keys_per_entry > CHAIN_MAX).then_some(Warning::LongChains { average: keys_per_entry }),
-            (is_shared && is_reading && reads_per_get > 1.0).then_some(Warning::SharedEntries { reads_per_get }),
+            (self.index.shared && is_reading && reads_per_get > 1.0).then_some(Warning::SharedEntries { reads_per_get }),
             (is_reading && reads_per_get > READS_PER_GET_MAX).then_some(Warning::DiskBound { reads_per_get }),
             long_pin.map(|(thread, waited)| Warning::LongPin { thread, seconds: waited.as_secs_f64() }),
             of_compaction.map(|error| Warning::CompactionFails { error: error.to_string() }),
@@ -222,6 +216,9 @@ pub struct IndexStats {
     pub entries: u64,
     /// Buckets behind full ones.
     pub overflow_buckets: u64,
+    /// Keys share entries, for the budget had no room for more buckets: reads and compaction are slower, until a larger budget makes the
+    /// index anew ([`crate::Options::rebuild_index`]).
+    pub shared: bool,
     /// Of a sample of entries: how many have a chain of one record in memory, of two, and so on; the last of 256 are
     /// those that are as long or longer. Versions of one key count, too.
     pub chain_lengths: Vec<u64>,

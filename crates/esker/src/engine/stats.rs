@@ -47,6 +47,7 @@ impl Engine {
                 buckets: self.index.buckets(),
                 entries: self.index.entries_with(waiting),
                 overflow_buckets: self.index.overflow_buckets(),
+                shared: self.index.is_shared(),
                 chain_lengths,
             },
             operations: OperationStats {
@@ -73,7 +74,7 @@ impl Engine {
             warnings: Vec::new(),
         };
         let failures = [self.compaction_failure(), self.image_failure()];
-        stats.warn(keys_per_entry, self.index.is_shared(), self.epochs.watch.long_pin(), failures);
+        stats.warn(keys_per_entry, self.epochs.watch.long_pin(), failures);
         stats
     }
 
