@@ -429,8 +429,8 @@ impl Engine {
     /// All that lives in the stretch lies above: it is given back when nobody holds it.
     fn end_stretch(&self, one: &MutexGuard<'_, ()>, mut mover: Mover<'_>, stretch: Range<u64>, caching: Option<&Caching>) -> Result<bool> {
         let Range { start: from, end: reached } = stretch;
-        let Tally { moved, expired, expired_records, left, idle_entries, .. } = mover.tally;
-        let dead = (reached - from).saturating_sub(moved + expired) + mover.taken_back.get();
+        let Tally { moved, expired, expired_records, dropped, left, idle_entries, .. } = mover.tally;
+        let dead = (reached - from).saturating_sub(moved + expired + dropped) + mover.taken_back.get();
         match caching {
             Some(caching) => {
                 self.let_nobody_build_below(reached);
@@ -446,6 +446,10 @@ impl Engine {
                 }
             }
             None => {
+                if self.caching.is_some() {
+                    // Who found a pair alive before it ended may still renew it.
+                    self.epochs.drain();
+                }
                 let gone = mover.judge_aside()?;
                 self.log.bounds.copied.store(reached, SeqCst);
                 if let Some(caching) = &self.caching {

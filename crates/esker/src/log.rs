@@ -594,6 +594,11 @@ impl Log {
         }
     }
 
+    /// What is backed above the tail.
+    pub(crate) fn bytes_ahead(&self) -> u64 {
+        self.bounds.populated.load(Relaxed).saturating_sub(self.tail())
+    }
+
     /// Gives the memory below `to` back. Only when nobody can be reading there any more.
     pub(crate) fn release_below(&self, to: u64) {
         let from = self.bounds.evicted.load(Relaxed);

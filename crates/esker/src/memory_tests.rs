@@ -2,7 +2,7 @@
 
 use crate::sync::atomic::Ordering::*;
 use crate::windows::WINDOW_BYTES;
-use crate::{MemoryStorage, Options, Store};
+use crate::{Cache, MemoryStorage, Options, Store};
 use std::sync::Arc;
 
 fn store(memory: u64, keys: u64) -> Store<u64, u64> {
@@ -24,6 +24,21 @@ fn what_is_backed_ahead_counts_when_the_budget_is_lowered() {
     let held = backed - log.bounds.evicted.load(Relaxed);
     assert!(held <= budget, "{held} bytes of log are backed, {budget} may be");
     assert_eq!(store.get(&0).unwrap(), Some(0));
+}
+
+/// The same of a cache in memory, which drops for it.
+#[test]
+fn what_is_backed_ahead_counts_when_the_budget_of_a_cache_is_lowered() {
+    let options = Options::new().memory("64MiB").background(false).cache(Cache::new());
+    let store: Store<u64, u64> = options.in_memory().unwrap();
+    (0..1_000_000).for_each(|n| store.put(&n, &n).unwrap());
+    let log = &store.engine_for_test().log;
+    log.bounds.populated.store(log.tail() + (8 << 20), Relaxed);
+    store.set_memory(44 << 20).unwrap();
+    let held = log.bounds.populated.load(Relaxed) - log.bounds.evicted.load(Relaxed);
+    let budget = log.budget.load(Relaxed);
+    assert!(held <= budget, "{held} bytes of log are backed, {budget} may be");
+    assert_eq!(store.get(&999_999).unwrap(), Some(999_999));
 }
 
 /// Compaction marked windows of cold records, whose marks had been given back when they went cold: four kilobytes for each 32 MiB of

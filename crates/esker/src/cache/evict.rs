@@ -51,6 +51,11 @@ impl Engine {
         let (mut result, mut pauses, mut anew) = (Ok(()), 0, 0);
         let round = self.log.tail();
         while !has_room() && result.is_ok() {
+            // Nothing that goes would make room for it: the budget is lower than when it was found to fit.
+            if caching.is_in_memory() && bytes > self.log.budget.load(Relaxed) {
+                result = Err(Error::Full);
+                break;
+            }
             // Once through the log what is kept has left too little room.
             if self.log.bounds.compacted.load(Relaxed) >= round {
                 caching.unpin(true);

@@ -193,7 +193,7 @@ impl Engine {
     /// has expired is found once more, but for those whose entries a cache has taken away.
     pub(super) fn note_unfinished(&self, tally: Tally, taken_back: u64) {
         let Due { known, given_back, pass, .. } = &self.compaction.due;
-        known.fetch_add(tally.moved + tally.expired_gone, Relaxed);
+        known.fetch_add(tally.moved + tally.expired_gone + tally.dropped_gone, Relaxed);
         // Their bytes are no estimate any more: they count as known, above.
         self.expiry.drop_records(tally.expired_gone_records, 0);
         given_back.fetch_add(taken_back, Relaxed);

@@ -78,6 +78,9 @@ pub(super) struct Tally {
     /// Those that nobody finds any more though the stretch may end early: a cache takes their entries away. And how many.
     pub(super) expired_gone: u64,
     pub(super) expired_gone_records: u64,
+    /// Of what lived, and a cache dropped: nobody counted it either. And of that, what nobody finds any more.
+    pub(super) dropped: u64,
+    pub(super) dropped_gone: u64,
     /// What goes with the stretch.
     pub(super) unheard: Unheard,
     /// Counted as dead by the copies: what they left of their pieces and last blocks.
@@ -94,6 +97,8 @@ impl Tally {
             expired_records: self.expired_records + other.expired_records,
             expired_gone: self.expired_gone + other.expired_gone,
             expired_gone_records: self.expired_gone_records + other.expired_gone_records,
+            dropped: self.dropped + other.dropped,
+            dropped_gone: self.dropped_gone + other.dropped_gone,
             unheard: self.unheard.with(other.unheard),
             left: self.left + other.left,
             idle_entries: self.idle_entries + other.idle_entries,
@@ -289,6 +294,8 @@ impl Mover<'_> {
         if done && has_expired {
             self.tally.expired += bytes;
             self.tally.expired_records += 1;
+        } else if done && !is_deletion(of.bytes) {
+            self.tally.dropped += bytes;
         }
         if done && leads_here && self.caching.is_none() {
             self.tally.idle_entries += 1;
@@ -338,6 +345,7 @@ impl Mover<'_> {
             return true;
         }
         if is_unreachable {
+            self.tally.dropped_gone += if has_expired { 0 } else { of.bytes.len() as u64 };
             caching.let_go_record(engine.layout, of.bytes, has_expired);
         } else {
             self.set_aside(caching, of, has_expired);

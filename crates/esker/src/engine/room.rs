@@ -141,7 +141,11 @@ impl Engine {
         let turn = lock(&self.budgets).ask(bytes, &self.budget);
         self.share_budget();
         let kept = match &self.caching {
-            Some(caching) if self.is_in_memory() => self.evict_for(caching, 0),
+            // What was backed ahead of the tail is there as well, until the tail has come there.
+            Some(caching) if self.is_in_memory() => {
+                let ahead = if is_lowered { self.log.bytes_ahead() } else { 0 };
+                self.evict_for(caching, ahead.min(self.log.budget.load(Relaxed) / 2))
+            }
             _ if self.is_in_memory() => {
                 // Others may have taken room by the old one meanwhile.
                 self.epochs.drain();

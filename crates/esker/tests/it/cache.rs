@@ -2269,3 +2269,46 @@ fn closing_ends_the_waits_for_a_load() {
     drop(leads);
     assert!(matches!(store.get_or_insert_with(&1, || Ok::<_, std::io::Error>(8)), Err(Error::Closed)));
 }
+
+/// It dropped all there was, for a value that had fitted when it came, and did not any more.
+#[test]
+fn who_does_not_fit_a_lowered_budget_empties_no_cache() {
+    let lowers: Arc<Mutex<Option<Store<u64, [u8]>>>> = Arc::default();
+    let armed = lowers.clone();
+    let lower = move |_: &[u8], _: &[u8], _| {
+        if let Some(store) = armed.lock().unwrap().take() {
+            store.set_memory("16MiB").unwrap();
+        }
+    };
+    let options = Options::new().memory("64MiB").background(false).cache(Cache::new().on_eviction(lower));
+    let store: Store<u64, [u8]> = options.in_memory().unwrap();
+    let mut keys = 0;
+    while store.stats().memory.total_bytes < 58 << 20 {
+        (keys..keys + 1000).for_each(|key| store.put(&key, &[7; 1000]).unwrap());
+        keys += 1000;
+    }
+    *lowers.lock().unwrap() = Some(store.clone());
+    let error = store.put(&keys, &vec![1; 14 << 20]).unwrap_err();
+    assert!(matches!(error, Error::Invalid(_)), "{error}");
+    assert!(lowers.lock().unwrap().is_none(), "nothing was dropped");
+    let there = (0..keys).filter(|key| store.contains(key).unwrap()).count();
+    assert!(there > 8_000, "{there} of {keys}");
+}
+
+/// What lived and was dropped was taken off the bytes that are known to be dead, though it had never been among them: a full cache knew of
+/// none.
+#[test]
+fn what_is_dead_in_a_full_cache_is_known() {
+    let store: Store<u64, [u8]> = Options::new().memory("16MiB").background(false).cache(Cache::new()).in_memory().unwrap();
+    for key in 0..200_000u64 {
+        store.put(&key, &[0; 1000]).unwrap();
+        if key % 2 == 1 {
+            assert!(store.delete(&key).unwrap());
+        }
+        if key > 50_000 && key % 1000 == 0 {
+            let space = store.stats().space;
+            let all = space.dead_bytes + space.live_bytes;
+            assert!((all / 3..all / 3 * 2).contains(&space.dead_bytes), "key {key}: {space:?}");
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Keys that end by themselves: in every layout, wherever their records lie, and without one sleep.
 
 use crate::raise::Raise;
+use esker::aggregate::Count;
 use esker::{Cache, Clock, Cursor, Error, Key, Loading, ManualClock, MemoryStorage, Options, Store, Ttl, Value};
 use std::borrow::Borrow;
 use std::cell::RefCell;
@@ -507,6 +508,37 @@ fn an_end_is_put_off_before_it_is_found_passed_or_not_at_all_beside_a_line() {
         put_off += u32::from(has_end);
     }
     assert!(put_off > 0);
+}
+
+/// `compact` told the listener of a cache that a pair had ended, which a call that had begun before put off: it lived on.
+#[test]
+fn what_is_put_off_while_compaction_finds_it_ended_is_not_told() {
+    const BEGIN: u64 = 1_000_000;
+    for call in 1..5 {
+        let heard = Arc::new(AtomicU64::new(0));
+        let counts = heard.clone();
+        let cache = Cache::new().on_eviction(move |_, _, _| _ = counts.fetch_add(1, SeqCst));
+        let options = Options::new().memory("16MiB").clock(Arc::new(Staged(BEGIN))).background(false).cache(cache);
+        let store: Store<u64, [u8]> = options.in_memory().unwrap();
+        store.put_with_ttl(&1, b"one", SECOND).unwrap();
+        // Frozen, so that compaction has nobody to wait for.
+        assert_eq!(store.scan().aggregate(Count).unwrap(), 1);
+        let is_put_off = thread::scope(|scope| {
+            let (renewal, let_renew) = staged(scope, (BEGIN + 500, call), || store.persist(&1).unwrap());
+            let compaction = scope.spawn(|| {
+                let ((arrived, _), (_open, opens)) = (channel(), channel());
+                STAGE.set(Some(Stage { millis: BEGIN + 2000, calls_left: u64::MAX, arrived, opens }));
+                store.compact().unwrap();
+            });
+            // Nothing hangs on how far it comes meanwhile.
+            thread::sleep(Duration::from_millis(50));
+            drop(let_renew);
+            compaction.join().unwrap();
+            renewal.join().unwrap()
+        });
+        assert!(is_put_off, "at call {call}");
+        assert_eq!((store.get(&1).unwrap().as_deref(), heard.load(SeqCst)), (Some(&b"one"[..]), 0), "at call {call}");
+    }
 }
 
 /// What expired is gone for good, and with it its space; what lies behind it does not come back.
