@@ -537,7 +537,7 @@ impl<K: Key + ?Sized, V: Value + ?Sized> Store<K, V> {
     /// Figures about this store: memory, log, space, index, calls, warnings. Also after [`Store::close`].
     ///
     /// # Cost
-    /// Reads a sample: some hundreds of buckets of the index, and their chains in memory; up to a third of a millisecond.
+    /// Reads a sample: some hundreds of buckets of the index, and their chains in memory; some tenths of a millisecond at most.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.engine.stats()
