@@ -175,7 +175,11 @@ mod tests {
         let Err(Failure::Failed(why)) = with_existing(place.path(), opening(16 << 20), |_| Ok(())) else { panic!("it opens") };
         let enough: u64 = why.split_once("such as --memory ").unwrap().1.strip_suffix("MiB").unwrap().parse().unwrap();
         assert!((17..64).contains(&enough), "{why}");
-        with_existing(place.path(), opening(enough << 20), |store| Ok(assert!(store.get(&7u64.to_le_bytes()[..])?.is_some()))).unwrap();
+        with_existing(place.path(), opening(enough << 20), |store| {
+            assert!(store.get(&7u64.to_le_bytes()[..])?.is_some());
+            Ok(())
+        })
+        .unwrap();
     }
 
     #[test]

@@ -2273,7 +2273,7 @@ fn closing_ends_the_waits_for_a_load() {
 /// It dropped all there was, for a value that had fitted when it came, and did not any more.
 #[test]
 fn who_does_not_fit_a_lowered_budget_empties_no_cache() {
-    let lowers: Arc<Mutex<Option<Store<u64, [u8]>>>> = Arc::default();
+    let lowers = Arc::new(Mutex::new(None::<Store<u64, [u8]>>));
     let armed = lowers.clone();
     let lower = move |_: &[u8], _: &[u8], _| {
         if let Some(store) = armed.lock().unwrap().take() {
