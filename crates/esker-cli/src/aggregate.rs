@@ -1,8 +1,8 @@
 //! `esker aggregate`: figures about the values of a store, computed where they are, in one pass.
 //!
-//! Values are finite numbers in decimal text; others are counted and otherwise left out. Whole numbers of 64 bits with a sign are exact where they
-//! are compared, and summed without fractions. A figure that nobody asked for is made of no values: it costs next to nothing, a sketch of
-//! many groups above all.
+//! Values are finite numbers in decimal text; others are counted and otherwise left out. Whole numbers of 64 bits with a sign are exact
+//! where they are compared, and summed without fractions. A figure that nobody asked for is made of no values: it costs next to nothing, a
+//! sketch of many groups above all.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};

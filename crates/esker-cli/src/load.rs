@@ -24,7 +24,8 @@ use crate::separated::Separated;
 use crate::store::{self, Bytes};
 use crate::{out, progress, stats};
 
-/// What goes by between two messages behind the bar.
+/// How many rows go by between two messages behind the bar, or how much time if they come slowly.
+const ROWS_A_MESSAGE: u64 = 8192;
 const MESSAGE: Duration = Duration::from_millis(200);
 
 /// What was loaded so far.
@@ -54,7 +55,8 @@ struct Watch<'a> {
 
 impl Watch<'_> {
     fn see(&self, loaded: &Loaded) -> Outcome {
-        if !self.bar.is_hidden() && self.told.get().elapsed() >= MESSAGE {
+        let is_due = || loaded.rows.is_multiple_of(ROWS_A_MESSAGE) || self.told.get().elapsed() >= MESSAGE;
+        if !self.bar.is_hidden() && is_due() {
             self.told.set(Instant::now());
             let rate = rate(loaded.rows_now(), self.seconds());
             progress::say(self.bar, format!("{} rows, {rate} rows/s", count(loaded.rows)));
@@ -86,7 +88,7 @@ pub(crate) fn run(args: &LoadArgs, opening: Opening) -> Outcome {
     let mut loaded = Loaded { rows: args.skip_rows, skipped: args.skip_rows, bytes: 0, failed_at_line: None };
     skip(args, &mut *rows, &watch.interrupt)?;
     let mut pair = Pair::default();
-    let is_any = rows.next(&mut pair).map_err(|why| not_begun(args, rows.line(), why))?;
+    let is_any = rows.next(&mut pair).map_err(|why| unread(args, rows.line(), ("loaded", args.skip_rows), why))?;
     let (mut opened, mut figures) = (None, None);
     let done = store::with(&args.dir, opening, |store| {
         opened = Some(store.clone());
@@ -145,7 +147,7 @@ fn skip(args: &LoadArgs, rows: &mut dyn Rows, interrupt: &Interrupt) -> Outcome 
     let mut pair = Pair::default();
     for row in 0..args.skip_rows {
         interrupt.check().map_err(|why| after(args.skip_rows, why))?;
-        if !rows.next(&mut pair).map_err(|why| unread(args, rows.line(), row, why))? {
+        if !rows.next(&mut pair).map_err(|why| unread(args, rows.line(), ("passed over", row), why))? {
             return Err(in_file(args, Failure::new(format!("it has {row} rows, and is to be loaded behind {}", args.skip_rows))));
         }
     }
@@ -232,20 +234,12 @@ fn in_file(args: &LoadArgs, why: Failure) -> Failure {
     why.map(|why| format!("{}: {why}", input::name(&args.file)))
 }
 
-/// A row that was to be passed over cannot be read.
-fn unread(args: &LoadArgs, line: u64, row: u64, why: Failure) -> Failure {
+/// A row cannot be read, and there is no store yet; what was done with those before it.
+fn unread(args: &LoadArgs, line: u64, (done, rows): (&str, u64), why: Failure) -> Failure {
     if why.is_interrupt() {
         return after(args.skip_rows, why);
     }
-    in_file(args, why.map(|why| format!("line {line}: {why} (rows passed over before it: {row})")))
-}
-
-/// The first row cannot be read, and there is no store yet.
-fn not_begun(args: &LoadArgs, line: u64, why: Failure) -> Failure {
-    if why.is_interrupt() {
-        return after(args.skip_rows, why);
-    }
-    in_file(args, why.map(|why| format!("line {line}: {why} (rows loaded before it: {})", args.skip_rows)))
+    in_file(args, why.map(|why| format!("line {line}: {why} (rows {done} before it: {rows})")))
 }
 
 /// A failure, and where it came.

@@ -2,8 +2,8 @@
 //! What counts the files, threads or memory of a process, or is one of several, is a program of its own beside this directory; `forbidden`
 //! runs this one once more.
 //!
-//! The address sanitizer takes as long to build them as to run them, and several times as long as others: it gets those among which all files
-//! with unsafe code have their tests.
+//! The address sanitizer takes as long to build them as to run them, and several times as long as others: it gets those among which all
+//! files with unsafe code have their tests.
 
 #[cfg(not(esker_sanitized))]
 mod aggregate;
